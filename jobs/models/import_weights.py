@@ -38,7 +38,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     if weights.assumed:
-        flags = "--gelu, --layer-norm-epsilon, --num-heads and --resnet-epsilons override this"
+        flags = "--gelu, --layer-norm-epsilon, --num-heads, --resnet-epsilons, --pixels and --grid-side override this"
         log.info("%s: assumed, as the file does not say: %s (%s)", job.out, ", ".join(weights.assumed), flags)
     return exit_codes.DONE
 
@@ -51,6 +51,9 @@ def _hints(job: ImportJob) -> Hints:
         gelu=job.gelu,
         layer_norm_epsilon=job.layer_norm_epsilon,
         resnet_epsilons=job.resnet_epsilons,
+        pixels=job.pixels,
+        grid_side=job.grid_side,
+        take=job.take,
     )
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from jobs.settings.cluster import OnNodes, refuse_wrong_nodes
 from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluationConfig, FewshotConfig, FewshotImages
-from pipeline.models.config import Gelu, ResNetEpsilons
-from pipeline.models.conversion.config import Change, Format
+from pipeline.models.config import MOST_PIXELS, Gelu, ResNetEpsilons
+from pipeline.models.conversion.config import Change, Format, PixelName, Take
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
@@ -254,6 +254,13 @@ class ImportJob(Change):
     """Epsilon of every LayerNorm, if the file does not say; none: the usual value of its format."""
     resnet_epsilons: ResNetEpsilons | None = None
     """Epsilons of the ResNet's norms, if the file does not say; none: the usual value of its format."""
+    pixels: PixelName | None = None
+    """Pixels that the weights were trained on, if the file does not say: the paper's (mean and deviation 0.5),
+    ImageNet's or CLIP's, which are folded into the patch embedding; none: the paper's."""
+    grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
+    """Side of the square grid of position embeddings, in patches, if the file does not say."""
+    take: Take | None = None
+    """Which weights to take of a PyTorch file that holds the raw ones and their average over training."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""
     run_dir: str = ""

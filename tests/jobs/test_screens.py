@@ -49,10 +49,10 @@ def checked(screen: Screen) -> list[str]:
 def test_packing_ends_in_a_summary(screen: Screen, tmp_path: Path) -> None:
     out = str(tmp_path / "d")
     assert patchline_on(screen, "pack", "digits", "--split", "test", "--out", out) == 0
-    plan, *summary = checked(screen)
-    assert plan == "plan: 359 images of 10 classes into 2 shards"
-    text = " ".join(" ".join(summary).split()).removeprefix(f"{out}: ")
-    assert re.fullmatch(r"359 images of 10 classes in 2 shards, 1\.1 MB, in .* s", text)
+    plan = "plan: 359 images of 10 classes (0, 1, 2, 3, 4, 5, 6, 7, 8, 9) into 2 shards"
+    summary = r"359 images of 10 classes in 2 shards, 1\.1 MB, in .* s"
+    text = " ".join(" ".join(checked(screen)).split())
+    assert re.fullmatch(f"{re.escape(plan)} {re.escape(out)}: {summary}", text), text
 
 
 @pytest.mark.parametrize("screen", [120], indirect=True)

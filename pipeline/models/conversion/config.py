@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from pipeline.models.config import MOST_CLASSES, MOST_PIXELS, Mode
 from shards.schema.config_values import Range, refuse_wrong_values
 
+PixelName = Literal["paper", "imagenet", "clip"]
+Take = Literal["raw", "averaged"]
 Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
 
 

@@ -1,7 +1,10 @@
 """Converts weights between all file formats that are supported here, to another image size or with another head."""
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,8 +14,9 @@ from pipeline.models.conversion import plain, timm
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.npz import open_npz, save_npz
-from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file
-from pipeline.models.conversion.preprocessor import json_object, refuse_other_pixels
+from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file, without_prefixes
+from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, folded, name_by_file, of_processor, of_timm
+from pipeline.models.conversion.preprocessor import json_object
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
@@ -31,6 +35,7 @@ from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import UserError
 
+log = logging.getLogger(__name__)
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
 _TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
 
@@ -54,7 +59,7 @@ def open_any(path: str, hints: Hints) -> Weights:
             f"no weights at {path!r}; allowed: a file that ends in {', '.join(SUFFIXES)}, or a folder with "
             "config.json and model.safetensors"
         )
-    return _open_bare(open_tensor_file(source), hints)
+    return _open_bare(open_tensor_file(source, take=hints.take), source, hints)
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
@@ -141,8 +146,50 @@ def _refuse_impossible(config: ModelConfig, change: Change) -> None:
         )
 
 
-def _open_tensors(path: Path) -> TensorFile:
-    return open_sharded(path) if path.name == _INDEX_FILE else open_tensor_file(path)
+def _open_tensors(path: Path, hints: Hints) -> TensorFile:
+    if path.name == _INDEX_FILE:
+        return without_prefixes(open_sharded(path))
+    return open_tensor_file(path, take=hints.take)
+
+
+def _declared_pixels(folder: Path, description: Mapping[str, Any]) -> PixelRange | None:
+    """What config.json or a processor's file in the folder says of the pixels; None if nothing does."""
+    published = description.get("pretrained_cfg", description)
+    by_timm = of_timm(published, where=str(folder / CONFIG_FILE)) if isinstance(published, dict) else None
+    return by_timm or of_processor(folder)
+
+
+def _with_our_pixels(weights: Weights, declared: PixelRange | None, hints: Hints) -> Weights:
+    """The weights with the pixels that they were trained on folded in: declared, given, or else assumed to be ours."""
+    given = PIXELS[hints.pixels] if hints.pixels else None
+    if declared and given and given != declared:
+        raise UserError(
+            f"--pixels is {hints.pixels!r} ({given}), the files at {weights.where!r} say {declared}; leave out --pixels"
+        )
+    pixels = declared or given or PIXELS["paper"]
+    said = () if declared or given else (f"pixels of {pixels}",)
+    tensor = folded(weights.tensor, weights.config, pixels, where=weights.where)
+    if pixels != PIXELS["paper"]:
+        log.info("%s: pixels of %s, folded into the patch embedding", weights.where, pixels)
+    return replace(weights, tensor=tensor, assumed=weights.assumed + said)
+
+
+def _refuse_other_pixels(path: Path) -> None:
+    """UserError for a bare file whose name, or whose config.json, is of a model that takes other pixels than ours."""
+    declared = None
+    if (path.parent / CONFIG_FILE).is_file():
+        declared = _declared_pixels(path.parent, json_object(path.parent / CONFIG_FILE))
+    if declared and declared != PIXELS["paper"]:
+        raise UserError(
+            f"{CONFIG_FILE} beside {str(path)!r} says pixels of {declared}; give the folder, {str(path.parent)!r}, so "
+            "that they are folded into the patch embedding"
+        )
+    name = name_by_file(path)
+    if declared is None and name:
+        raise UserError(
+            f"{str(path)!r} is named like a model that takes pixels of {PIXELS[name]}, which the file does not say; "
+            f"give --pixels {name} to fold them into the patch embedding, or --pixels paper for mean and deviation 0.5"
+        )
 
 
 def _open_folder(folder: Path, hints: Hints) -> Weights:
@@ -156,11 +203,11 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
     tensors = next((folder / name for name in _TENSOR_FILES if (folder / name).is_file()), None)
     if tensors is None:
         raise UserError(f"no tensors in {str(folder)!r}; allowed: {', '.join(_TENSOR_FILES)}")
+    declared = _declared_pixels(folder, description)
     if description.get("model_type") == "vit":
-        refuse_other_pixels(folder)
-        return open_hugging_face(_open_tensors(tensors), description, hints)
+        return _with_our_pixels(open_hugging_face(_open_tensors(tensors, hints), description, hints), declared, hints)
     if "architecture" in description:
-        return timm.open_timm(_open_tensors(tensors), description, hints)
+        return _with_our_pixels(timm.open_timm(_open_tensors(tensors, hints), description, hints), declared, hints)
     kind = description.get("model_type", "nothing")
     raise UserError(
         f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: 'vit', timm's (with an "
@@ -177,11 +224,13 @@ def _open_ours(folder: str, hints: Hints) -> Weights:
     return weights
 
 
-def _open_bare(file: TensorFile, hints: Hints) -> Weights:
+def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
     if any(name in file.shapes for name in plain.MARKS):
         return plain.open_plain(file, hints)
     if any(name in file.shapes for name in timm.MARKS):
-        return timm.open_timm(file, {}, hints)
+        if hints.pixels is None:
+            _refuse_other_pixels(path)
+        return _with_our_pixels(timm.open_timm(file, {}, hints), None, hints)
     if any("embeddings.patch_embeddings" in name for name in file.shapes):
         raise UserError(
             f"{file.where!r} has Hugging Face's tensors; their config.json says the rest: give the folder of both"

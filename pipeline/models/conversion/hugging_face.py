@@ -189,7 +189,7 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
         class_token=True,
         representation="vit.pooler.dense.weight" in file.shapes,
         class_row=True,
-        declared=_declared_grid(description, (patch, patch_width), file.where),
+        declared=_declared_grid(description, (patch, patch_width), file.where) or hints.grid,
     )
     usual = Usual(gelu=_GELUS[act], layer_norm_epsilon=float(epsilon), resnet_epsilons="paper")
     return transformer_config(shapes, where=file.where, position_name=_POSITION, usual=usual, hints=hints)

@@ -94,10 +94,10 @@ def names_in(file: TensorFile) -> NpzNames:
     """The dialect of a file without its prefix and with unstacked layers."""
     numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
     position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
-    class_row = False
-    if position in file.shapes:
+    class_row = "cls" in file.shapes and _is_old(file)
+    if "cls" in file.shapes and not class_row and position != BIG_VISION.position and position in file.shapes:
         _, num_positions, _ = file.shape(position, 3)
-        _, class_row = side_of(num_positions, class_token="cls" in file.shapes, where=file.where, name=position)
+        _, class_row = side_of(num_positions, class_token=True, where=file.where, name=position)
     return NpzNames(
         prefix="",
         attention=numbers.attention,
@@ -126,6 +126,8 @@ def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
         class_token="cls" in file.shapes,
         representation="pre_logits/kernel" in file.shapes,
         resnet=resnet_of(units, root_channels=file.shape("conv_root/kernel", 4)[3]) if units else None,
+        class_row=names.class_row,
+        is_square=True,  # as both dialects' own resampling takes it
     )
     return transformer_config(shapes, where=file.where, position_name=names.position, usual=USUAL, hints=hints)
 

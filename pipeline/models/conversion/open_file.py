@@ -1,7 +1,9 @@
 """Opens a file of named tensors by its suffix: safetensors, PyTorch's or NumPy's .npz."""
 
+import re
 from pathlib import Path
 
+from pipeline.models.conversion.config import Take
 from pipeline.models.conversion.npz_file import open_npz_file
 from pipeline.models.conversion.safetensors_file import open_safetensors_file
 from pipeline.models.conversion.tensor_file import TensorFile
@@ -9,16 +11,29 @@ from pipeline.models.conversion.torch_file import open_torch_file
 from shards.errors import UserError
 
 SUFFIXES = (".npz", ".safetensors", ".bin", ".pth", ".pt")
-_PARALLEL = "module."  # the prefix that PyTorch's DataParallel adds to every name
+# Prefixes of DataParallel, torch.compile and training scripts' modules, in any order.
+_PREFIXES = re.compile(r"(?:(?:module|_orig_mod|model|backbone|net)\.)+(?=.)")
 
 
-def open_tensor_file(path: Path) -> TensorFile:
-    """The tensors in a file, without DataParallel's prefix. UserError if the file is missing or cannot be read."""
+def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
+    """The tensors in a file, without the prefixes that training scripts add. `take`: which ones of a PyTorch file
+    that holds the raw and the averaged weights. UserError if the file is missing or cannot be read."""
     if path.suffix not in SUFFIXES or not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; allowed: files that end in {', '.join(SUFFIXES)}")
     if path.suffix == ".npz":
         return open_npz_file(path)
-    file = open_safetensors_file(path) if path.suffix == ".safetensors" else open_torch_file(path)
-    if file.shapes and all(name.startswith(_PARALLEL) for name in file.shapes):
-        return file.renamed({name.removeprefix(_PARALLEL): name for name in file.shapes})
-    return file
+    if path.suffix == ".safetensors":
+        return without_prefixes(open_safetensors_file(path))
+    return without_prefixes(open_torch_file(path, take=take))
+
+
+def without_prefixes(file: TensorFile) -> TensorFile:
+    """The same tensors without such prefixes. UserError if two would then have one name."""
+    names: dict[str, str] = {}
+    for name in file.shapes:
+        found = _PREFIXES.match(name)
+        bare = name[found.end() :] if found else name
+        if bare in names:
+            raise UserError(f"{names[bare]} and {name} in {file.where!r} would both be {bare}; save one of them alone")
+        names[bare] = name
+    return file.renamed(names)

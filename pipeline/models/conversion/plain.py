@@ -55,6 +55,7 @@ def _vit_config(file: TensorFile, hints: Hints) -> ModelConfig:
         representation="representation.weight" in file.shapes,
         resnet=resnet,
         position="learned_2d" if is_2d else None,
+        is_square=True,
     )
     return transformer_config(shapes, where=file.where, position_name=POSITION, usual=_USUAL, hints=hints)
 

@@ -11,6 +11,7 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import (
     BIT_RESNETS,
     HYBRID_RESNETS,
+    MOST_PIXELS,
     SIZES,
     Gelu,
     ModelConfig,
@@ -19,6 +20,7 @@ from pipeline.models.config import (
     ResNetSize,
     Size,
 )
+from pipeline.models.conversion.config import PixelName, Take
 from pipeline.models.conversion.declared import Pair
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import HEAD
@@ -28,6 +30,11 @@ from shards.schema.config_values import Range, refuse_wrong_values
 
 HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
 ROOT_WIDTH = 64
+# Image sizes (px) at which ViTs are published or usually trained. At any other size, a table whose number of rows is a
+# square may as well be that of a rectangular grid.
+_USUAL_IMAGE_SIZES = frozenset(
+    {32, 112, 128, 160, 192, 196, 224, 256, 288, 320, 336, 378, 384, 392, 432, 448, 480, 512, 518, 560, 576, 592, 640}
+)
 _MOST_PARAMETERS = 10**11
 
 
@@ -45,9 +52,20 @@ class Hints:
     """Epsilon of every LayerNorm."""
     resnet_epsilons: ResNetEpsilons | None = None
     """Epsilons of the ResNet's norms."""
+    pixels: PixelName | None = None
+    """Pixels that the weights were trained on."""
+    grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
+    """Side of the square grid of position embeddings, in patches."""
+    take: Take | None = None
+    """Which weights of a file that holds the raw ones and their average over training."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+
+    @property
+    def grid(self) -> Pair | None:
+        """The grid that `grid_side` declares."""
+        return (self.grid_side, self.grid_side) if self.grid_side else None
 
     def advice(self) -> str:
         """What to do if tensors do not fit, which includes leaving out the hints that were given."""
@@ -71,7 +89,7 @@ class TransformerShapes:
     """The sizes of a ViT or a hybrid, from the shapes in a file. `num_positions`: rows of the table; None: no table.
 
     `class_row` (whether the table has a row for the class token) and `declared` (its grid, height and width) come from
-    a config.json; None: they follow from the number of rows.
+    a config.json; None: they follow from the number of rows. `is_square`: the format has no other grids.
     """
 
     patch: int
@@ -87,6 +105,15 @@ class TransformerShapes:
     position: Position | None = None
     class_row: bool | None = None
     declared: Pair | None = None
+    is_square: bool = False
+
+    def assumed_grid(self, where: str, name: str) -> tuple[str, ...]:
+        """What is assumed about the position table, if nothing declares its grid."""
+        side, has_row = self.side(where, name)
+        if not side or self.declared or self.is_square:
+            return ()
+        no_row = " without a row for the class token" if self.class_token and not has_row else ""
+        return (f"position embeddings of a square grid of {side} x {side} patches{no_row}",)
 
     def side(self, where: str, name: str) -> tuple[int, bool]:
         """Side of the table's grid and whether the class token has a row in it; (0, False) without a table."""
@@ -162,8 +189,8 @@ def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], h
         for row in rows
     ]
     raise UserError(
-        f"{has}, config.json says {' or '.join(wanted)}; give both files of one model, or write the image size of the "
-        "tensors into config.json (--image-size then resamples them)"
+        f"{has}, config.json or --grid-side says {' or '.join(wanted)}; give both files of one model, or write the "
+        "image size of the tensors into config.json (--image-size then resamples them)"
     )
 
 
@@ -187,6 +214,13 @@ def transformer_config(
     stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
     side, _ = shapes.side(where, position_name)
     image_size = side * stride or 224 // stride * stride or stride
+    if side and not shapes.declared and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
+        rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"
+        raise UserError(
+            f"{rows}, which would be a square image of {image_size} px, an unusual size; the rows can as well be of a "
+            f"rectangular grid ({_other_grids(shapes)}), which the file does not say; if the image was square, give "
+            f"--grid-side {side}"
+        )
     return _config_in(
         where,
         name=hints.model or (names[0] if names else "vit"),
@@ -202,6 +236,17 @@ def transformer_config(
         layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
         resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
     )
+
+
+def _other_grids(shapes: TransformerShapes) -> str:
+    """Grids with as many patches as a position table has rows, with and without one for the class token."""
+    found = [
+        f"{height} x {num // height}"
+        for num in sorted({shapes.num_positions or 0, (shapes.num_positions or 0) - shapes.class_token}, reverse=True)
+        for height in range(1, math.isqrt(num) + 1)
+        if num % height == 0 and height * height != num
+    ]
+    return ", ".join(found[-4:]) or "1 x 1"
 
 
 def _config_in(where: str, **fields: Any) -> ModelConfig:

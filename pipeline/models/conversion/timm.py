@@ -57,7 +57,7 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     shapes = shapes_in_file(found.config)
     mappings = layout(found.config, class_row=found.class_row)
     tensor = read_layout(file, mappings, shapes, advice=hints.advice())
-    said = assumed(found.config, said=found.said, hints=hints)
+    said = assumed(found.config, said=found.said, hints=hints) + found.assumed
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
     labels = unique_labels(labels, where=file.where)

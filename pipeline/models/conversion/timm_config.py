@@ -58,11 +58,13 @@ _QKV = "blocks.0.attn.qkv."
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A model, whether its position table has a row for the class token, and which fields config.json gives."""
+    """A model, whether its position table has a row for the class token, which fields config.json gives, and what is
+    assumed about the table."""
 
     config: ModelConfig
     class_row: bool
     said: tuple[str, ...]
+    assumed: tuple[str, ...] = ()
 
 
 def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
@@ -107,7 +109,7 @@ def _num_heads(description: Mapping[str, Any]) -> int | None:
 
 def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
     """UserError if config.json says that timm computes something else with the same tensors."""
-    pretrained, arguments = entries(description, "pretrained_cfg"), entries(description, "model_args")
+    arguments = entries(description, "model_args")
     pooled = arguments.get("global_pool") or description.get("global_pool")
     is_vit = "stem.conv.weight" not in file.shapes
     expected = "token" if "cls_token" in file.shapes else "avg"
@@ -117,13 +119,6 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
         )
     if "quickgelu" in str(description.get("architecture")):
         raise UserError(f"{description['architecture']!r} has QuickGELU; allowed: GELU exact and tanh")
-    for key in ("mean", "std"):
-        values = pretrained.get(key) or [0.5] * 3
-        if values != [0.5] * 3:
-            raise UserError(
-                f"config.json beside {file.where!r} says pixels of {key} {values}; the models here take the "
-                "paper's, 0.5 each: give weights trained so"
-            )
 
 
 def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:
@@ -144,10 +139,12 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
         class_token=class_token,
         resnet=resnet,
         class_row=not no_row if class_token and isinstance(no_row, bool) else None,
-        declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where),
+        declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
     )
     config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
-    return Found(config=config, class_row=shapes.side(file.where, "pos_embed")[1], said=usual.said)
+    _, class_row = shapes.side(file.where, "pos_embed")
+    grid = shapes.assumed_grid(file.where, "pos_embed")
+    return Found(config=config, class_row=class_row, said=usual.said, assumed=grid)
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:

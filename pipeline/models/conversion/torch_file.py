@@ -1,10 +1,14 @@
 """PyTorch's files (torch.save): a state dict of dense tensors, alone or inside the dict of a training script."""
 
+import argparse
+import pathlib
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from pipeline.models.conversion.config import Take
 from pipeline.models.conversion.tensor_file import TensorFile, readable
 from pipeline.models.conversion.zip_file import open_zip
 from pipeline.models.weights.tensor_checks import refuse_absurd_tensors
@@ -12,21 +16,23 @@ from shards.errors import InvalidDataError, UserError
 from shards.local_file import open_local_file
 
 _ZIP = b"PK\x03\x04"
-_WRAPPERS = ("state_dict", "model")
-_ARGUMENTS = "argparse.Namespace"  # in the files of DeiT, MAE and others that share their training script
+_RAW = ("state_dict", "model", "model_state_dict", "module", "net", "network", "student")
+_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
+# The arguments in the files of timm, DeiT, MAE and others. Both types only hold values.
+_HARMLESS: list[Any] = [argparse.Namespace, pathlib.PosixPath]
 
 
-def open_torch_file(path: Path) -> TensorFile:
-    """The tensors in such a file. Raises UserError if it holds other objects, is cut off, or a tensor is not dense."""
+def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
+    """The tensors in such a file; `take`: which ones, if it holds the raw and the averaged weights. Raises UserError
+    if it holds both and nobody chose, if it holds other objects, is cut off, or a tensor is not dense."""
     where = str(path)
     _refuse_inflated(path)
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_HARMLESS):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler refuses other objects with several kinds of errors
         raise UserError(_refusal(path, error)) from error
-    for wrapper in _WRAPPERS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
-            loaded = loaded[wrapper]
+    loaded = _unwrapped(loaded, where, take=take)
     if not isinstance(loaded, dict):
         raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed: a state dict of tensors by name")
     tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and torch.is_tensor(value)}
@@ -35,6 +41,28 @@ def open_torch_file(path: Path) -> TensorFile:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     refuse_absurd_tensors(where, shapes)
     return TensorFile(where=where, shapes=shapes, read=lambda name: tensors[name].detach().float())
+
+
+def _unwrapped(loaded: object, where: str, *, take: Take | None) -> object:
+    """The state dict inside the dict of a training script."""
+    for _ in range(2):  # DataParallel's may be one deeper
+        if not isinstance(loaded, dict) or any(torch.is_tensor(value) for value in loaded.values()):
+            return loaded
+        raw = [name for name in _RAW if isinstance(loaded.get(name), dict) and loaded[name]]
+        mean = [name for name in _AVERAGED if isinstance(loaded.get(name), dict) and loaded[name]]
+        if raw and mean and take is None:
+            raise UserError(
+                f"{where!r} holds the raw weights ({raw[0]}) and their average over training ({mean[0]}); give "
+                "--take raw or --take averaged"
+            )
+        if take and not (mean if take == "averaged" else raw):
+            what = "averaged weights" if take == "averaged" else "raw weights"
+            raise UserError(f"{where!r} holds no {what}; it has {', '.join(map(str, loaded))[:200]}; leave out --take")
+        found = mean if take == "averaged" or not raw else raw
+        if not found:
+            return loaded
+        loaded = loaded[found[0]]
+    return loaded
 
 
 def _refuse_inflated(path: Path) -> None:
@@ -60,14 +88,7 @@ def _refusal(path: Path, error: Exception) -> str:
     found = re.search(r"GLOBAL ([\w.]+)", str(error))
     holds = f"it also holds a {found[1]}" if found else type(error).__name__
     refusal = f"{str(path)!r} cannot be read as tensors alone ({holds}); "
-    if not found or found[1] != _ARGUMENTS:
-        return f"{refusal}reading more would run code from the file; save its state dict, better as safetensors"
-    new = str(path.with_suffix(f".tensors{path.suffix}"))
-    return (
-        f"{refusal}those are a script's arguments. This takes the tensors out and runs no code from the file: "
-        f'python -c "import argparse, torch; torch.serialization.add_safe_globals([{_ARGUMENTS}]); '
-        f"torch.save(torch.load({str(path)!r}, weights_only=True)['model'], {new!r})\""
-    )
+    return f"{refusal}reading more would run code from the file; save its state dict, better as safetensors"
 
 
 def _refuse_not_dense(name: str, tensor: torch.Tensor, where: str) -> None:

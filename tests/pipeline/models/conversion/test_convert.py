@@ -94,7 +94,7 @@ def test_bare_files_and_folders_with_torch_files(tmp_path: Path, kind: str) -> N
         folder = exported(tmp_path, VIT, "timm")
         tensors = open_any(str(folder), HEADS)
         assert tensors.where.endswith("model.safetensors")
-        weights = open_any(str(folder / "model.safetensors"), Hints(num_heads=2, gelu="tanh"))
+        weights = open_any(str(folder / "model.safetensors"), Hints(num_heads=2, gelu="tanh", grid_side=4))
     assert_same_logits(weights, random_model(VIT))
 
 
@@ -182,12 +182,55 @@ def test_hugging_faces_tensors_need_their_config(tmp_path: Path) -> None:
         open_any(str(folder / "model.safetensors"), Hints())
 
 
-def test_other_pixels_are_refused(tmp_path: Path) -> None:
-    folder = exported(tmp_path, VIT, "hugging_face")
-    assert open_any(str(folder), Hints()).labels == LABELS
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.485, 0.456, 0.406]}))
-    with pytest.raises(UserError, match=r"says image_mean .0.485, .* the models here take the paper's"):
-        open_any(str(folder), Hints())
+MEAN, DEVIATION = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+@pytest.mark.parametrize("library", ["timm", "hugging_face"])
+def test_pixels_that_a_folder_declares_are_folded_in(
+    library: Format, timm: ModuleType, transformers: ModuleType, tmp_path: Path
+) -> None:
+    """The library's own model, given its own pixels, has our logits for the images as they are."""
+    folder = exported(tmp_path, VIT, library)
+    hints = Hints(num_heads=2) if library == "timm" else Hints()
+    assert open_any(str(folder), hints).assumed == (("layer_norm_epsilon 1e-06",) if library == "timm" else ())
+    if library == "timm":
+        description = json.loads((folder / "config.json").read_text())
+        description["pretrained_cfg"] |= {"mean": MEAN, "std": DEVIATION}
+        (folder / "config.json").write_text(json.dumps(description))
+        other = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    else:
+        content = json.loads((folder / "preprocessor_config.json").read_text())
+        (folder / "preprocessor_config.json").write_text(
+            json.dumps(content | {"image_mean": MEAN, "image_std": DEVIATION})
+        )
+        other = transformers.ViTForImageClassification.from_pretrained(folder).eval()
+    images_BHW3 = random_images(16, 16)
+    pixels_B3HW = ((images_BHW3 / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        theirs = other(pixels_B3HW.float())
+        ours = filled_model(open_any(str(folder), hints))(images_BHW3)
+    torch.testing.assert_close(ours, theirs if library == "timm" else theirs.logits, rtol=2e-5, atol=2e-5)
+    with pytest.raises(UserError, match=r"--pixels is 'clip' .*say mean 0.485 0.456 0.406 .*; leave out --pixels"):
+        open_any(str(folder), replace(hints, pixels="clip"))
+
+
+def test_a_bare_file_takes_the_pixels_that_are_given_or_named(tmp_path: Path) -> None:
+    folder, hints = exported(tmp_path, VIT, "timm"), Hints(num_heads=2, grid_side=4)
+    for name in ("deit_tiny.safetensors", "other.safetensors"):
+        (tmp_path / name).write_bytes((folder / "model.safetensors").read_bytes())
+    named, other = str(tmp_path / "deit_tiny.safetensors"), str(tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match=r"is named like a model that takes pixels of mean 0.485 .*--pixels imagenet"):
+        open_any(named, hints)
+    said = "pixels of mean 0.5 0.5 0.5 and deviation 0.5 0.5 0.5"
+    assert said in open_any(other, hints).assumed
+    given = open_any(named, replace(hints, pixels="imagenet"))
+    assert given.assumed == ("gelu exact", "layer_norm_epsilon 1e-06")
+    assert not torch.equal(given.tensor("embed.patch.weight"), open_any(other, hints).tensor("embed.patch.weight"))
+    description = json.loads((folder / "config.json").read_text())
+    description["pretrained_cfg"] |= {"mean": MEAN, "std": DEVIATION}
+    (folder / "config.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=r"config.json beside .* says pixels of mean 0.485 .*; give the folder"):
+        open_any(str(folder / "model.safetensors"), hints)
 
 
 def test_a_resampled_export_is_what_transformers_resamples(transformers: ModuleType, tmp_path: Path) -> None:

@@ -1,47 +1,11 @@
-"""What a folder declares beside its weights: sizes in config.json, and the range of pixels for a Hugging Face model."""
+"""The sizes that a config.json declares beside weights."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.models.conversion.declared import grid_of, pair_of
-from pipeline.models.conversion.preprocessor import description_of, refuse_other_pixels
-from pipeline.models.weights.folder import PIXELS_FILE
 from shards.errors import UserError
-
-OURS = description_of(224)
-
-
-@pytest.mark.parametrize("content", [OURS, {}, {"image_mean": [0.5], "image_std": [0.5] * 3}])
-def test_the_papers_pixels_pass(tmp_path: Path, content: dict[str, Any]) -> None:
-    refuse_other_pixels(tmp_path)
-    (tmp_path / PIXELS_FILE).write_text(json.dumps(content))
-    refuse_other_pixels(tmp_path)
-    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": content}))
-    refuse_other_pixels(tmp_path)
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("name", [PIXELS_FILE, "processor_config.json"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"do_normalize": False}, "do_normalize False"),
-        ({"do_rescale": False}, "do_rescale False"),
-        ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
-        ({"image_mean": [0.485, 0.456, 0.406]}, "image_mean .0.485"),
-        ({"image_std": None}, "image_std None"),
-    ],
-)
-def test_other_pixels_are_refused(
-    tmp_path: Path, change: dict[str, Any], message: str, name: str, wrapped: bool
-) -> None:
-    content = OURS | change
-    (tmp_path / name).write_text(json.dumps({"image_processor": content} if wrapped else content))
-    with pytest.raises(UserError, match=rf"{name}' says {message}.*; the models here take the paper's"):
-        refuse_other_pixels(tmp_path)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(48, (48, 48)), ([48, 64], (48, 64)), ((8, 8), (8, 8))])

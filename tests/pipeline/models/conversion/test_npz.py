@@ -228,7 +228,7 @@ TABLE = "Transformer/posembed_input/pos_embedding"
         ),
         pytest.param(
             {TABLE: np.zeros((1, 19, 12), np.float32)},
-            f"{TABLE} in FILE has 19 rows, which is the grid of no square image; allowed: a square or a",
+            f"{TABLE} in FILE has 19 rows, which is the grid of no square image; allowed: a square and",
             id="impossible grid",
         ),
         pytest.param(

@@ -44,7 +44,7 @@ def test_every_model_has_its_name_back(name: str) -> None:
     else:
         size, resnet = SIZES[name], HYBRID_RESNETS.get(name)
         shapes = TransformerShapes(**vars(size), num_classes=10, num_positions=50, class_token=True, resnet=resnet)
-        config = config_of(shapes)
+        config = config_of(replace(shapes, is_square=True))
         assert config.grid == (7, 7)
         assert (config.gelu, config.layer_norm_epsilon) == ("exact", 1e-12)
     assert (config.name, config.num_classes, config.width) == (name, 10, None)
@@ -66,7 +66,7 @@ def test_every_model_has_its_name_back(name: str) -> None:
         pytest.param({"num_positions": 196}, Hints(), {"image_size": 224}, id="no row for the class token"),
         pytest.param({"num_positions": 577}, Hints(), {"image_size": 384}, id="384 px"),
         pytest.param(
-            {"resnet": resnet_of((1, 2), root_channels=128), "patch": 1, "num_positions": 5},
+            {"resnet": resnet_of((1, 2), root_channels=128), "patch": 1, "num_positions": 5, "is_square": True},
             Hints(resnet_epsilons="paper"),
             {"resnet_units": (1, 2), "resnet_factor": 2, "image_size": 16, "resnet_epsilons": "paper"},
             id="a hybrid of another size",

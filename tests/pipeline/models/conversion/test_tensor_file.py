@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
@@ -30,6 +31,34 @@ def test_renamed_keeps_what_is_named(tmp_path: Path) -> None:
     file = open_tensor_file(tmp_path / "w.npz").renamed({"new": "c"})
     assert dict(file.shapes) == {"new": (4,)}
     assert torch.equal(file.read("new"), VALUES["c"])
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("module.norm.weight", "module.head.bias"), id="DataParallel"),
+        pytest.param(("_orig_mod.norm.weight", "_orig_mod.head.bias"), id="torch.compile"),
+        pytest.param(("model.norm.weight", "model.head.bias"), id="Lightning"),
+        pytest.param(("module._orig_mod.norm.weight", "module._orig_mod.head.bias"), id="both"),
+        pytest.param(("backbone.norm.weight", "head.bias"), id="a head outside"),
+        pytest.param(("net.backbone.norm.weight", "net.head.bias"), id="inside another"),
+        pytest.param(("norm.weight", "head.bias"), id="none"),
+    ],
+)
+def test_prefixes_of_training_scripts_are_left_out(names: tuple[str, ...], suffix: str, tmp_path: Path) -> None:
+    values = {name: torch.full((2,), float(number)) for number, name in enumerate(names)}
+    path = tmp_path / f"w{suffix}"
+    torch.save(values, path) if suffix == ".pth" else save_file(values, path)
+    file = open_tensor_file(path)
+    assert dict(file.shapes) == {"norm.weight": (2,), "head.bias": (2,)}
+    assert [float(file.read(name)[0]) for name in ("norm.weight", "head.bias")] == [0.0, 1.0]
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    save_file({"model.a": torch.zeros(1), "net.a": torch.ones(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match=r"model\.a and net\.a in .* would both be a; save one of them alone"):
+        open_tensor_file(tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize(

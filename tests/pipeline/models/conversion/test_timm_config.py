@@ -60,10 +60,15 @@ def test_the_table_of_architectures_is_timms(timm: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("description", "hints", "assumed"),
     [
-        pytest.param({}, Hints(num_heads=2), ("gelu exact", "layer_norm_epsilon 1e-06"), id="a state dict"),
-        pytest.param({}, Hints(num_heads=2, gelu="tanh", layer_norm_epsilon=1e-5), (), id="all given"),
         pytest.param(
-            {"model_args": {"num_heads": 2, "act_layer": "gelu"}}, Hints(), ("layer_norm_epsilon 1e-06",), id="said"
+            {}, Hints(num_heads=2, grid_side=4), ("gelu exact", "layer_norm_epsilon 1e-06"), id="a state dict"
+        ),
+        pytest.param({}, Hints(num_heads=2, gelu="tanh", layer_norm_epsilon=1e-5, grid_side=4), (), id="all given"),
+        pytest.param(
+            {"model_args": {"num_heads": 2, "act_layer": "gelu", "img_size": 16}},
+            Hints(),
+            ("layer_norm_epsilon 1e-06",),
+            id="said",
         ),
     ],
 )
@@ -72,6 +77,51 @@ def test_what_is_assumed_is_said(
 ) -> None:
     file = open_tensor_file(saved(tmp_path) / "model.safetensors")
     assert open_timm(file, description, hints).assumed == assumed
+
+
+def shapes_of_tiny(rows: int, *, class_token: bool = True, patch: int = 16) -> TensorFile:
+    """The shapes in a state dict of one layer of Ti, whose position table has `rows` rows."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embed.proj.weight": (192, 3, patch, patch),
+        "pos_embed": (1, rows, 192),
+        "blocks.0.mlp.fc1.weight": (768, 192),
+        "head.weight": (5, 192),
+    }
+    shapes |= {"cls_token": (1, 1, 192)} if class_token else {}
+    return TensorFile(where="w", shapes=shapes, read=lambda _: torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "side", "others"),
+    [
+        pytest.param(17, 4, "2 x 8", id="32 x 128 px, a row for the class token"),
+        pytest.param(9, 3, "2 x 4", id="32 x 64 px, which without such a row would be 3 x 3"),
+        pytest.param(16, 4, "3 x 5", id="48 x 80 px"),
+        pytest.param(25, 5, "4 x 6", id="64 x 96 px"),
+        pytest.param(225, 15, "14 x 16", id="224 x 256 px"),
+        pytest.param(37, 6, "4 x 9", id="64 x 144 px"),
+    ],
+)
+def test_a_table_that_may_be_of_a_rectangle_is_refused(rows: int, side: int, others: str) -> None:
+    with pytest.raises(UserError, match=rf"has {rows} rows, which would be .*{others}.*, which .* --grid-side {side}"):
+        model_in(shapes_of_tiny(rows), {}, Hints())
+    assert model_in(shapes_of_tiny(rows), {}, Hints(grid_side=side)).config.image_size == 16 * side
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (shapes_of_tiny(197), "14 x 14 patches"),
+        (
+            shapes_of_tiny(196),
+            "14 x 14 patches without a row for the class token",
+        ),
+        (shapes_of_tiny(196, class_token=False), "14 x 14 patches"),
+        (shapes_of_tiny(65, patch=4), "8 x 8 patches"),
+    ],
+)
+def test_a_square_of_a_usual_size_is_said(file: TensorFile, said: str) -> None:
+    assert model_in(file, {}, Hints()).assumed == (f"position embeddings of a square grid of {said}",)
 
 
 def flat(folder: Path, **changes: Any) -> Path:
@@ -92,8 +142,6 @@ def test_timms_older_flat_config_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"mean": [0.485, 0.456, 0.406]}, r"says pixels of mean \[0.485", id="mean"),
-        pytest.param({"std": [0.229, 0.224, 0.225]}, r"says pixels of std \[0.229", id="deviation"),
         pytest.param({"input_size": [3, 8, 32]}, "a grid of 2 x 8", id="size"),
     ],
 )

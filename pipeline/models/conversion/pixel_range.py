@@ -1,0 +1,129 @@
+"""The pixels that weights were trained on: how they are declared, and how weights of others come to take ours.
+
+Ours are 2 x / 255 - 1, as in the paper's code: mean and deviation 0.5. Many models of timm, DeiT, MAE and DINO take
+ImageNet's mean and deviation, CLIP's its own. The patch embedding of a ViT is linear, so it takes up the difference
+exactly: W ((x / 255 - m) / s) + b = W / (2 s) (2 x / 255 - 1) + b + W (0.5 - m) / s.
+
+Sources: timm's data/constants.py; transformers' image_processing_vit.py, whose processor file nests the entries of the
+image processor. Shape letters: D width, P patch.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion.config import PixelName
+from pipeline.models.conversion.preprocessor import json_object
+from pipeline.models.weights.folder import PIXELS_FILE
+from pipeline.models.weights.tensor_checks import TensorByName
+from shards.errors import UserError
+from shards.schema.config_values import shown_value
+
+_PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
+_PATCH = "embed.patch"
+# Words in the names of published files, by the pixels of their models. timm gives AugReg's, SAM's and BEiT's 0.5.
+_WORDS: dict[str, PixelName] = {
+    **dict.fromkeys(("deit", "deit3", "dino", "dinov2", "mae", "moco", "mocov3", "msn", "ibot", "swag"), "imagenet"),
+    **dict.fromkeys(("clip", "openai", "laion", "laion2b", "datacomp", "eva", "eva02"), "clip"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelRange:
+    """Mean and deviation of red, green and blue, as shares of 255."""
+
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+
+    def __str__(self) -> str:
+        mean, deviation = (" ".join(f"{share:g}" for share in shares) for shares in (self.mean, self.deviation))
+        return f"mean {mean} and deviation {deviation}"
+
+
+PIXELS: dict[PixelName, PixelRange] = {
+    "paper": PixelRange(mean=(0.5, 0.5, 0.5), deviation=(0.5, 0.5, 0.5)),
+    "imagenet": PixelRange(mean=(0.485, 0.456, 0.406), deviation=(0.229, 0.224, 0.225)),
+    "clip": PixelRange(mean=(0.48145466, 0.4578275, 0.40821073), deviation=(0.26862954, 0.26130258, 0.27577711)),
+}
+
+
+def of_processor(folder: Path) -> PixelRange | None:
+    """The pixels that a processor's file in a Hugging Face folder declares; None without one. Raises UserError for
+    pixels that are not scaled by 255 and normalised."""
+    found = None
+    for path in (folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()):
+        content = json_object(path)
+        inner = content.get("image_processor")
+        said = inner if isinstance(inner, dict) else content
+        other = [key for key in ("do_rescale", "do_normalize") if said.get(key, True) is not True]
+        factor = said.get("rescale_factor", 1 / 255)
+        if not isinstance(factor, float | int) or abs(factor * 255 - 1) > 1e-3:
+            other.append("rescale_factor")
+        if other:
+            shown = ", ".join(f"{key} {shown_value(said[key])}" for key in other)
+            raise UserError(
+                f"{str(path)!r} says {shown}; the models here take value / 255, normalised by a mean and a deviation: "
+                "give weights trained so"
+            )
+        found = _range(said.get("image_mean", 0.5), said.get("image_std", 0.5), where=str(path))
+    return found
+
+
+def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
+    """The pixels that timm's `pretrained_cfg` declares; None if it says nothing of them."""
+    mean, deviation = description.get("mean"), description.get("std")
+    if mean is None and deviation is None:
+        return None
+    return _range([0.5] * 3 if mean is None else mean, [0.5] * 3 if deviation is None else deviation, where=where)
+
+
+def name_by_file(path: Path) -> PixelName | None:
+    """The pixels of a published file, by the words in its name; None if they say nothing."""
+    words = re.split(r"[^a-z0-9]+", path.name.lower())
+    return next((_WORDS[word] for word in words if word in _WORDS), None)
+
+
+def folded(tensor: TensorByName, config: ModelConfig, pixels: PixelRange, *, where: str) -> TensorByName:
+    """The tensors of a model that takes our pixels and computes the same. UserError if its first layer pads them."""
+    if pixels == PIXELS["paper"]:
+        return tensor
+    if config.resnet:
+        raise UserError(
+            f"{where!r} takes pixels of {pixels}; the first convolution of a ResNet pads its input, so they cannot be "
+            "folded into it, and the models here take mean and deviation 0.5: give weights trained so"
+        )
+    mean_3, deviation_3 = (torch.tensor(values, dtype=torch.float64) for values in (pixels.mean, pixels.deviation))
+
+    def ours(name: str) -> torch.Tensor:
+        value: torch.Tensor = tensor(name)
+        if name not in (f"{_PATCH}.weight", f"{_PATCH}.bias"):
+            return value
+        # (D, P * P * 3) -> (D, P * P, 3)
+        weight_DX = tensor(f"{_PATCH}.weight").double()
+        weight_DP3 = weight_DX.reshape(len(weight_DX), -1, 3) / deviation_3
+        is_weight = name == f"{_PATCH}.weight"
+        wide = (weight_DP3 / 2).flatten(1) if is_weight else value.double() + (weight_DP3 * (0.5 - mean_3)).sum((1, 2))
+        return wide.to(value.dtype)
+
+    return ours
+
+
+def _range(mean: Any, deviation: Any, *, where: str) -> PixelRange:
+    """Checks what a file declares: one number for all channels, or three."""
+    return PixelRange(
+        mean=_three(mean, f"{where!r} says pixels of mean", least=0.0),
+        deviation=_three(deviation, f"{where!r} says pixels of deviation", least=1e-3),
+    )
+
+
+def _three(given: Any, what: str, *, least: float) -> tuple[float, float, float]:
+    values = list(given) if isinstance(given, list | tuple) else [given]
+    values = values * 3 if len(values) == 1 else values
+    if len(values) != 3 or not all(type(value) in (int, float) and least <= value <= 1 for value in values):
+        raise UserError(f"{what} {shown_value(given)}; allowed: a number from {least:g} to 1, or three")
+    return float(values[0]), float(values[1]), float(values[2])
