@@ -128,7 +128,7 @@ DOORS = {
     "wandb": ("pipeline/training/reporting/wandb_logger.py",),
     "tyro": ("jobs/cli.py",),
     "torch": ("pipeline/",),
-    "simplejpeg": ("pipeline/data/",),
+    "simplejpeg": ("pipeline/data/", "shards/verifying/shard_checks.py"),
     "cv2": ("pipeline/data/",),
 }
 # shards/reading/parallel.py passes it on to its processes.
