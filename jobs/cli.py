@@ -137,7 +137,8 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     # The runs of a sweep are commands of their own, which say themselves how their jobs differ from the recipe.
     override = partial(_overridden, is_said=False) if name in ("sweep", "vtab") else _overridden
     needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
-    own = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ")) | {"show": ("override",)}
+    own: dict[str, tuple[str, ...]] = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ"))
+    own |= dict.fromkeys(("show", "diff"), ("command", "override"))
     own |= dict.fromkeys(("status", "watch", "logs", "cancel"), ("environ",))
     own |= dict.fromkeys(("stop", "save"), ("command",))
     given = {key: needs[key] for key in own.get(name, ())}

@@ -322,7 +322,7 @@ TOOLS = {
     "diff": Stage(
         summary="list the fields in which two recipes, files or runs differ",
         second="[STAGE] A B",
-        module="jobs.reports.diff",
+        module="jobs.reports.show",
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),
     "submit": Stage(

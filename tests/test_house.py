@@ -96,7 +96,7 @@ ORDER = {
         "local_file store",
         "storage",
         "class_names parquet read_config subset_config",
-        "mixing order pool schema subset",
+        "mixing order pages pool schema subset",
         "errors hashing orientation output sample_rows",
     ),
 }

@@ -6,11 +6,12 @@ import sys
 
 from jobs import exit_codes
 from jobs.settings.data import CardJob
-from shards.card.card import CARD_PATH, CardFacts, gather_facts
-from shards.card.card_page import Use, render
-from shards.card.card_words import shown, title_of
+from shards.card.facts import CARD_PATH, CardFacts, gather_facts
+from shards.card.page import Use, render, title_of
 from shards.dataset import open_dataset
 from shards.errors import UserError
+from shards.output.quantities import size
+from shards.pages.page import shown
 
 __all__ = ["CardJob", "run"]
 
@@ -25,7 +26,7 @@ def run(job: CardJob) -> int:
     facts = gather_facts(dataset, num_tiles=job.num_mosaic)
     page = render(facts, use=use_of(facts))
     dataset.store.write(CARD_PATH, page)
-    log.info("%s/%s: %.1f MB, %d samples", dataset.url, CARD_PATH, len(page) / 1e6, dataset.num_samples)
+    log.info("%s/%s: %s, %d samples", dataset.url, CARD_PATH, size(len(page)), dataset.num_samples)
     return exit_codes.DONE
 
 

@@ -14,13 +14,13 @@ import yaml
 from jobs.record import read_record
 from jobs.reports.compare_facts import Point, final_run_of, point_of
 from jobs.reports.compare_lines import model_name, sizes_of
-from jobs.reports.plots import number
 from jobs.stages import job_class
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.weights.usage import Usage
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError
+from shards.output.quantities import number
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)

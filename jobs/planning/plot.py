@@ -15,7 +15,7 @@ import numpy as np
 from jobs.planning.nodes import Row, summary
 from jobs.settings.models import PlanJob
 from shards.errors import UserError
-from shards.output.quantities import short_count
+from shards.output.quantities import number
 from shards.output.terminal import printable_name
 
 if TYPE_CHECKING:
@@ -133,19 +133,15 @@ def _draw_hours(axes: "Axes", rows: Sequence[Row], *, price: float) -> None:
     hours = [plan.gpu_hours for plan, _ in rows]
     axes.plot(nodes, hours, color=BLUE, linewidth=2, marker="o", markersize=4)
     axes.set_ylim(0, 1.25 * max(hours))
-    axes.yaxis.set_major_formatter(lambda at, _: _count(at))
+    axes.yaxis.set_major_formatter(lambda at, _: number(at))
     told = "GPU-hours"
     if price:
         told = f"GPU-hours; right: cost at {price:g} each"
         right = axes.secondary_yaxis("right", functions=(partial(np.multiply, price), partial(np.multiply, 1 / price)))
-        right.yaxis.set_major_formatter(lambda at, _: _count(at))
+        right.yaxis.set_major_formatter(lambda at, _: number(at))
         right.tick_params(colors=INK, labelsize=8)
         right.spines["right"].set_color(INK)
     axes.set_title(told, fontsize=11, color=INK, loc="left")
-
-
-def _count(number: float) -> str:
-    return short_count(number) if number >= 1000 else f"{number:g}"
 
 
 def _finish(axes: Any, nodes: Sequence[int]) -> None:

@@ -1,52 +1,40 @@
-"""The comparison of runs as one HTML page: nothing is loaded from elsewhere, and names are only ever text. Its one
-script sorts the table, and is allowed by its hash alone."""
+"""The comparison of runs as one HTML page: accuracy over compute or data, a line for each model, and a table that its
+script sorts."""
 
-import base64
-import hashlib
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 
-import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from jobs.reports.compare_facts import Point
-from jobs.reports.compare_plots import NUM_COLOURS, PlotPoint, dot_class, plot
-from jobs.reports.plots import number
-from shards.card.card_page import page_style
-from shards.card.card_words import shown
+from shards.output.quantities import number
+from shards.pages.page import page
+from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks
 
-TEMPLATE, SCRIPT = "compare.html.j2", "compare.js"
 _COLUMNS = (
     *(("run", "text"), ("scored on", "text"), ("accuracy", "number"), ("best", "number"), ("few-shot", "number")),
     ("also scored", "text"),
     *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
 )
 _MOST_SHOTS = 4  # plots of few-shot accuracy
+NUM_COLOURS = 8  # those of page.css; lines after the last colour take them again, as rings and dashes
+_ALIKE = 1.01  # points this close on the x axis are not joined, for the line would go straight up: it takes their mean
 
 
 def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
     """The page, UTF-8. Equal points give equal bytes."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"shown": shown, "number": number}
-    template = environment.from_string(_text(TEMPLATE))
-    script, lines = _text(SCRIPT), list(dict.fromkeys(one.line for one in points))
-    page = template.render(
-        points=points,
-        notes=notes,
-        lines=lines,
-        columns=_COLUMNS,
-        num_colours=NUM_COLOURS,
-        dots=[dot_class(place) for place in range(len(lines))],
-        plots=_plots(points, lines),
-        style=page_style(),
-        script=Markup(script),  # noqa: S704 - ours
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
-    return page.encode("utf-8", "backslashreplace")
+    lines = list(dict.fromkeys(one.line for one in points))
+    values = {
+        "points": points,
+        "notes": notes,
+        "lines": lines,
+        "columns": _COLUMNS,
+        "dots": [dot_class(place) for place in range(len(lines))],
+        "plots": _plots(points, lines),
+    }
+    return page("jobs.reports", "compare.html.j2", values, script="compare.js")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +62,7 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
         ]
         if marks:
             y_name = f"{wanted.y_name} (%)"
-            made.append((wanted.title, plot(marks, x_name=wanted.x_name, y_name=y_name, lines=lines)))
+            made.append((wanted.title, scatter(marks, x_name=wanted.x_name, y_name=y_name, lines=lines)))
     return made
 
 
@@ -120,5 +108,62 @@ def _also_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float 
     return found[0] if found else (None, None)
 
 
-def _text(name: str) -> str:
-    return resources.files("jobs.reports").joinpath(name).read_text("utf-8")
+@dataclass(frozen=True, kw_only=True)
+class PlotPoint:
+    """A point of a plot: `x` above 0; `y` and its `deviation` in percent; `row`: the id of its row in the table."""
+
+    x: float
+    y: float
+    line: str
+    name: str
+    row: str
+    deviation: float = 0.0
+
+
+def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
+    """The marks, those of one line joined. `lines`: all of the page, whose place gives the colour."""
+    x_low, x_high = min(one.x for one in marks), max(one.x for one in marks)
+    y_low = min(one.y - one.deviation for one in marks)
+    y_high = max(one.y + one.deviation for one in marks)
+    x_ticks, y_ticks = labelled(log_ticks(x_low, x_high)), labelled(ticks(y_low, y_high))
+    frame = Frame(
+        x=Axis(name=x_name, low=x_low, high=x_high, ticks=x_ticks, is_log=True, margin=0.06),
+        y=Axis(name=y_name, low=y_low, high=y_high, ticks=y_ticks, margin=0.08),
+    )
+    drawn: list[str] = []
+    for line in dict.fromkeys(one.line for one in marks):
+        drawn += _line([one for one in marks if one.line == line], lines.index(line), frame)
+    about = f"{y_name} over {x_name}: " + "; ".join(f"{one.name} {one.y:.1f} at {number(one.x)}" for one in marks)
+    return frame.svg(about, drawn)
+
+
+def dot_class(place: int) -> str:
+    """The CSS class of a line's marks, by the line's place among all."""
+    colour = place % NUM_COLOURS
+    return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
+
+
+def _line(marks: Sequence[PlotPoint], place: int, frame: Frame) -> list[str]:
+    colour, points = place % NUM_COLOURS, _joined(marks)
+    dashed = "" if place < NUM_COLOURS else " dashed"
+    body = [frame.line(points, f"joined{dashed} line-{colour}")] if len(points) > 1 else []
+    for one in sorted(marks, key=lambda one: one.x):
+        if one.deviation:
+            ends = frame.down(one.y - one.deviation), frame.down(one.y + one.deviation)
+            span = f"M{frame.across(one.x):.1f} {ends[0]:.1f}V{ends[1]:.1f}"
+            body.append(f'<path class="joined line-{colour}" d="{span}"/>')
+        told = f"{one.name} ({one.line}): {one.y:.2f} at {number(one.x)}"
+        dot = frame.dot(one.x, one.y, dot_class(place), radius=5)
+        body.append(f'<a href="#{escape(one.row)}"><title>{escape(told)}</title>{dot}</a>')
+    return body
+
+
+def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
+    """The points of the line of these marks: through each, and through the mean of those that are alike in x."""
+    groups: list[list[PlotPoint]] = []
+    for one in sorted(marks, key=lambda one: one.x):
+        if groups and one.x <= _ALIKE * groups[-1][0].x:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [(statistics.fmean(one.x for one in found), statistics.fmean(one.y for one in found)) for found in groups]

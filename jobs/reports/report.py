@@ -8,12 +8,12 @@ from jobs import exit_codes
 from jobs.out_file import refuse_no_page, write_page
 from jobs.output import WIDTH, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
-from jobs.reports.pages import render
+from jobs.reports.report_page import render
 from jobs.reports.scores import read_scores
 from jobs.reports.worth import worth_of
 from jobs.settings.models import ReportJob
 from pipeline.runs.time import WORDS
-from shards.output.quantities import duration, plural
+from shards.output.quantities import duration, plural, size
 
 __all__ = ["ReportJob", "run"]
 
@@ -32,7 +32,7 @@ def run(job: ReportJob) -> int:
     page = render(facts, worth, read_scores(run_dir))
     write_page(out, page)
     put(summary(facts))
-    log.info("%s: %.1f kB, opens in any browser", out, len(page) / 1e3)
+    log.info("%s: %s, opens in any browser", out, size(len(page)))
     return exit_codes.DONE
 
 

@@ -10,17 +10,18 @@ from typing import Annotated, Any
 from markupsafe import Markup
 
 from jobs.record import Leaves, leaves_of, read_leaves
-from jobs.reports.plots import MOST_CLASSES, confusion_plot
 from jobs.settings.models import EvaluateJob
-from shards.card.card_words import shown
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, read_record, record_from
 from shards.local_file import read_local_file
+from shards.pages.page import shown
+from shards.pages.plots import matrix
 from shards.schema.config_values import Range
 
 FOLDER = "scores"
 _MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20
 _MOST_LISTED, _MOST_EXAMPLES, _NAME_CHARACTERS = 10, 64, 18
+_MOST_DRAWN = 30  # classes of a confusion matrix
 _KINDS = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 _WORDS = {
     "num_images": "images",
@@ -105,19 +106,21 @@ class Classes:
     def picture(self) -> Markup | None:
         """The matrix, of not too many classes; a cell counts as right if most of its images are."""
         rows = [row for row, count in enumerate(self.images) if count]
-        if not self.confusion or max(len(rows), len(self.classes)) > MOST_CLASSES:
+        if not self.confusion or max(len(rows), len(self.classes)) > _MOST_DRAWN:
             return None
         shares, right = [[0.0] * len(self.classes) for _ in self.labels], self._right()
         is_right = [[False] * len(self.classes) for _ in self.labels]
         for row, column, count in self.confusion:
             shares[row][column] = min(1.0, count / max(1, self.images[row]))
             is_right[row][column] = 2 * right.get((row, column), 0) > count
-        names = [shown(self.labels[row], _NAME_CHARACTERS) for row in rows]
-        return confusion_plot(
+        names, answers = ([shown(one, _NAME_CHARACTERS) for one in each] for each in (self.labels, self.classes))
+        about = f"Confusion matrix of {len(rows)} labels and {len(answers)} classes, in percent of each label's images."
+        return matrix(
             [shares[row] for row in rows],
-            names,
-            [shown(one, _NAME_CHARACTERS) for one in self.classes],
-            is_right=[is_right[row] for row in rows],
+            [names[row] for row in rows],
+            answers,
+            style=lambda place, column: "part-1" if is_right[rows[place]][column] else "cell",
+            about=about,
         )
 
 

@@ -1,7 +1,6 @@
 """What a run is worth, for its report: compute and device-days, its accuracy beside the paper's Table 2, and the
 figures of `patchline inspect`, if they are there."""
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import is_finite, read_lines
 from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
+from shards.pages.page import data_uri
 
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
@@ -190,6 +190,5 @@ def _figures(folder: Path) -> list[tuple[str, str, int]]:
         except (OSError, InvalidDataError):
             continue
         if data.startswith(_PNG):
-            uri = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-            found.append((title, uri, least_width(int.from_bytes(data[16:20]))))
+            found.append((title, data_uri(data, "png"), least_width(int.from_bytes(data[16:20]))))
     return found

@@ -1,7 +1,8 @@
-"""Numbers as people read them: times, sizes, counts."""
+"""Numbers as people read them: times, sizes, counts, shares."""
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TIMES = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
+_SHORT_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -26,23 +27,50 @@ def clock(seconds: float) -> str:
     return f"{whole // _HOUR}:{minutes % 60:02d}:{rest:02d}" if whole >= _HOUR else f"{minutes}:{rest:02d}"
 
 
-def size(num_bytes: int) -> str:
+def short_time(seconds: float) -> str:
+    """A time that may be far below a second: `26 µs`, `1.5 ms`, `2 s`."""
+    unit, name = next((each for each in _SHORT_TIMES if abs(seconds) >= each[0]), _SHORT_TIMES[-1])
+    return f"{_in_three_digits(seconds / unit)} {name}" if seconds else "0 s"
+
+
+def size(num_bytes: float) -> str:
     """Bytes: `512 B`, `4.4 MB`."""
     for unit, name in _BYTES:
-        if num_bytes >= unit:
+        if num_bytes >= 0.9995 * unit:
             return f"{num_bytes / unit:.1f} {name}"
-    return f"{num_bytes} B"
+    return f"{num_bytes:.0f} B"
 
 
-def short_count(number: float) -> str:
+def number(value: float) -> str:
+    """Any number in at most five digits: `0.0123`, `1,622`, `807 k`, `2.03e-05`."""
+    amount = abs(value)
+    if amount < 1000:
+        return f"{value:.4g}" if amount >= 0.001 else f"{value:.3g}"
+    if amount < 99_999.5:
+        return f"{value:,.0f}"
+    return ("-" if value < 0 else "") + short_count(amount) if amount < 1e12 else f"{value:.3g}"
+
+
+def short_count(count: float) -> str:
     """A large number in three digits: `812`, `807 k`, `86.6 M`, `1.2 B`."""
     for unit, name in _COUNTS:
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number}"
+        if count >= 0.9995 * unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count}"
 
 
-def plural(number: int, noun: str) -> str:
+def share(part: float, whole: float = 1.0) -> str:
+    """A share in percent, in three digits: `0 %`, `33.3 %`, `100 %`. Almost all is never shown as 100, nor a few of
+    many as 0."""
+    percent = 100 * part / whole if whole else 0.0
+    return ">99.9 %" if 99.95 <= percent < 100 else f"{_in_three_digits(percent)} %"
+
+
+def plural(count: int, noun: str) -> str:
     """A number and what it counts: `1 image`, `2,000 images`, `2 processes`, `2 batches`."""
     ending = "es" if noun.endswith(("s", "ch")) else "s"
-    return f"{number:,} {noun}{'' if number == 1 else ending}"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
+
+
+def _in_three_digits(value: float) -> str:
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 999.5 else number(value)

@@ -49,7 +49,7 @@ HELD = [
     ("import", "jobs.models.import_weights:save_weights", 1),
     ("plan", "jobs.planning.plan:cost_of", 1),
     ("show", "jobs.reports.show:job_of", 1),
-    ("diff", "jobs.reports.diff:job_of", 1),
+    ("diff", "jobs.reports.show:job_of", 1),
 ]
 
 

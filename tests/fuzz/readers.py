@@ -30,8 +30,8 @@ from pipeline.training.reporting.metrics import METRICS_FILE, cut_after, read_me
 from pipeline.training.saving.finish import Done, read_done
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.summary import scores_of
-from shards.card.card import gather_facts
-from shards.card.card_page import render
+from shards.card.facts import gather_facts
+from shards.card.page import render
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.image_header import read_header

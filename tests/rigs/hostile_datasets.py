@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shards.card.card import gather_facts
+from shards.card.facts import gather_facts
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError
 from shards.index import table_bytes

@@ -10,7 +10,7 @@ from jobs.data.card import CardJob, run, use_of
 from jobs.data.verify import VerifyJob
 from jobs.data.verify import run as verify
 from jobs.recipes import evaluate, pretrain
-from shards.card.card import CardFacts, gather_facts
+from shards.card.facts import CardFacts, gather_facts
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.manifest import MANIFEST_PATH

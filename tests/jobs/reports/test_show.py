@@ -1,4 +1,5 @@
-"""`patchline show` prints the job with every field, which the stage reads back as the same job."""
+"""`patchline show` prints the job with every field, which the stage reads back as the same job; `patchline diff` lists
+the fields in which two jobs differ."""
 
 import subprocess
 import sys
@@ -8,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from jobs.recipes import finetune, pretrain
+from jobs.record import write_record
+from jobs.reports.show import table
 from jobs.resolve import default_job
 from tests.rigs.processes import patchline
 
 LIGHT = """
 import sys
-from jobs.reports.{module} import run
+from jobs.reports.show import run
 sys.argv = []
-assert run({words!r}{more}) in (0, 1)
+assert run({words!r}, command={command!r}, override=lambda job, flags, command: job) in (0, 1)
 heavy = {{"torch", "deepspeed", "pyarrow", "cv2"}} & set(sys.modules)
 assert not heavy, heavy
 """
@@ -69,13 +72,59 @@ def test_mistakes(words: tuple[str, ...], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "more"),
-    [
-        ("show", ["pretrain", "digits_smoke"], ", override=lambda job, flags, command: job"),
-        ("diff", ["pretrain", "digits_smoke", "cifar10_small"], ""),
-    ],
+    "words", [["show", "pretrain", "digits_smoke"], ["diff", "pretrain", "digits_smoke", "cifar10_small"]]
 )
-def test_nothing_heavy_is_loaded(module: str, words: list[str], more: str) -> None:
-    program = LIGHT.format(module=module, words=words, more=more)
+def test_nothing_heavy_is_loaded(words: list[str]) -> None:
+    program = LIGHT.format(command=words[0], words=words[1:])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def my_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("recipe: digits_smoke\nschedule: {learning_rate: 3e-4}\nmodel: {name: vit_b16}\n")
+    return "my.yaml"
+
+
+def test_a_line_for_each_field_that_differs(my_yaml: str) -> None:
+    ended = patchline("diff", "digits_smoke", my_yaml)
+    assert (ended.code, ended.errors) == (1, "")
+    assert ended.output == (
+        "                        digits_smoke  my.yaml\n"
+        "model.name              vit           vit_b16\n"
+        "schedule.learning_rate  0.001         0.0003\n"
+    )
+
+
+def test_a_run_is_compared_with_its_recipe(tmp_path: Path) -> None:
+    write_record(tmp_path / "run", stage="pretrain", job=pretrain.digits_smoke())
+    ended = patchline("diff", str(tmp_path / "run"), "digits_smoke")
+    assert (ended.code, ended.output) == (0, f"{tmp_path / 'run'} and digits_smoke do not differ\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        pytest.param(("digits_smoke", "digits_48"), 1, "digits_smoke digits_48", id="pre-training and fine-tuning"),
+        pytest.param(("cifar10", "digits_48"), 1, "cifar10 digits_48", id="of two stages, the one that fits"),
+        pytest.param(("cifar10", "pets"), 1, "cifar10 pets", id="the stage that both have"),
+        pytest.param(("pack", "cifar10", "folder"), 1, "source.kind", id="a stage by name"),
+        pytest.param(
+            ("digits_smoke", "folder"), 2, "digits_smoke is of pretrain, folder is of pack", id="not comparable"
+        ),
+        pytest.param(("cifar10", "cifar10"), 2, "run: patchline diff pack cifar10 cifar10, or: ", id="several stages"),
+        pytest.param(("digits_smoke",), 2, "usage: patchline diff [STAGE] A B", id="one word"),
+        pytest.param(("digits_smoke", "digit"), 2, "'digit' is neither a recipe of any stage", id="unknown"),
+    ],
+)
+def test_what_can_be_compared(words: tuple[str, ...], code: int, message: str) -> None:
+    ended = patchline("diff", *words)
+    assert ended.code == code, ended.errors
+    assert message in " ".join((ended.output + ended.errors).split())
+
+
+def test_a_long_value_does_not_move_the_others() -> None:
+    assert table([("", "a.yaml", "b.yaml"), ("steps", "300", "400"), ("data.url", "s3://" + "x" * 80, "y")]) == (
+        f"          a.yaml  b.yaml\nsteps     300     400\ndata.url  s3://{'x' * 80}  y\n"
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.reports.compare_plots import NUM_COLOURS, PlotPoint, log_ticks, plot
+from jobs.reports.compare_page import NUM_COLOURS, PlotPoint, scatter
 
 
 def mark(x: float, y: float, *, line: str = "vit", name: str = "a", deviation: float = 0.0) -> PlotPoint:
@@ -10,7 +10,7 @@ def mark(x: float, y: float, *, line: str = "vit", name: str = "a", deviation: f
 
 
 def test_marks_of_a_line_are_joined_in_order_of_x() -> None:
-    drawn = plot(
+    drawn = scatter(
         [mark(100, 50), mark(1, 20), mark(10, 30), mark(10, 70, line="bit")],
         x_name="images",
         y_name="Accuracy (%)",
@@ -26,11 +26,11 @@ def test_marks_of_a_line_are_joined_in_order_of_x() -> None:
 
 
 def test_marks_at_one_place_are_not_joined() -> None:
-    assert "<polyline" not in plot([mark(5, 20), mark(5, 30)], x_name="x", y_name="y", lines=["vit"])
+    assert "<polyline" not in scatter([mark(5, 20), mark(5, 30)], x_name="x", y_name="y", lines=["vit"])
 
 
 def test_a_line_goes_through_the_mean_of_marks_at_one_place() -> None:
-    drawn = plot([mark(1, 0), mark(5, 20), mark(5, 40), mark(25, 60)], x_name="x", y_name="y", lines=["vit"])
+    drawn = scatter([mark(1, 0), mark(5, 20), mark(5, 40), mark(25, 60)], x_name="x", y_name="y", lines=["vit"])
     points = [tuple(map(float, one.split(","))) for one in drawn.partition('points="')[2].partition('"')[0].split()]
     assert len(points) == 3
     assert points[1][1] == pytest.approx((points[0][1] + points[2][1]) / 2, abs=0.2)
@@ -38,37 +38,21 @@ def test_a_line_goes_through_the_mean_of_marks_at_one_place() -> None:
 
 def test_lines_beyond_the_colours_are_rings_and_dashes() -> None:
     lines = [str(number) for number in range(NUM_COLOURS + 1)]
-    drawn = plot([mark(1, 5, line=lines[-1]), mark(9, 6, line=lines[-1])], x_name="x", y_name="y", lines=lines)
+    drawn = scatter([mark(1, 5, line=lines[-1]), mark(9, 6, line=lines[-1])], x_name="x", y_name="y", lines=lines)
     assert drawn.count('class="ring line-0"') == 2
     assert drawn.count('class="joined dashed line-0"') == 1
 
 
 def test_deviations_are_bars_around_the_mean() -> None:
-    drawn = plot([mark(1, 50, deviation=10), mark(9, 50)], x_name="x", y_name="y", lines=["vit"])
+    drawn = scatter([mark(1, 50, deviation=10), mark(9, 50)], x_name="x", y_name="y", lines=["vit"])
     top, bottom = drawn.partition("V")[0].rpartition(" ")[2], drawn.partition("V")[2].partition('"')[0]
     middle = drawn.partition('cy="')[2].partition('"')[0]
     assert float(top) - float(middle) == pytest.approx(float(middle) - float(bottom), abs=0.2)
 
 
 def test_names_are_only_text() -> None:
-    drawn = plot([mark(1, 50, name="<script>alert(1)</script>", line='"><b>')], x_name="x", y_name="y", lines=['"><b>'])
+    drawn = scatter(
+        [mark(1, 50, name="<script>alert(1)</script>", line='"><b>')], x_name="x", y_name="y", lines=['"><b>']
+    )
     assert "<script" not in drawn
     assert "<b>" not in drawn
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (144, 1438, [200, 500, 1000]),
-        (1, 1000, [1, 10, 100, 1000]),
-        (3, 4, [3, 4]),
-        (7, 7, [7]),
-        (1e-8, 2e-7, [1e-8, 2e-8, 5e-8, 1e-7, 2e-7]),
-    ],
-)
-def test_ticks_are_round_and_few(low: float, high: float, expected: list[float]) -> None:
-    assert log_ticks(low, high) == pytest.approx(expected)
-
-
-def test_an_axis_of_many_powers_has_some_of_them() -> None:
-    assert 3 <= len(log_ticks(1e-9, 1e20)) <= 7

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shards.card import card_tally
-from shards.card.card_tally import ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, first_labels, quantile
+from shards.card import tally as tally_module
+from shards.card.tally import ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, first_labels, quantile
 from shards.index import INDEX_SCHEMA
 
 
@@ -68,7 +68,7 @@ def test_first_labels() -> None:
 
 
 def test_rare_sizes_are_forgotten_common_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_tally, "SIZES_HELD", 8)
+    monkeypatch.setattr(tally_module, "SIZES_HELD", 8)
     found = tally()
     for shard in range(9):
         rows: list[dict[str, object]] = [

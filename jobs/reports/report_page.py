@@ -1,26 +1,25 @@
-"""The report of a run as one HTML page: no script, no request, and names are only ever text.
+"""The report of a run as one HTML page, without a script.
 
-It has the style of a dataset's card. The table of curves says each one's title, its unit, how its values are written,
-and with which others it is drawn.
+The table of curves says each one's title, its unit, how its values are written, and with which others it is drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 
-import jinja2
 from markupsafe import Markup
 
 from jobs.reports.facts import ReportFacts
-from jobs.reports.plots import bytes_text, curve_plot, number, seconds_text, share_text, time_bar
 from jobs.reports.scores import ScoreSheet
 from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, Worth
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
-from shards.card.card_page import page_style
-from shards.card.card_words import shown
 from shards.files.json_lines import is_finite
-from shards.output.quantities import duration
+from shards.output.quantities import number, share, short_time, size
+from shards.pages.page import page, shown
+from shards.pages.plots import Axis, Frame, labelled, log_ticks, svg, ticks
+
+_LOG_RATIO = 50  # curves that span more than this are drawn on a log scale
+_BAR_WIDTH, _BAR_HEIGHT = 1100, 46
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +46,15 @@ class ShownCurve:
 
 _KINDS = {
     "loss": Kind(title="Training loss", unit="loss"),
-    "test_accuracy": Kind(title="Accuracy on the held-out dataset", unit="accuracy", text=share_text),
+    "test_accuracy": Kind(title="Accuracy on the held-out dataset", unit="accuracy", text=share),
     "test_loss": Kind(title="Loss on the held-out dataset", unit="loss"),
     "learning_rate": Kind(title="Learning rate", unit="learning rate", may_be_log=False),
     "grad_norm": Kind(title="Gradient norm", unit="norm"),
     "images_per_second": Kind(title="Throughput", unit="images/s"),
-    "data_wait_share": Kind(title="Waiting for data", unit="share of the step", text=share_text, is_cost=True),
-    "perf/mfu": Kind(title="Model FLOP utilisation", unit="share of the data sheet's peak", text=share_text),
+    "data_wait_share": Kind(title="Waiting for data", unit="share of the step", text=share, is_cost=True),
+    "perf/mfu": Kind(title="Model FLOP utilisation", unit="share of the data sheet's peak", text=share),
     "perf/mfu_of_measured_peak": Kind(
-        title="Model FLOP utilisation, measured", unit="share of the measured peak", text=share_text
+        title="Model FLOP utilisation, measured", unit="share of the measured peak", text=share
     ),
 }
 _STEP_TITLES = {
@@ -81,14 +80,14 @@ def kind_of(name: str) -> Kind:
     if group == "eval":
         dataset, _, score = rest.rpartition("/")
         averaged = " of the averaged weights" if score.startswith("ema_") else ""
-        return Kind(title=f"Accuracy on {dataset}{averaged}", unit="accuracy", text=share_text)
+        return Kind(title=f"Accuracy on {dataset}{averaged}", unit="accuracy", text=share)
     if group == "fewshot":
-        return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=share_text)
+        return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=share)
     title = _STEP_TITLES.get(name, name)
     if name.startswith("time/"):
-        return Kind(title=title, unit="time per step", text=seconds_text, is_cost=True)
+        return Kind(title=title, unit="time per step", text=short_time, is_cost=True)
     if name.startswith("memory/") and name.endswith("bytes"):
-        return Kind(title=title, unit="bytes", text=bytes_text, is_cost=True)
+        return Kind(title=title, unit="bytes", text=size, is_cost=True)
     return Kind(title=title, unit=name, is_cost=True)
 
 
@@ -108,38 +107,63 @@ def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
     not_finite = f"; {curve.num_not_finite:,} not finite" if curve.num_not_finite else ""
     return ShownCurve(
         title=kind.title,
-        plot=curve_plot(curve, marks=marks, unit=kind.unit, text=kind.text, may_be_log=kind.may_be_log),
+        plot=curve_plot(curve, kind, marks=marks),
         words=f"{words}{not_finite}.",
         samples=tuple((step, kind.text(value)) for step, value in curve.samples()),
     )
 
 
-TEMPLATE = "report.html.j2"
+def curve_plot(curve: Curve, kind: Kind, *, marks: Sequence[int] = ()) -> Markup:
+    """The curve over the steps, with a dashed line at each step of `marks`."""
+    first, last = curve.steps[0], curve.steps[-1]
+    low, high = curve.extreme(most=False)[1], curve.extreme(most=True)[1]
+    is_log = kind.may_be_log and low > 0 and high / low > _LOG_RATIO
+    values = labelled(log_ticks(low, high) if is_log else ticks(low, high), kind.text)
+    frame = Frame(
+        x=Axis(name="step", low=first, high=last, ticks=labelled(ticks(first, last, is_whole=True))),
+        y=Axis(name=kind.unit, low=low, high=high, ticks=values, is_log=is_log, margin=0.05),
+    )
+    drawn = [frame.mark(at) for at in marks if first < at < last]
+    points = curve.envelope()
+    drawn.append(frame.dot(*points[0], "bar", radius=3) if len(points) == 1 else frame.line(points, "curve thin"))
+    about = (
+        f"{curve.name} over steps {first:,} to {last:,}: from {kind.text(curve.values[0])} to "
+        f"{kind.text(curve.values[-1])}, least {kind.text(low)}, most {kind.text(high)}."
+    )
+    return frame.svg(about, drawn)
+
+
+def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
+    """One bar, a part per cause; its colours are the classes part-0, part-1 ... in the order of `parts`."""
+    total = sum(parts.values()) or 1.0
+    body, at = [], 0.0
+    for place, seconds in enumerate(parts.values()):
+        width = seconds / total * _BAR_WIDTH
+        if width:
+            body.append(f'<rect class="part-{place}" x="{at:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}"/>')
+        at += width
+    told = ", ".join(f"{words[name]} {share(seconds, total)}" for name, seconds in parts.items() if seconds)
+    return svg(f"Where the time went: {told}.", _BAR_WIDTH, _BAR_HEIGHT, body, is_flat=True)
 
 
 def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
     """The page, UTF-8. Equal facts give equal bytes."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"shown": shown, "duration": duration, "number": number, "value": value_words}
-    template = environment.from_string(resources.files("jobs.reports").joinpath(TEMPLATE).read_text("utf-8"))
     marks = sorted({one.step for one in facts.time.restarts if one.step})
-    page = template.render(
-        facts=facts,
-        worth=worth,
-        scores=scores,
-        columns=COLUMNS,
-        table_2=TABLE_2,
-        core_days=CORE_DAYS,
-        style=page_style(),
-        bar=time_bar(facts.time.parts, WORDS),
-        words=WORDS,
-        curves=shown_curves(facts.curves.curves, marks=marks, is_cost=False),
-        costs=shown_curves(facts.curves.curves, marks=marks, is_cost=True),
-        num_marks=len(marks),
-    )
-    return page.encode("utf-8", "backslashreplace")
+    values = {
+        "facts": facts,
+        "worth": worth,
+        "scores": scores,
+        "columns": COLUMNS,
+        "table_2": TABLE_2,
+        "core_days": CORE_DAYS,
+        "bar": time_bar(facts.time.parts, WORDS),
+        "words": WORDS,
+        "curves": shown_curves(facts.curves.curves, marks=marks, is_cost=False),
+        "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
+        "num_marks": len(marks),
+        "value_words": value_words,
+    }
+    return page("jobs.reports", "report.html.j2", values)
 
 
 def value_words(value: object) -> str:

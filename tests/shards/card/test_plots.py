@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from markupsafe import Markup
 
-from shards.card import card_plots as plots
+from shards.card import plots
+from shards.pages.plots import Axis
 
 COUNTS = {
     "long tail": np.sort(10_000 / np.arange(1, 21_001)).astype(np.int64),
@@ -42,7 +43,7 @@ def test_curves_over_classes(plot: Callable[[object], Markup], name: str) -> Non
 
 
 def test_a_long_tail_is_on_a_log_axis() -> None:
-    assert "samples per class (log)" in texts(plots.rank_curve(COUNTS["long tail"]))
+    assert "samples per class (log scale)" in texts(plots.rank_curve(COUNTS["long tail"]))
     assert "samples per class" in texts(plots.rank_curve(COUNTS["narrow"]))
 
 
@@ -53,7 +54,7 @@ def test_where_half_of_the_labels_are() -> None:
 @pytest.mark.parametrize("counts", [[1], [0, 0, 5], [1, 10**9]])
 def test_histogram(counts: list[int]) -> None:
     markup = plots.histogram(
-        np.array(counts), (0.0, 3.0), ticks=[(1.0, "one")], name="x", about="all", marks=[(2.0, "<here>")]
+        np.array(counts), Axis(name="x", low=0.0, high=3.0, ticks=[(1.0, "one")]), about="all", marks=[(2.0, "<here>")]
     )
     assert {"one", "x", "<here>"} <= set(texts(markup))
 
@@ -63,20 +64,7 @@ def test_density(places: list[tuple[int, int]]) -> None:
     sides = np.zeros((160, 160), np.int64)
     for row, column in places:
         sides[row, column] += 3
-    parsed(plots.density(sides, steps=8, about="sizes"))
-
-
-def test_heat_map_escapes_names_and_leaves_the_diagonal_empty() -> None:
-    shares = np.array([[1.0, 0.5], [0.25, 1.0]])
-    markup = plots.heat_map(shares, ["<script>", "&"], about="together")
-    assert "<script>" not in markup
-    assert [text for text in texts(markup) if text.isdecimal()] == ["50", "25"]
-
-
-def test_small_shares_are_not_shown_as_nothing() -> None:
-    shares = np.array([[1.0, 0.001, 0.0], [0.999, 1.0, 0.012], [0.0, 1.0, 1.0]])
-    shown = texts(plots.heat_map(shares, list("abc"), about="together"))
-    assert [text for text in shown if text not in "abc"] == ["<1", ">99", "1", "100"]
+    parsed(plots.density(sides, about="sizes"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shards.card.card_tally import first_labels
+from shards.card.tally import first_labels
 from shards.dataset import Dataset
 from shards.hashing import derive_key, hash_array
 from shards.images.config import MAX_IMAGE_BYTES

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.card.card_images import CardMatch, Mosaic, Tile, read_matches, read_tiles
-from shards.card.card_tally import TALLY_COLUMNS, Tally
+from shards.card.pictures import CardMatch, Mosaic, Tile, read_matches, read_tiles
+from shards.card.tally import TALLY_COLUMNS, Tally
 from shards.dataset import Dataset
 from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, read_index, read_labels, read_sample_rows
 from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path

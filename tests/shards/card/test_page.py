@@ -3,16 +3,21 @@
 import base64
 import hashlib
 import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from shards.card.card import gather_facts
-from shards.card.card_page import Use, render
+from shards.card import page as card_page
+from shards.card.facts import gather_facts
+from shards.card.page import Use, class_facts, image_words, render, title_of
+from shards.card.tally import Tally
 from shards.dataset import open_dataset
+from shards.index import INDEX_SCHEMA
 from shards.manifest import MANIFEST_PATH
 from shards.store import open_store
 from tests.rigs.card_datasets import Sample, write_dataset
@@ -217,3 +222,64 @@ def test_what_was_left_out(tmp_path: Path) -> None:
     for expected in ("1 refused, 1 duplicate, 1 too like", "1 of them had other labels", "distance 3", "source.url"):
         assert expected in text
     assert "hunter2" not in text
+
+
+def tally_of(*orientations: int, ext: str = "jpg") -> Tally:
+    rows = [
+        {"size": 9, "ext": ext, "height": 2, "width": 3, "labels": [0], "orientation": turn} for turn in orientations
+    ]
+    tally = Tally(top_classes=np.array([0]), num_classes=1)
+    tally.add(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+    return tally
+
+
+@pytest.mark.parametrize(
+    ("orientations", "modes", "expected"),
+    [
+        ((1, 1), {"RGB": 2}, "2 JPEG; all RGB"),
+        ((1,) * 500, {"RGB": 486, "L": 14}, "500 JPEG; 486 RGB, 14 greyscale"),
+        ((1, 6), {"RGB": 1, "L": 1}, "2 JPEG; 1 RGB, 1 greyscale; 1 with EXIF rotation (by 90° clockwise)"),
+        (
+            (6, 6, 3, 8),
+            {},
+            "4 JPEG; 4 with EXIF rotation (1 by 180°, 2 by 90° clockwise, 1 by 90° anticlockwise)",
+        ),
+        ((2, 1), {}, "2 JPEG; 1 mirrored by EXIF"),
+        (
+            (2, 5),
+            {"": 2},
+            "2 JPEG; all of unknown mode; 1 mirrored by EXIF, 1 with EXIF rotation (by 90° anticlockwise and mirrored)",
+        ),
+    ],
+)
+def test_image_words(orientations: tuple[int, ...], modes: dict[str, int], expected: str) -> None:
+    assert image_words(tally_of(*orientations), Counter(modes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "title"),
+    [
+        ("s3://bucket/a/in21k", "in21k"),
+        ("s3://bucket", "bucket"),
+        ("/data/sets/digits/", "digits"),
+        ("s3://key:secret@bucket", "bucket"),
+        ("https://host/x/set?sig=secret", "set"),
+    ],
+)
+def test_title(url: str, title: str) -> None:
+    assert title_of(url) == title
+
+
+def test_the_largest_classes_come_first_and_names_hold_no_separator(tmp_path: Path) -> None:
+    write_dataset(open_store(str(tmp_path)), [[Sample(labels=(1,)), Sample(labels=(1,))]], ["a\tb\nc", "d"])
+    facts = class_facts(gather_facts(open_dataset(str(tmp_path)), num_tiles=0))
+    assert facts["to_search"] == "1\t2\td\n0\t0\ta\\tb\\nc"
+    assert facts["num_searched"] == "2 classes"
+
+
+def test_endless_classes_do_not_make_an_endless_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_page, "MOST_SEARCHED", 2)
+    write_dataset(open_store(str(tmp_path)), [[Sample(labels=(4,))]], list("abcde"))
+    facts = class_facts(gather_facts(open_dataset(str(tmp_path)), num_tiles=0))
+    assert facts["to_search"] == "4\t1\te\n0\t0\ta"
+    assert facts["num_searched"] == "the 2 largest of 5 classes"
