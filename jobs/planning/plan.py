@@ -9,7 +9,6 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.planning.nodes import Row, node_rows, node_tables, rows_as_json
-from jobs.planning.plot import write_plot
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
@@ -65,6 +64,8 @@ def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
     except UserError as error:
         raise UserError(_in_plan(str(error))) from None
     if job.out:
+        from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
+
         write_plot(job, found)
     return found
 

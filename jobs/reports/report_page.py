@@ -14,7 +14,7 @@ from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, Worth
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
 from shards.files.json_lines import is_finite
-from shards.output.quantities import number, share, short_time, size
+from shards.output.quantities import number, percent, share, short_time, size
 from shards.pages.page import page, shown
 from shards.pages.plots import Axis, Frame, labelled, log_ticks, svg, ticks
 
@@ -46,15 +46,15 @@ class ShownCurve:
 
 _KINDS = {
     "loss": Kind(title="Training loss", unit="loss"),
-    "test_accuracy": Kind(title="Accuracy on the held-out dataset", unit="accuracy", text=share),
+    "test_accuracy": Kind(title="Accuracy on the held-out dataset", unit="accuracy", text=percent),
     "test_loss": Kind(title="Loss on the held-out dataset", unit="loss"),
     "learning_rate": Kind(title="Learning rate", unit="learning rate", may_be_log=False),
     "grad_norm": Kind(title="Gradient norm", unit="norm"),
     "images_per_second": Kind(title="Throughput", unit="images/s"),
-    "data_wait_share": Kind(title="Waiting for data", unit="share of the step", text=share, is_cost=True),
-    "perf/mfu": Kind(title="Model FLOP utilisation", unit="share of the data sheet's peak", text=share),
+    "data_wait_share": Kind(title="Waiting for data", unit="share of the step", text=percent, is_cost=True),
+    "perf/mfu": Kind(title="Model FLOP utilisation", unit="share of the data sheet's peak", text=percent),
     "perf/mfu_of_measured_peak": Kind(
-        title="Model FLOP utilisation, measured", unit="share of the measured peak", text=share
+        title="Model FLOP utilisation, measured", unit="share of the measured peak", text=percent
     ),
 }
 _STEP_TITLES = {
@@ -80,9 +80,9 @@ def kind_of(name: str) -> Kind:
     if group == "eval":
         dataset, _, score = rest.rpartition("/")
         averaged = " of the averaged weights" if score.startswith("ema_") else ""
-        return Kind(title=f"Accuracy on {dataset}{averaged}", unit="accuracy", text=share)
+        return Kind(title=f"Accuracy on {dataset}{averaged}", unit="accuracy", text=percent)
     if group == "fewshot":
-        return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=share)
+        return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=percent)
     title = _STEP_TITLES.get(name, name)
     if name.startswith("time/"):
         return Kind(title=title, unit="time per step", text=short_time, is_cost=True)

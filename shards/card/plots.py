@@ -8,7 +8,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from shards.card.tally import ASPECT_OCTAVES, ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, quantile
-from shards.output.quantities import share, size
+from shards.output.quantities import percent, share, size
 from shards.pages.plots import BOTTOM, LEFT, WIDTH, Axis, Frame, Ticks, labelled, log_ticks, matrix, svg, ticks
 
 CURVE_POINTS = 400
@@ -48,7 +48,7 @@ def coverage(counts: NDArray[np.int64]) -> Markup:
     half = int(np.searchsorted(rising, num_labels / 2)) + 1
     frame = Frame(
         x=Axis(name="largest classes", low=1, high=num_classes, ticks=labelled(log_ticks(1, num_classes)), is_log=True),
-        y=Axis(name="share of all labels", low=0, high=1.04, ticks=labelled((0, 0.25, 0.5, 0.75, 1), share)),
+        y=Axis(name="share of all labels", low=0, high=1.04, ticks=labelled((0, 0.25, 0.5, 0.75, 1), percent)),
     )
     ranks = np.unique(np.geomspace(1, num_classes, CURVE_POINTS).round().astype(int)).tolist()
     line = frame.line(((rank, int(rising[rank - 1]) / num_labels) for rank in ranks), has_area=True)

@@ -59,11 +59,18 @@ def short_count(count: float) -> str:
     return f"{count}"
 
 
+def percent(value: float) -> str:
+    """A value in percent, in three digits: `0.012 %`, `33.3 %`, `100 %`."""
+    return f"{_in_three_digits(100 * value)} %"
+
+
 def share(part: float, whole: float = 1.0) -> str:
-    """A share in percent, in three digits: `0 %`, `33.3 %`, `100 %`. Almost all is never shown as 100, nor a few of
-    many as 0."""
-    percent = 100 * part / whole if whole else 0.0
-    return ">99.9 %" if 99.95 <= percent < 100 else f"{_in_three_digits(percent)} %"
+    """A share in percent: `0 %`, `<0.1 %`, `33.3 %`, `100 %`. A few of many are never shown as 0, nor almost all as
+    100."""
+    found = 100 * part / whole if whole else 0.0
+    if found in (0, 100):
+        return f"{found:.0f} %"
+    return "<0.1 %" if found < 0.1 else ">99.9 %" if found > 99.9 else f"{found:.1f} %"
 
 
 def plural(count: int, noun: str) -> str:

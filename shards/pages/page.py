@@ -42,11 +42,16 @@ def page(package: str, template: str, values: Mapping[str, object], *, script: s
     code = own.joinpath(script).read_text("utf-8") if script else ""
     text = environment.get_template(template).render(
         values,
-        style=Markup(frame.joinpath(STYLE).read_text("utf-8")),  # noqa: S704 - a file of this package
+        style=style_sheet(),
         script=Markup(code),  # noqa: S704 - a file of one of our packages
         script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii"),
     )
     return text.encode("utf-8", "backslashreplace")
+
+
+def style_sheet() -> Markup:
+    """The style of all pages: light and dark, wide and narrow, on paper."""
+    return Markup(resources.files("shards.pages").joinpath(STYLE).read_text("utf-8"))  # noqa: S704 - our own
 
 
 def shown(text: str, most: int = NAME_CHARACTERS) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from shards.output.quantities import number
 
 WIDTH, HEIGHT = 560, 250
-LEFT, RIGHT, TOP, BOTTOM = 64, 14, 34, 44
+LEFT, RIGHT, TOP, BOTTOM = 76, 14, 34, 44
 _MOST_TICKS, _MOST_LOG_TICKS = 5, 7
 _LEAST_LEFT, _LEAST_TOP, _LEAST_RIGHT = 60, 60, 8
 _TURN = 55  # degrees of the names of columns
@@ -111,7 +111,11 @@ class Frame:
         return line + (f'<text class="marked" {place}>{escape(text)}</text>' if text else "")
 
     def svg(self, about: str, drawn: Iterable[str]) -> Markup:
-        """The plot: what is drawn in the frame lies above its grid. `about`: what it shows, in words."""
+        """The plot with what is drawn in the frame. `about`: what it shows, in words."""
+        return svg(about, WIDTH, HEIGHT, self.elements(drawn))
+
+    def elements(self, drawn: Iterable[str]) -> list[str]:
+        """The frame around what is drawn in it, which lies above its grid."""
         base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         grid = [
             f'<path class="grid" d="M{LEFT} {self.down(at):.1f}H{right}"/>'
@@ -129,7 +133,7 @@ class Frame:
             f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(names[0])}</text>',
             f'<text x="4" y="13">{escape(names[1])}</text>',
         ]
-        return svg(about, WIDTH, HEIGHT, [*grid, *drawn, *steps, *ends])
+        return [*grid, *drawn, *steps, *ends]
 
 
 def svg(about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False) -> Markup:

@@ -7,7 +7,7 @@ import pytest
 
 from jobs.reports.report_page import Kind, curve_plot, kind_of, time_bar
 from pipeline.runs.curves import Curve
-from shards.output.quantities import share
+from shards.output.quantities import percent
 
 KIND = Kind(title="A curve", unit="<i>")
 
@@ -31,7 +31,7 @@ def test_a_schedule_keeps_its_shape() -> None:
 
 
 def test_the_bar_is_described() -> None:
-    assert 'aria-label="Where the time went: a 25 %, b 75 %."' in time_bar({"x": 1, "y": 3}, {"x": "a", "y": "b"})
+    assert 'aria-label="Where the time went: a 25.0 %, b 75.0 %."' in time_bar({"x": 1, "y": 3}, {"x": "a", "y": "b"})
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_the_bar_is_described() -> None:
 )
 def test_scores_are_shown_in_percent_beside_the_loss(name: str, title: str) -> None:
     kind = kind_of(name)
-    assert (kind.title, kind.text, kind.is_cost) == (title, share, False)
+    assert (kind.title, kind.text, kind.is_cost) == (title, percent, False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shards.output.quantities import clock, duration, number, plural, share, short_count, short_time, size
+from shards.output.quantities import clock, duration, number, percent, plural, share, short_count, short_time, size
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,22 @@ def test_numbers(value: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "words"), [(0.0, "0 %"), (0.00012345, "0.0123 %"), (0.9, "90 %"), (1 / 3, "33.3 %"), (-0.5, "-50 %")]
+)
+def test_percents(value: float, words: str) -> None:
+    assert percent(value) == words
+
+
+@pytest.mark.parametrize(
     ("part", "whole", "words"),
     [
         (0, 9, "0 %"),
         (9, 9, "100 %"),
         (1, 3, "33.3 %"),
-        (1, 10**6, "0.0001 %"),
+        (1, 10**6, "<0.1 %"),
         (9, 1000, "0.9 %"),
-        (10, 1000, "1 %"),
-        (9994, 10_000, "99.9 %"),
+        (10, 1000, "1.0 %"),
+        (999, 1000, "99.9 %"),
         (10**6 - 1, 10**6, ">99.9 %"),
         (0, 0, "0 %"),
     ],
