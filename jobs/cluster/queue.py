@@ -93,7 +93,7 @@ def started_in(run_dir: Path) -> list[int]:
     return sorted((number for number in numbers if number < _MOST_NUMBER), reverse=True)
 
 
-def facts_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
+def job_facts(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
     """A job, `12` or `12_3`; None if Slurm does not know it, or not any more. UserError if Slurm's programs are
     missing, or Slurm does not answer, at the latest after this number of seconds (0: two minutes)."""
     found = tasks_of(job, environ, seconds=seconds)

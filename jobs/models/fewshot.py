@@ -54,13 +54,12 @@ def run(job: FewshotJob) -> int:
     facts = _facts(job, scores, test_url=data.test.url)
     if job.run_dir:
         _write(Path(job.run_dir), facts)
-    put(
-        f"{json.dumps(facts, allow_nan=False) if job.json else table_of(job.weights, scores, test_url=data.test.url)}\n"
-    )
+    text = json.dumps(facts, allow_nan=False) if job.json else score_table(job.weights, scores, test_url=data.test.url)
+    put(f"{text}\n")
     return exit_codes.DONE
 
 
-def table_of(weights: str, scores: FewshotScores, *, test_url: str) -> str:
+def score_table(weights: str, scores: FewshotScores, *, test_url: str) -> str:
     """A line for each number of shots: mean and deviation over seeds, which one seed does not have."""
     is_one = any(len(one.ridge) == 1 for one in scores.results)
     has_probe = any(one.probe for one in scores.results)

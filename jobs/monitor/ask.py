@@ -15,7 +15,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.state import is_chain, refuse_chain
-from jobs.cluster.queue import JobFacts, facts_of
+from jobs.cluster.queue import JobFacts, job_facts
 from jobs.cluster.queue_reasons import finding_of
 from jobs.cluster.slurm import queued_with
 from jobs.reports.ls import run_at
@@ -33,7 +33,7 @@ def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, li
     others = [word for word in words if not is_chain(word) and not _is_run(Path(word))]
     try:
         found = {word: queued_with(output_name(word), environ) for word in others}
-        facts = {word: [facts_of(one.job, environ) for one in jobs] for word, jobs in found.items()}
+        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
     except UserError:
         return {}
     return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.queue import JobFacts, facts_of, started_in
+from jobs.cluster.queue import JobFacts, job_facts, started_in
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.output.terminal import printable_name
@@ -45,7 +45,7 @@ def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
         return path
     jobs = []
     with suppress(UserError):  # there is no Slurm here, or it does not answer
-        jobs = [facts_of(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
+        jobs = [job_facts(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
     return newest_log(run_dir, [job for job in jobs if job])
 
 

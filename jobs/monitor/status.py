@@ -17,13 +17,13 @@ from jobs import exit_codes
 from jobs.chains.state import is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.queue import JobFacts, facts_of, nodes_in, numbers_of
+from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
 from jobs.monitor.ask import output_lines, outputs_in, outputs_json
 from jobs.monitor.run_logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
-from jobs.reports.ls import Run, as_json, row_of, run_at, table_of
+from jobs.reports.ls import Run, as_json, run_at, run_table
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import read_tail
 from shards.output.terminal import columns_of
@@ -83,8 +83,11 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
     put("".join(f"{line}\n" for line in output_lines(outputs)))
     if shown:
-        rows = [row_of(found, more=_lines(status), state=state_of(found, status)) for found, status in shown]
-        put(table_of(rows, now=now, columns=columns))
+        told = [
+            replace(found, reasons=(*found.reasons, *_lines(status)), state=state_of(found, status))
+            for found, status in shown
+        ]
+        put(run_table(told, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
     return exit_codes.DONE
@@ -171,7 +174,7 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
     logs = [path] if (path := newest_log(run_dir)) else []
     names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
-    known = {job.job: job for name in dict.fromkeys(names) if (job := facts_of(name, environ))}
+    known = {job.job: job for name in dict.fromkeys(names) if (job := job_facts(name, environ))}
     found = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
     return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
 

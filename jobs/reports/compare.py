@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.out_file import PAGES, refuse_no_page, write_page
 from jobs.output import put
-from jobs.reports.compare_facts import Point, facts_of, gather, told_apart
+from jobs.reports.compare_facts import Point, gather, point_json, told_apart
 from jobs.reports.compare_page import render
 from jobs.reports.ls import folders_below
 from shards.errors import UserError
@@ -36,16 +36,16 @@ def run(words: list[str]) -> int:
     for note in notes:
         log.warning("left out: %s", printable_name(note))
     if is_json:
-        put("".join(f"{json.dumps(facts_of(one), allow_nan=False)}\n" for one in points))
+        put("".join(f"{json.dumps(point_json(one), allow_nan=False)}\n" for one in points))
         return exit_codes.DONE
     page = render(points, notes)
     write_page(out, page)
-    put(table_of(points))
+    put(point_table(points))
     log.info("%s: %s, opens in any browser", printable_name(str(out)), plural(len(points), "point"))
     return exit_codes.DONE
 
 
-def table_of(points: Sequence[Point]) -> str:
+def point_table(points: Sequence[Point]) -> str:
     """A line for each point."""
     rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot", "also scored")]
     rows += [

@@ -210,7 +210,7 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
     )
 
 
-def facts_of(point: Point) -> dict[str, Any]:
+def point_json(point: Point) -> dict[str, Any]:
     """The facts as --json has them."""
     by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
     return asdict(point) | {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}

@@ -33,6 +33,10 @@ from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
 
+_RECORD = "job.yaml"
+_MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
+_MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
+_BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
 _TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
 _MOST_WORD = 80
 _SAID_ALREADY = ("done", "gave up", "told to stop")
@@ -55,6 +59,7 @@ _CRASHES = (
     (139, "by SIGSEGV"),
     (134, "by SIGABRT"),
 )
+Change = tuple[str, str, str]
 
 
 def last_try(run_dir: Path) -> tuple[Line | None, int]:
@@ -112,15 +117,6 @@ def _codes(line: Line) -> Iterator[int]:
     codes = line.get("exit_codes")
     found = [code for code in codes if type(code) is int and 0 < code < 256] if isinstance(codes, list) else []
     yield from [code for code in found if code != exit_codes.CONTINUE][:4] or found[:4]
-
-
-_RECORD = "job.yaml"
-_MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
-_MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
-_BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
-
-
-Change = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)

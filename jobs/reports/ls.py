@@ -27,6 +27,14 @@ from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 from shards.schema.config_values import whole_number
 
+__all__ = ["LsJob", "run"]
+
+log = logging.getLogger(__name__)
+_RECORD = "job.yaml"
+_MOST_DEPTH, _MOST_FOLDERS = 3, 20_000
+_PIPE_COLUMNS = 160
+_THREADS = 8  # a file server takes its time to answer
+_DESCENDING = ("step", "accuracy", "images", "goodput", "seen")
 _HEADS = ("run", "recipe", "state", "step", "loss", "accuracy", "images/s", "goodput", "seen")
 _LEFT = (True, True, True, False, False, False, False, False, False)
 _LEAST_NAME, _LEAST_RECIPE = 12, 8
@@ -37,29 +45,53 @@ Cells = list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRow:
-    """What a line shows of a run."""
+class Run:
+    """A run's folder. `stage` and `model` are empty, `num_steps` and `recipe` None, if its record does not say.
+    `state`: shown instead of the state in `facts`, if it is not empty."""
 
-    run: str
-    recipe: str
+    path: str
+    stage: str
+    recipe: Nearest | None
+    model: str
     num_steps: int | None
     facts: RunFacts
     reasons: tuple[str, ...]
     state: str = ""
-    """Shown instead of the state in `facts`."""
 
 
-def table_of(rows: Sequence[RunRow], *, now: float, columns: int) -> str:
+def run(job: LsJob) -> int:
+    """Prints the table, or a line of JSON for each run; 0 even if there are none, or damaged ones."""
+    now = time.time()
+    root = Path(job.dir)
+    folders = folders_below(root)
+    pool = Pool(_THREADS, name="ls")
+    try:
+        futures = [pool.submit(lambda path=path: run_at(root, path, now)) for path in folders]  # type: ignore[misc]
+        runs = [one for one in (future.result() for future in futures) if one]
+    finally:
+        pool.close()
+    runs = in_order(runs, by=job.sort, reverse=job.reverse)
+    if job.json:
+        put("".join(json.dumps(as_json(one), allow_nan=False) + "\n" for one in runs))
+        return exit_codes.DONE
+    if not runs:
+        log.info("no run in %s, down to %d levels: a run's folder has a %s", job.dir, _MOST_DEPTH, _RECORD)
+        return exit_codes.DONE
+    put(run_table(runs, now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
+    return exit_codes.DONE
+
+
+def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
     """The lines of the table, none longer than `columns` but commands to paste; names are fitted, control characters in
     them escaped."""
-    cells = [_cells(row, now) for row in rows]
+    cells = [_cells(one, now) for one in runs]
     kept = _columns_that_fit(cells, columns)
     widths = _widths(cells, kept, columns)
     lines = [_line([_HEADS[at] for at in kept], kept, widths)]
-    for row, own in zip(rows, cells, strict=True):
+    for one, own in zip(runs, cells, strict=True):
         shown = [fitted(own[at], width) if at < 2 else own[at] for at, width in zip(kept, widths, strict=True)]
         lines.append(_line(shown, kept, widths))
-        for reason in row.reasons:
+        for reason in one.reasons:
             width = max(columns - len(_INDENT), _LEAST_NAME)
             is_advice = reason.startswith("> ")
             parts = advice(reason[2:], width) if is_advice else wrapped(reason, width, most_lines=3)
@@ -67,14 +99,14 @@ def table_of(rows: Sequence[RunRow], *, now: float, columns: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _cells(row: RunRow, now: float) -> Cells:
-    facts = row.facts
+def _cells(one: Run, now: float) -> Cells:
+    facts = one.facts
     step = "" if facts.step is None else f"{facts.step:,}"
-    steps = f"/{row.num_steps:,}" if row.num_steps is not None else ""
+    steps = f"/{one.num_steps:,}" if one.num_steps is not None else ""
     return [
-        printable_name(row.run),
-        printable_name(row.recipe) or "-",
-        row.state or facts.state,
+        printable_name(one.path),
+        printable_name(one.recipe.words()) if one.recipe else "-",
+        one.state or facts.state,
         f"{step or '0'}{steps}" if step or steps else "-",
         "-" if facts.loss is None else f"{facts.loss:.4f}" if _is_usual(facts.loss) else f"{facts.loss:.3g}",
         "-" if facts.accuracy is None else f"{facts.accuracy:.3f}",
@@ -128,51 +160,6 @@ def _line(texts: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> s
         room = " " * max(0, width - cell_len(text))
         padded.append(text + room if _LEFT[at] else room + text)
     return _GAP.join(padded).rstrip()
-
-
-__all__ = ["LsJob", "run"]
-
-log = logging.getLogger(__name__)
-_RECORD = "job.yaml"
-_MOST_DEPTH, _MOST_FOLDERS = 3, 20_000
-_PIPE_COLUMNS = 160
-_THREADS = 8  # a file server takes its time to answer
-_DESCENDING = ("step", "accuracy", "images", "goodput", "seen")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run's folder. `stage` and `model` are empty, `num_steps` and `recipe` None, if its record does not say."""
-
-    path: str
-    stage: str
-    recipe: Nearest | None
-    model: str
-    num_steps: int | None
-    facts: RunFacts
-    reasons: tuple[str, ...]
-
-
-def run(job: LsJob) -> int:
-    """Prints the table, or a line of JSON for each run; 0 even if there are none, or damaged ones."""
-    now = time.time()
-    root = Path(job.dir)
-    folders = folders_below(root)
-    pool = Pool(_THREADS, name="ls")
-    try:
-        futures = [pool.submit(lambda path=path: run_at(root, path, now)) for path in folders]  # type: ignore[misc]
-        runs = [one for one in (future.result() for future in futures) if one]
-    finally:
-        pool.close()
-    runs = in_order(runs, by=job.sort, reverse=job.reverse)
-    if job.json:
-        put("".join(json.dumps(as_json(one), allow_nan=False) + "\n" for one in runs))
-        return exit_codes.DONE
-    if not runs:
-        log.info("no run in %s, down to %d levels: a run's folder has a %s", job.dir, _MOST_DEPTH, _RECORD)
-        return exit_codes.DONE
-    put(table_of([row_of(one) for one in runs], now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
-    return exit_codes.DONE
 
 
 def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
@@ -288,18 +275,6 @@ def is_unstarted(path: Path) -> bool:
     """Whether it is the folder of a run that was submitted, and has not begun: its first start writes the record."""
     others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
     return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
-
-
-def row_of(one: Run, *, more: Sequence[str] = (), state: str = "") -> RunRow:
-    """Its line in the table, with more lines below it, and with another word for its state if one is given."""
-    return RunRow(
-        run=one.path,
-        recipe=one.recipe.words() if one.recipe else "",
-        num_steps=one.num_steps,
-        facts=one.facts,
-        reasons=(*one.reasons, *more),
-        state=state,
-    )
 
 
 def as_json(one: Run) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def rounding_of(precision: str, unbroken: Sequence[LossDifference]) -> float:
 _HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
 
 
-def table_of(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> Table:
+def outcome_table(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> Table:
     """A line for each interrupted run."""
     title = printable_name(f"patchline verify-resume {job.recipe}".rstrip())
     caption = printable_name(f"{job.steps} steps each" + (f"; the runs are in {folder}" if folder else ""))

@@ -15,7 +15,7 @@ from jobs.resolve import default_job
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
-from jobs.train.sweep_results import best_of, facts_of, scores_of, sweep_json, table_of
+from jobs.train.sweep_results import best_of, scores_of, sweep_facts, sweep_json, sweep_table
 from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
 from shards.errors import UserError, WillNotSucceedError
 from shards.files.json_lines import write_whole
@@ -42,7 +42,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     if plan.phase != "seeds" and (code := run_all(plan.own(tries), environ, override)):
         return code
     if plan.phase == "tries":
-        put(table_of(plan, [score_of(one, override) for one in plan.own(tries)], []))
+        put(sweep_table(plan, [score_of(one, override) for one in plan.own(tries)], []))
         return exit_codes.DONE
     repeated = plan.own(plan.repetitions(_best(plan, [score_of(one, override) for one in tries])))
     make_room(repeated, override, free=swept_fields(plan, override))
@@ -50,7 +50,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     if code == exit_codes.USER_MISTAKE:
         return code  # the run has said why
     write(plan, override)
-    put(table_of(plan, *scores_of(plan, override)))
+    put(sweep_table(plan, *scores_of(plan, override)))
     return code
 
 
@@ -74,7 +74,7 @@ def check(plan: SweepPlan, override: Override) -> None:
 
 def write(plan: SweepPlan, override: Override) -> None:
     """Writes sweep.json, from what is in the runs' folders."""
-    write_whole(plan.folder / "sweep.json", sweep_json(facts_of(plan, *scores_of(plan, override))))
+    write_whole(plan.folder / "sweep.json", sweep_json(sweep_facts(plan, *scores_of(plan, override))))
 
 
 def swept_fields(plan: SweepPlan, override: Override) -> set[str]:

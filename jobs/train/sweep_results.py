@@ -40,7 +40,7 @@ def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], li
     return tries, [score_of(one, override) for one in plan.repetitions(best.trial.values if best else ())]
 
 
-def facts_of(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> dict[str, Any]:
+def sweep_facts(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> dict[str, Any]:
     """The results as sweep.json has them."""
     best, accuracies = best_of(tries), [one.accuracy for one in seeds if one.accuracy is not None]
     is_whole = bool(seeds) and len(accuracies) == len(seeds)
@@ -58,7 +58,7 @@ def facts_of(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[Trial
     }
 
 
-def table_of(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> str:
+def sweep_table(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> str:
     """A line for each run, the best marked, and the mean of the repetitions."""
     best = best_of(tries)
     width = max([len(printable_name(one.trial.name)) for one in (*tries, *seeds)], default=0)

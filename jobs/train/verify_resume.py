@@ -28,7 +28,7 @@ from jobs.train.killed_runs import (
     run_killed,
     run_whole,
 )
-from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, table_of
+from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table
 from pipeline.runs.comparison import StoredRun
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import LoggersConfig
@@ -65,7 +65,7 @@ def verify(job: VerifyResumeJob, *, start: StartRanks) -> int:
         if job.json:
             put(json.dumps(as_json(job, outcomes, folder=where), allow_nan=False) + "\n")
         else:
-            show_table(table_of(job, outcomes, folder=where))
+            show_table(outcome_table(job, outcomes, folder=where))
         for line in explanations(outcomes):
             log.log(logging.INFO if is_same else logging.ERROR, "%s", line)
         if not is_same and job.device != "cpu" and not job.engine.deterministic:

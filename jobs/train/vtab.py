@@ -43,7 +43,7 @@ class TaskRow:
         return self.score.accuracy if self.score else None
 
 
-def facts_of(rows: Sequence[TaskRow]) -> dict[str, Any]:
+def task_facts(rows: Sequence[TaskRow]) -> dict[str, Any]:
     """The scores as vtab.json has them."""
     return {
         "tasks": {
@@ -59,7 +59,7 @@ def facts_of(rows: Sequence[TaskRow]) -> dict[str, Any]:
     }
 
 
-def table_of(rows: Sequence[TaskRow]) -> str:
+def task_table(rows: Sequence[TaskRow]) -> str:
     """A line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
     return lines_of(rows, words=words_of, summary=partial(_summary, rows))
 
@@ -151,9 +151,9 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
 def _shown(rows: Mapping[int | None, Sequence[TaskRow]]) -> tuple[dict[str, Any], str]:
     """What vtab.json says, and the table."""
     if None in rows:
-        return facts_of(rows[None]), table_of(rows[None])
+        return task_facts(rows[None]), task_table(rows[None])
     by_seed = {seed: found for seed, found in rows.items() if seed is not None}
-    return facts_of_seeds(by_seed), table_of_seeds(by_seed)
+    return seed_facts(by_seed), seed_table(by_seed)
 
 
 def _taken(words: Sequence[str]) -> _Words:
@@ -206,19 +206,19 @@ def _trial(task: VtabTask, weights: str, taken: _Words, seed: int | None) -> Tri
 Rows = Mapping[int, Sequence[TaskRow]]
 
 
-def facts_of_seeds(by_seed: Rows) -> dict[str, Any]:
+def seed_facts(by_seed: Rows) -> dict[str, Any]:
     """The scores as vtab.json has them: of each group and of all tasks the mean over the seeds, which `deviations` has
     of a sample, and in `seeds` what vtab.json has of one."""
     spans: dict[str, Sequence[VtabTask]] = {**GROUPS, "mean": TASKS}
     found = {name: _spread(_means(by_seed, tasks)) for name, tasks in spans.items()}
     return {
-        "seeds": [{"seed": seed, **facts_of(rows)} for seed, rows in by_seed.items()],
+        "seeds": [{"seed": seed, **task_facts(rows)} for seed, rows in by_seed.items()],
         **{name: mean for name, (mean, _) in found.items()},
         "deviations": {name: deviation for name, (_, deviation) in found.items()},
     }
 
 
-def table_of_seeds(by_seed: Rows) -> str:
+def seed_table(by_seed: Rows) -> str:
     """A line for each task, with the mean over the seeds, and one for each group and for all 19 tasks."""
     first = next(iter(by_seed.values()))
     return lines_of(first, words=partial(_task, by_seed), summary=partial(_summary_of_seeds, by_seed))

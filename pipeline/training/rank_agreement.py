@@ -34,7 +34,7 @@ Facts = Mapping[str, str]
 def refuse_other_runs(prepared: Prepared) -> None:
     """UserError, the same on every rank, if another rank is about to run something else. Collective."""
     if prepared.world.num_ranks > 1:
-        refuse_disagreement(facts_of(prepared), device=prepared.world.device)
+        refuse_disagreement(facts_to_agree(prepared), device=prepared.world.device)
 
 
 def refuse_disagreement(facts: Facts, *, device: torch.device) -> None:
@@ -65,7 +65,7 @@ def disagreements(facts: Sequence[Facts]) -> list[str]:
     return lines
 
 
-def facts_of(prepared: Prepared) -> dict[str, str]:
+def facts_to_agree(prepared: Prepared) -> dict[str, str]:
     """What must be the same on every rank, by its name in the message."""
     job, held_out = prepared.job, prepared.held_out
     facts: dict[str, object] = {"python": platform.python_version()}

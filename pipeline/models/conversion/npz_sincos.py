@@ -13,7 +13,7 @@ _TEMPERATURE = 10_000.0
 _IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
 
 
-def table_of(side: int, width: int) -> torch.Tensor:
+def sincos_table(side: int, width: int) -> torch.Tensor:
     """The table (1, N, D), float32, of side x side patches. Raises UserError for a width without such a table."""
     if width % 4 or width < 8:
         raise UserError(
@@ -35,7 +35,7 @@ def with_table(file: TensorFile) -> TensorFile:
     side = max(1, _IMAGE_SIZE // patch)
 
     def read(name: str) -> torch.Tensor:
-        return table_of(side, width) if name == TABLE else file.read(name)
+        return sincos_table(side, width) if name == TABLE else file.read(name)
 
-    table_of(1, width)  # refuses a width without a table before anything is read
+    sincos_table(1, width)  # refuses a width without a table before anything is read
     return TensorFile(where=file.where, shapes={**file.shapes, TABLE: (1, side**2, width)}, read=read)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.queue import NodeFacts, facts_of, nodes_in, numbers_of, parsed, started_in, tasks_of
+from jobs.cluster.queue import NodeFacts, job_facts, nodes_in, numbers_of, parsed, started_in, tasks_of
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import SILENT, UNKNOWN, programs
 
@@ -53,7 +53,7 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scontrol", [UNKNOWN, "echo 'Job 12_9 not found'; exit 1"])
 def test_a_job_that_slurm_has_forgotten(tmp_path: Path, scontrol: str) -> None:
-    assert facts_of("12", programs(tmp_path, scontrol=scontrol)) is None
+    assert job_facts("12", programs(tmp_path, scontrol=scontrol)) is None
 
 
 @pytest.mark.parametrize("scontrol", [SILENT, "echo 'slurm.conf: file not found' >&2; exit 1", "exit 1"])
@@ -75,7 +75,7 @@ def test_the_tasks_of_an_array(tmp_path: Path) -> None:
     environ = programs(tmp_path, scontrol=f"cat {tmp_path}/array")
     found = [(one.job, one.number, one.state) for one in tasks_of("1", environ)]
     assert found == [("1_[3-6]", "1", "PENDING"), ("1_2", "4", "RUNNING"), ("1_1", "3", "FAILED")]
-    job = facts_of("4", environ)
+    job = job_facts("4", environ)
     assert job
     assert job.job == "1_2"
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs.data import pack
-from jobs.models.fewshot import FewshotJob, run, table_of
+from jobs.models.fewshot import FewshotJob, run, score_table
 from jobs.record import read_record
 from pipeline.evaluation.config import FewshotImages
 from pipeline.evaluation.fewshot import FewshotScores, ShotScores
@@ -74,7 +74,7 @@ def test_a_table_without_a_probe() -> None:
     scores = FewshotScores(
         num_classes=1000, num_test_images=50_000, width=1280, results=(ShotScores(shots=10, ridge=(0.5, 0.7)),)
     )
-    assert table_of("w", scores, test_url="u").splitlines()[2:] == [
+    assert score_table("w", scores, test_url="u").splitlines()[2:] == [
         "shots     images         accuracy",
         "   10     10,000  0.6000 ± 0.1414",
     ]
@@ -84,7 +84,7 @@ def test_one_seed_has_no_deviation() -> None:
     scores = FewshotScores(
         num_classes=10, num_test_images=5, width=32, results=(ShotScores(shots=1, ridge=(0.5,), probe=(0.25,)),)
     )
-    lines = table_of("w", scores, test_url="u").splitlines()
+    lines = score_table("w", scores, test_url="u").splitlines()
     assert lines[1].endswith("representation of 32 (one seed: no deviation)")
     assert lines[-1].split() == ["1", "10", "0.5000", "0.2500"]
     assert lines[-1].endswith("0.2500")

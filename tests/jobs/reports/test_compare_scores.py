@@ -9,8 +9,8 @@ import pytest
 
 from jobs.recipes import pretrain
 from jobs.record import write_record
-from jobs.reports.compare import table_of
-from jobs.reports.compare_facts import Point, facts_of, gather, point_of, repeated, told_apart
+from jobs.reports.compare import point_table
+from jobs.reports.compare_facts import Point, gather, point_json, point_of, repeated, told_apart
 from jobs.reports.compare_page import render
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotImages, FewshotInTraining
@@ -110,8 +110,8 @@ def test_further_scores_are_drawn_with_those_on_the_same_dataset(tmp_path: Path)
     assert few_shot.count("<circle") == 2
     assert "a 50.0 at" in few_shot
     assert "b 12.5 at" in few_shot
-    assert "b-test: 0.2500; few-test: 0.5000 ± 0.1250 (5 shots, best)" in table_of(points)
-    assert [one["score"] for one in json.loads(json.dumps(facts_of(points[0])))["also"]] == [0.25, 0.5]
+    assert "b-test: 0.2500; few-test: 0.5000 ± 0.1250 (5 shots, best)" in point_table(points)
+    assert [one["score"] for one in json.loads(json.dumps(point_json(points[0])))["also"]] == [0.25, 0.5]
 
 
 def test_further_scores_of_repetitions_are_means(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""`patchline ls`: real runs in every state, damaged ones beside them, and a thousand at once."""
+"""`patchline ls`: real runs in every state, damaged ones beside them, and a thousand at once. Its table fits every
+width, and no name can leave its line."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,9 +14,10 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
+from jobs.nearest_recipe import Nearest
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
-from jobs.reports.ls import Run, in_order
+from jobs.reports.ls import Run, in_order, run_table
 from jobs.settings.models import SortColumn
 from pipeline.runs.facts import RunFacts
 from tests.rigs.kills import step_at_least, wait_until
@@ -22,6 +25,7 @@ from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, start
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+NOW = 1e9
 
 
 def listed(folder: Path, *words: str) -> dict[str, dict[str, Any]]:
@@ -210,3 +214,54 @@ def test_a_thousand_runs_take_about_a_second(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) >= 1001
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert 0 < spent < 5, f"{spent:.1f} s"
+
+
+def facts(**values: object) -> RunFacts:
+    known = {"state": "running", "step": 1200, "loss": 0.5, "accuracy": 0.9, "images_per_second": 1234.5}
+    more = {"goodput": 0.87, "last_seen": NOW - 3, "reasons": ()}
+    return RunFacts(**{**known, **more, **values})  # type: ignore[arg-type]
+
+
+def row(run: str = "a", *reasons: str, recipe: str = "digits_smoke", **values: object) -> Run:
+    origin = Nearest(recipe=recipe, num_changed=2)
+    return Run(path=run, stage="", recipe=origin, model="", num_steps=4000, facts=facts(**values), reasons=reasons)
+
+
+def test_a_line_per_run() -> None:
+    rows = [row("lr-1e-3"), row("lr-3e-4", "step 8 is saved", state="failed", loss=math.nan, accuracy=None)]
+    assert run_table(rows, now=NOW, columns=120).splitlines() == [
+        "run      recipe           state           step    loss  accuracy  images/s  goodput     seen",
+        "lr-1e-3  digits_smoke +2  running  1,200/4,000  0.5000     0.900     1,234      87%  3 s ago",
+        "lr-3e-4  digits_smoke +2  failed   1,200/4,000     nan         -     1,234      87%  3 s ago",
+        "    step 8 is saved",
+    ]
+
+
+def test_what_is_not_known() -> None:
+    nothing: dict[str, Any] = dict.fromkeys(("step", "loss", "accuracy", "images_per_second", "goodput", "last_seen"))
+    line = run_table([row(state="never started", **nothing)], now=NOW, columns=120).splitlines()[1]
+    assert "  never started  " in line
+    assert line.endswith("0/4,000     -         -         -        -     -")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
+    long = row("sweep/" + "x" * 200, "y" * 500, recipe="vit_b16_i21k_augreg_medium1", state="never started")
+    lines = run_table([long, row()], now=NOW, columns=columns).splitlines()
+    assert len(lines) == 6, "a long reason has three lines"
+    assert max(map(len, lines)) <= columns
+    assert ("goodput" in lines[0]) == (columns >= 100)
+    assert lines[1].startswith("sweep")
+
+
+def test_names_cannot_act() -> None:
+    text = run_table([row("a\x1b[2J\nb", "c\nd\x1b")], now=NOW, columns=120)
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(-5, "0 s ago"), (59, "59 s ago"), (61, "1 min ago"), (7300, "2 h ago"), (1e6, "11 d ago")]
+)
+def test_times(seconds: float, shown: str) -> None:
+    assert run_table([row(last_seen=NOW - seconds)], now=NOW, columns=120).rstrip().endswith(f"  {shown}")

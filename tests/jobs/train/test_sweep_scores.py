@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.train.sweep_plan import SweepPlan
-from jobs.train.sweep_results import best_of, facts_of, sweep_json, table_of
+from jobs.train.sweep_results import best_of, sweep_facts, sweep_json, sweep_table
 from jobs.train.trials import TrialScore
 
 RATES = (".01", ".03", ".1")
@@ -38,7 +38,7 @@ def repeated(*accuracies: float | None) -> list[TrialScore]:
 
 
 def test_the_table() -> None:
-    assert table_of(PLAN, scores(0.5, 0.75, None), repeated(0.7, 0.8)) == (
+    assert sweep_table(PLAN, scores(0.5, 0.75, None), repeated(0.7, 0.8)) == (
         "tries/rate=.01  0.5000\n"
         "tries/rate=.03  0.7500  best\n"
         "tries/rate=.1   failed  NaN\\x1b\n"
@@ -46,15 +46,15 @@ def test_the_table() -> None:
         "seeds/5         0.8000\n"
         "mean of 2: 0.7500 ± 0.0707\n"
     )
-    assert "mean" not in table_of(PLAN, scores(0.5, 0.75, None), repeated(0.7, None))
-    assert "(one seed: no deviation)" in table_of(PLAN, [], repeated(0.7))
+    assert "mean" not in sweep_table(PLAN, scores(0.5, 0.75, None), repeated(0.7, None))
+    assert "(one seed: no deviation)" in sweep_table(PLAN, [], repeated(0.7))
 
 
 @pytest.mark.parametrize(
     ("accuracies", "hint"), [((0.9, 0.8, 0.7), "lowest that was tried; try lower"), ((0.1, 0.2, 0.3), "highest")]
 )
 def test_a_best_value_at_the_edge(accuracies: tuple[float, ...], hint: str) -> None:
-    assert hint in table_of(PLAN, scores(*accuracies), [])
+    assert hint in sweep_table(PLAN, scores(*accuracies), [])
 
 
 def test_the_best() -> None:
@@ -68,7 +68,7 @@ def test_the_best() -> None:
 
 
 def test_the_file() -> None:
-    found = json.loads(sweep_json(facts_of(PLAN, scores(0.5, 0.75, None), repeated(0.7, 0.8))))
+    found = json.loads(sweep_json(sweep_facts(PLAN, scores(0.5, 0.75, None), repeated(0.7, 0.8))))
     assert found["best"] == {"--rate": ".03"}
     assert (found["mean"], round(found["deviation"], 4)) == (0.75, 0.0707)
     assert [one["seed"] for one in found["seeds"]] == [4, 5]
@@ -79,7 +79,7 @@ def test_the_file() -> None:
         "accuracy": 0.5,
         "command": "patchline finetune r --rate=.01 --run-dir=s/tries/rate=.01 --evaluation.url=h",
     }
-    assert facts_of(PLAN, scores(0.5, 0.75, None), repeated(0.7, None))["mean"] is None
+    assert sweep_facts(PLAN, scores(0.5, 0.75, None), repeated(0.7, None))["mean"] is None
 
 
 def test_the_metric_is_named() -> None:
@@ -87,10 +87,10 @@ def test_the_metric_is_named() -> None:
     plan = replace(PLAN, metric="mean_per_class")
     tries = [TrialScore(trial=one, state="done", accuracy=0.5) for one in plan.tries()]
     seeds = [TrialScore(trial=one, state="done", accuracy=0.5) for one in plan.repetitions(plan.first_values())]
-    facts = facts_of(plan, tries, seeds)
+    facts = sweep_facts(plan, tries, seeds)
     assert (facts["score"], facts["tries"][0]["mean_per_class"], facts["mean"]) == ("mean_per_class", 0.5, 0.5)
     assert "accuracy" not in facts["seeds"][0]
-    assert table_of(plan, tries, seeds).endswith("mean of 2 by mean_per_class: 0.5000 ± 0.0000\n")
-    assert facts_of(PLAN, scores(0.5, 0.75, None), [])["score"] == "accuracy"
+    assert sweep_table(plan, tries, seeds).endswith("mean of 2 by mean_per_class: 0.5000 ± 0.0000\n")
+    assert sweep_facts(PLAN, scores(0.5, 0.75, None), [])["score"] == "accuracy"
     unscored = [replace(tries[0], accuracy=None, why="it has no score"), *tries[1:]]
-    assert "done  it has no score\n" in table_of(plan, unscored, [])
+    assert "done  it has no score\n" in sweep_table(plan, unscored, [])

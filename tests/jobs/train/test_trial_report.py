@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, table_of
+from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_table
 from tests.jobs.train.test_resume_verdict import A_TENSOR, outcome
 
 JOB = VerifyResumeJob(recipe="digits\x1b[2J", steps=10)
@@ -16,7 +16,7 @@ JOB = VerifyResumeJob(recipe="digits\x1b[2J", steps=10)
 def shown(one: ResumeOutcome) -> str:
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(table_of(JOB, [one], folder="/tmp/kept\n"))  # noqa: S108 - a name
+        console.print(outcome_table(JOB, [one], folder="/tmp/kept\n"))  # noqa: S108 - a name
     text = captured.get()
     assert "\x1b[2J" not in text
     return text

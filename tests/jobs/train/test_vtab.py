@@ -10,7 +10,7 @@ from jobs.data import pack
 from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.train import vtab
 from jobs.train.trials import Trial, TrialScore
-from jobs.train.vtab import TaskRow, facts_of, table_of
+from jobs.train.vtab import TaskRow, task_facts, task_table
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
 from shards.errors import UserError
@@ -39,13 +39,13 @@ def test_groups() -> None:
 
 def test_means() -> None:
     rows = [scored(task.name, number / 100) for number, task in enumerate(TASKS)]
-    lines = table_of(rows).splitlines()
+    lines = task_table(rows).splitlines()
     assert lines[0].split() == ["natural", "caltech101", "0.0000"]
     assert lines[7].split() == ["mean", "of", "7", "0.0300"]
     assert lines[12].split() == ["mean", "of", "4", "0.0850"]
     assert lines[-1].split() == ["all", "mean", "of", "19", "0.0900"], "each task counts the same, not each group"
-    assert facts_of(rows)["mean"] == pytest.approx(0.09)
-    assert facts_of(rows)["structured"] == pytest.approx(0.145)
+    assert task_facts(rows)["mean"] == pytest.approx(0.09)
+    assert task_facts(rows)["structured"] == pytest.approx(0.145)
 
 
 def test_no_mean_of_a_part() -> None:
@@ -54,7 +54,7 @@ def test_no_mean_of_a_part() -> None:
         scored("eurosat", None),
         TaskRow(task=TASKS[-1], lacks="x/smallnorb has no manifest\x1b"),
     ]
-    assert [line.split(None, 1)[-1] if line[0] != " " else line.strip() for line in table_of(rows).splitlines()] == [
+    assert [line.split(None, 1)[-1] if line[0] != " " else line.strip() for line in task_table(rows).splitlines()] == [
         "dtd                   0.5000",
         "1 of 7 tasks have a score: no mean",
         "eurosat               stopped",
@@ -63,7 +63,7 @@ def test_no_mean_of_a_part() -> None:
         "0 of 8 tasks have a score: no mean",
         "1 of 19 tasks have a score: no mean",
     ]
-    facts = facts_of(rows)
+    facts = task_facts(rows)
     assert (facts["mean"], facts["natural"]) == (None, None)
     assert facts["tasks"]["dtd"]["command"] == "patchline finetune vtab_dtd '--x=a b'"
     assert facts["tasks"]["smallnorb_elevation"]["state"] == "missing"

@@ -10,7 +10,7 @@ import pytest
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.ranks.world import World
 from pipeline.training.prepare import prepare
-from pipeline.training.rank_agreement import code_facts, disagreements, facts_of, refuse_disagreement
+from pipeline.training.rank_agreement import code_facts, disagreements, facts_to_agree, refuse_disagreement
 from pipeline.training.zero.deepspeed_version import TESTED
 from shards.errors import UserError
 from tests.rigs.forked_ranks import fork_ranks
@@ -63,7 +63,7 @@ def test_many_files_count_as_one_thing() -> None:
 def everything(run_dir: Path, url: str) -> dict[str, str]:
     """The facts of a small job."""
     job = digits_smoke()
-    return facts_of(prepare(replace(job, run_dir=str(run_dir), data=replace(job.data, url=url)), one_world()))
+    return facts_to_agree(prepare(replace(job, run_dir=str(run_dir), data=replace(job.data, url=url)), one_world()))
 
 
 def test_what_is_compared(digits_url: str, run_dir: Path) -> None:
@@ -81,7 +81,7 @@ def test_what_ranks_need_not_choose_is_not_compared(digits_url: str, run_dir: Pa
     job = digits_smoke()
     engine = replace(job.engine, precision="fp32", compile="off")
     job = replace(job, run_dir=str(run_dir), data=replace(job.data, url=digits_url), engine=engine)
-    assert not {"bf16", "torch.compile"} & facts_of(prepare(job, one_world())).keys()
+    assert not {"bf16", "torch.compile"} & facts_to_agree(prepare(job, one_world())).keys()
 
 
 def test_every_line_of_code_counts(tmp_path: Path) -> None:

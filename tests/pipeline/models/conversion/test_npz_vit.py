@@ -14,7 +14,7 @@ import torch
 
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.npz import Dialect, save_npz
-from pipeline.models.conversion.npz_sincos import TABLE, table_of, with_table
+from pipeline.models.conversion.npz_sincos import TABLE, sincos_table, with_table
 from pipeline.models.conversion.npz_vit import BIG_VISION, VISION_TRANSFORMER, NpzNames, layout
 from pipeline.models.conversion.tensor_file import TensorFile
 from shards.errors import UserError
@@ -117,7 +117,7 @@ def test_timm_reads_our_hybrids_file(timm: ModuleType, tmp_path: Path) -> None:
 
 def test_the_table_of_sines_has_values_worked_out_by_hand() -> None:
     """Width 8 has two frequencies, 1 and 1 / 10000; the patch in row 1 and column 2 of 3 x 3 is the sixth."""
-    table_1ND = table_of(3, 8)
+    table_1ND = sincos_table(3, 8)
     x, y = [2.0, 2e-4], [1.0, 1e-4]
     expected = [*map(math.sin, x), *map(math.cos, x), *map(math.sin, y), *map(math.cos, y)]
     assert table_1ND.shape == (1, 9, 8)
