@@ -13,7 +13,7 @@ import yaml
 
 from jobs.record import read_record
 from jobs.reports.compare_facts import Point, final_run_of, point_of
-from jobs.reports.compare_lines import model_name, sizes_of
+from jobs.reports.compare_names import model_name, sizes_of
 from jobs.stages import job_class
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format

@@ -168,9 +168,7 @@ def _head(view: View, columns: int) -> "list[Text]":
     first.append(f"  {state}", style=_COLOURS.get(state, "yellow"))
     first.append(clock_now.rjust(max(1, columns - first.cell_len)))
     numbers = [
-        "" if facts.loss is None else f"loss {facts.loss:.4g}",
-        "" if facts.accuracy is None else f"accuracy {facts.accuracy:.3f}",
-        "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",
+        *facts.readings(),
         view.of_peak,
         "" if facts.goodput is None else f"goodput {facts.goodput:.0%}",
         "" if view.saved is None else f"saved step {view.saved:,}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.record import read_leaves, read_record
-from jobs.reports.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.reports.compare_names import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
 from jobs.reports.compare_scores import AlsoScored, accuracies, also_of, deviation_of, fewshot_in, means_of
 from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep_results import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jobs.record import read_record
-from jobs.reports.compare_lines import ScoredOn, fewshot_on
+from jobs.reports.compare_names import ScoredOn, fewshot_on
 from jobs.settings.models import FewshotJob
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import Line, is_finite
 from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
+from shards.output.quantities import plural
 
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
@@ -37,7 +38,7 @@ class AlsoScored:
     def words(self) -> str:
         """Such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
         spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
-        shots = f"{self.shots} {'shot' if self.shots == 1 else 'shots'}" if self.shots else ""
+        shots = plural(self.shots, "shot") if self.shots else ""
         about = ", ".join(filter(None, (shots, self.weights)))
         return f"{self.dataset}: {self.score:.4f}{spread}" + (f" ({about})" if about else "")
 

@@ -1,7 +1,6 @@
 """`patchline report`: what a run did, in a few lines and as one HTML page. It reads a run, also one that is running."""
 
 import logging
-import math
 from pathlib import Path
 
 from jobs import exit_codes
@@ -40,12 +39,10 @@ def summary(facts: ReportFacts) -> str:
     """The report in lines of at most 80 columns."""
     found = facts.run
     step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
-    numbers = [f"step {step}"]
-    numbers += [f"loss {found.loss:.4g}"] if found.loss is not None else []
-    numbers += [f"accuracy {found.accuracy:.3f}"] if found.accuracy is not None else []
-    rate = found.images_per_second
-    numbers += [f"{rate:,.0f} images/s"] if rate is not None and math.isfinite(rate) else []
-    lines = [f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}", ", ".join(numbers)]
+    lines = [
+        f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}",
+        ", ".join([f"step {step}", *found.readings()]),
+    ]
     lines += _time(facts)
     for one in facts.time.restarts:
         origin = "scratch" if one.step is None else f"step {one.step:,}"

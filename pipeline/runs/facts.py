@@ -3,6 +3,7 @@
 Any file may be missing, half-written, damaged, or written meanwhile: each fault is a reason beside the other facts.
 """
 
+import math
 import os
 import socket
 import time
@@ -45,6 +46,16 @@ class RunFacts:
     last_seen: float | None
     reasons: tuple[str, ...]
     origin: Origin = NO_ORIGIN
+
+    def readings(self) -> list[str]:
+        """The last loss, accuracy and throughput in words, those that are known."""
+        rate = self.images_per_second
+        words = (
+            "" if self.loss is None else f"loss {self.loss:.4g}",
+            "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}",
+            "" if rate is None or not math.isfinite(rate) else f"{rate:,.0f} images/s",
+        )
+        return [word for word in words if word]
 
 
 class _Reader:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipeline.evaluation.config import FewshotImages, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
 from pipeline.training.settings.job import TrainingJob
+from shards.output.quantities import plural
 from shards.subset_config import HeldOutConfig, SubsetConfig
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
@@ -64,7 +65,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "depth": f"depth {size.depth}",
             "width": f"width {size.width}",
             "mlp_width": f"MLP {size.mlp_width}",
-            "num_heads": "1 head" if size.num_heads == 1 else f"{size.num_heads} heads",
+            "num_heads": plural(size.num_heads, "head"),
             "pooling": "class token" if model.pooling == "token" else "average pooling",
             "position": f"positions {model.position.replace('_', ' ')}",
             "position_at": f"positions at {model.position_at.replace('_', ' ')}",

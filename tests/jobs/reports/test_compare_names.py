@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from jobs.reports.compare_lines import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.reports.compare_names import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
