@@ -1,1 +1,1 @@
-"""Runs on a page: ls, report, compare and show."""
+"""Runs and jobs as text and on pages: ls, report, compare, show and diff."""

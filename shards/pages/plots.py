@@ -124,8 +124,11 @@ class Frame:
         ]
         steps = []
         for at, label in self.x.ticks:
-            x, room = self.across(at), text_width(label) / 2
-            place = f'x="{min(x, WIDTH - room):.1f}" y="{base + 18}" text-anchor="middle"'
+            x = self.across(at)
+            has_room = x + 0.7 * text_width(label) < WIDTH  # on a phone, texts are larger
+            place = (
+                f'x="{x if has_room else WIDTH:.1f}" y="{base + 18}" text-anchor="{"middle" if has_room else "end"}"'
+            )
             steps.append(f'<path class="axis" d="M{x:.1f} {base}v4"/><text {place}>{escape(label)}</text>')
         names = [f"{axis.name} (log scale)" if axis.is_log else axis.name for axis in (self.x, self.y)]
         ends = [
