@@ -12,7 +12,6 @@ from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
-from shards.sources.splits import refuse_split_classes
 from shards.sources.table_labels import label_names
 from shards.sources.tables import path_in, read_rows
 from shards.sources.tree import Tree, list_images, refused_entry
@@ -38,6 +37,8 @@ class FolderSource:
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path. UserError if the folders are splits."""
+        from shards.sources.splits import refuse_split_classes
+
         folders: dict[str, str] = {}
         for path, num_bytes in list_images(self.root):
             label, slash, _ = path.partition("/")

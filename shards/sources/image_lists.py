@@ -9,7 +9,6 @@ from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
 from shards.sources.locations import Locations
-from shards.sources.splits import refuse_mixed_splits
 from shards.sources.table_labels import label_names, weighted
 from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows
 from shards.sources.tree import refused_entry
@@ -77,6 +76,8 @@ class ManifestSource:
     def _paths(self) -> list[str]:
         if not self.files:
             raise UserError("--source.files is missing; give CSV or Parquet files that list images")
+        from shards.sources.splits import refuse_mixed_splits
+
         found = find_files(self.files, suffixes=TABLE_SUFFIXES)
         refuse_mixed_splits(found)
         return found

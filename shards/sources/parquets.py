@@ -12,7 +12,6 @@ from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
-from shards.sources.splits import refuse_mixed_splits
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
@@ -90,6 +89,8 @@ class ParquetSource:
         """All files, sorted."""
         if not self.files:
             raise UserError("--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'")
+        from shards.sources.splits import refuse_mixed_splits
+
         found = find_files(self.files, suffixes=(".parquet",))
         refuse_mixed_splits(found)
         return found
