@@ -26,6 +26,7 @@ from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import refuse_blocks, refuse_count, refuse_labels, refuse_rows
+from shards.what_is_there import advice
 
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 _OTHER_TARS = 8  # looked for where one is missing
@@ -224,8 +225,7 @@ def open_dataset(url: str) -> Dataset:
     try:
         data = store.read(MANIFEST_PATH)
     except MissingObjectError:
-        message = f"{store.url} has no manifest.json, so it is not a complete dataset"
-        raise UserError(f"{message}; pack it with: patchline pack RECIPE --out {store.url}") from None
+        raise UserError(advice(url)) from None
     try:
         manifest = Manifest.from_bytes(data)
     except ValueError as error:

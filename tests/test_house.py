@@ -89,6 +89,7 @@ ORDER = {
         "packing part",
         "reading single_labels",
         "dataset",
+        "what_is_there",
         "index",
         "tables",
         "manifest sources",

@@ -15,10 +15,15 @@ _SPLITS = {
 _NO_LETTERS = re.compile(r"[^a-z]+")
 
 
+def split_of(name: str) -> str:
+    """The split that a folder or file of this name holds: train, validation or test; empty for any other name."""
+    return _SPLITS.get(name.casefold(), "")
+
+
 def refuse_split_classes(root: str, classes: Iterable[str]) -> None:
     """Refuses class folders below `root` that are splits. Raises UserError if there are two or more, or no others."""
     names = set(classes)
-    found = {name: _SPLITS[name.casefold()] for name in sorted(names) if name.casefold() in _SPLITS}
+    found = {name: split_of(name) for name in sorted(names) if split_of(name)}
     if len(set(found.values())) < 2 and (not found or len(found) < len(names)):
         return
     commands = []

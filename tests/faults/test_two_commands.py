@@ -91,7 +91,7 @@ def test_reading_what_is_still_being_packed(job: PackJob, tmp_path: Path, monkey
     def read() -> None:
         if not open_store(here.out).exists(MANIFEST_PATH):
             outcomes.add("none")
-            with pytest.raises(UserError, match=r"has no manifest\.json, so it is not a complete dataset"):
+            with pytest.raises(UserError, match=r"is not packed to its end \(it has no manifest\.json\)"):
                 open_dataset(here.out)
             return
         dataset = open_dataset(here.out)

@@ -87,7 +87,7 @@ def assert_refused(ended: Ended, message: str) -> None:
         pytest.param(
             ("weights", "gone", "--out", "w", "--best", "--step", "4"), "--best with --step 4", id="weights of two"
         ),
-        pytest.param(("verify", "/nowhere"), "/nowhere has no manifest.json", id="verify without a dataset"),
+        pytest.param(("verify", "/nowhere"), "there is nothing at '/nowhere'", id="verify without a dataset"),
         pytest.param(
             ("pretrain", "digits_smoke", "--model.image-size", "33"),
             "model.image_size is 33, not a multiple of the patch (8 px); take 32 or 40",
@@ -107,9 +107,9 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     [
         pytest.param(("--run-dir", ""), ALONE, "--run-dir is missing", id="no run directory"),
         pytest.param(("--data.url", ""), ALONE, "--data.url is missing", id="no dataset"),
-        pytest.param(("--data.url", "/nowhere"), ALONE, "/nowhere has no manifest.json", id="no manifest"),
+        pytest.param(("--data.url", "/nowhere"), ALONE, "there is nothing at '/nowhere'", id="no manifest"),
         pytest.param(("--data.url", "gs://x/y"), ALONE, "cannot open 'gs://x/y'", id="another store"),
-        pytest.param(("--evaluation.url", "/gone"), ALONE, "/gone has no manifest.json", id="no held-out split"),
+        pytest.param(("--evaluation.url", "/gone"), ALONE, "there is nothing at '/gone'", id="no held-out split"),
         pytest.param(
             ("--global-batch", "100"),
             ALONE,

@@ -169,7 +169,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], str]] = {
     "another stage": (of_another_stage, (), "is of the stage 'evaluate'; only pretrain and finetune have checkpoints"),
     "occupied": (occupied, (), "which has other content: mine.txt"),
     "no run": (lambda run: (run / "job.yaml").unlink(), (), "no run at"),
-    "no data": (without_data, (), "the run's dataset cannot be opened (/nowhere has no manifest.json"),
+    "no data": (without_data, (), "the run's dataset cannot be opened (there is nothing at '/nowhere'"),
     "wrong names": (
         lambda run: (run.parent / "names").write_text("a\nb\n"),
         ("--labels-file", "names"),
