@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import run
+from shards.files.json_lines import write_whole
 
 Report = dict[str, Any]
 Round = dict[str, Report]
@@ -164,6 +165,4 @@ def write(out: Path | None, result: Mapping[str, Any]) -> None:
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_suffix(".part")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(out)
+    write_whole(out, f"{json.dumps(result, indent=1)}\n".encode())

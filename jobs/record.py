@@ -16,7 +16,6 @@ as a job: only the YAML is checked.
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +27,7 @@ from jobs.stages import STAGES
 from jobs.warmup import scaled
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import write_whole
 from shards.local_file import read_local_file
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
@@ -198,16 +198,13 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
     UserError if the folder cannot be made or written to.
     """
-    waiting, shown = run_dir / "job.yaml.part", printable_name(str(run_dir / "job.yaml"))
+    path = run_dir / "job.yaml"
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        waiting.write_text(f"# patchline {stage} {shown}\n{record_text(stage, job)}")
-        waiting.replace(run_dir / "job.yaml")
+        write_whole(path, f"# patchline {stage} {printable_name(str(path))}\n{record_text(stage, job)}".encode())
     except OSError as error:
-        with suppress(OSError):
-            waiting.unlink(missing_ok=True)
         if error.errno in _FULL:  # no mistake: the same command continues once there is room
-            error.filename = str(run_dir / "job.yaml")
+            error.filename = str(path)
             raise
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
         raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error

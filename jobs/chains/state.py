@@ -10,11 +10,10 @@ done            when all units were complete
 import fcntl
 import hashlib
 import json
-import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pathlib import Path
 from jobs.chains.file import STATE
 from jobs.chains.units import Unit
 from shards.errors import InvalidDataError, TransientError, UserError
+from shards.files.json_lines import append_line
 from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
 
@@ -156,13 +156,6 @@ def begin(state: Path) -> None:
 def add_line(state: Path, **values: object) -> None:
     """Adds a line to the record, with the time. A line that a crash tore stays one of its own."""
     append_line(state / RECORD, values | {"unix_time": round(time.time(), 3)})
-
-
-def append_line(path: Path, values: Mapping[str, object]) -> None:
-    """A line of JSON, at the beginning of a line."""
-    with path.open("ab+") as file:
-        is_torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
-        file.write(b"\n" * is_torn + json.dumps(values).encode() + b"\n")
 
 
 def add_job(state: Path, job: ChainJob) -> None:

@@ -18,7 +18,7 @@ from jobs import exit_codes
 from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.done import has_ended, refuse_stopped
 from jobs.chains.file import ChainConfig, StepConfig, read_chain
-from jobs.chains.state import alone, append_line
+from jobs.chains.state import alone
 from jobs.chains.submit_chain import submit_chain
 from jobs.cluster.batch_script import Request, batch_script, names_of, stage_body
 from jobs.cluster.secret_names import refuse_secret_words, withheld
@@ -37,6 +37,7 @@ from jobs.stages import WITH_SMOKE
 from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
 from jobs.train.sweep import USAGE as SWEEP
 from shards.errors import UserError
+from shards.files.json_lines import append_line
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value, whole_number
 

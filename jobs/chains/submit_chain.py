@@ -44,6 +44,7 @@ from jobs.cluster.submit_checks import (
 from jobs.output import put
 from jobs.submittable import SUBMITTED, Override, job_of_words, value_in
 from shards.errors import UserError
+from shards.files.json_lines import write_whole
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
@@ -163,9 +164,7 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
         log.info("the chain has jobs already: %s; nothing was submitted", shown)
         return False
     for name, content in {**copies, PLAN: text}.items():
-        part = state / f"{name}.part"
-        part.write_text(content)
-        part.replace(state / name)
+        write_whole(state / name, content.encode())
     for name in (CANCELLED, GAVE_UP, DONE):
         (state / name).unlink(missing_ok=True)
     for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):

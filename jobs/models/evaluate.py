@@ -3,7 +3,6 @@
 import base64
 import json
 import math
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pipeline.models.weights.folder import Weights, filled_model, open_weights, 
 from pipeline.ranks.world import World, current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import write_whole
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.reading.read import locate_row
@@ -125,13 +125,9 @@ def _not_writable(name: str, run_dir: Path, error: OSError) -> UserError:
 
 def _write(run_dir: Path, name: str, content: object) -> None:
     """Whole or absent. UserError if it cannot be written."""
-    waiting = run_dir / f"{name}.part"
     try:
-        waiting.write_text(json.dumps(content, allow_nan=False) + "\n")
-        waiting.replace(run_dir / name)
+        write_whole(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode())
     except OSError as error:
-        with suppress(OSError):
-            waiting.unlink(missing_ok=True)
         raise _not_writable(name, run_dir, error) from error
 
 

@@ -1,7 +1,6 @@
 """`patchline fewshot`: accuracy with a few images per class on the frozen representation of a weights folder."""
 
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pipeline.models.weights.folder import filled_model, open_weights
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import write_whole
 from shards.output.terminal import printable_name
 
 __all__ = ["FewshotJob", "run"]
@@ -97,13 +97,9 @@ def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str
 
 def _write(run_dir: Path, facts: dict[str, Any]) -> None:
     """Whole or absent. UserError if it cannot be written."""
-    waiting = run_dir / "fewshot.json.part"
     try:
-        waiting.write_text(json.dumps(facts, allow_nan=False) + "\n")
-        waiting.replace(run_dir / "fewshot.json")
+        write_whole(run_dir / "fewshot.json", f"{json.dumps(facts, allow_nan=False)}\n".encode())
     except OSError as error:
-        with suppress(OSError):
-            waiting.unlink(missing_ok=True)
         raise UserError(
             f"cannot write fewshot.json in {str(run_dir)!r}: {error.strerror}; give another --run-dir"
         ) from error

@@ -4,7 +4,6 @@ A killed process cannot say why it ended. The next start can: it finds the last 
 before it overwrites the one and cuts the other.
 """
 
-import json
 import os
 import socket
 import time
@@ -16,7 +15,7 @@ from typing import Annotated
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.pulse import Phase
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, is_step, naming, read_lines, read_tail
+from shards.files.json_lines import Line, Tail, append_line, is_step, read_lines, read_tail
 from shards.files.typed_json import read_record, record_from
 from shards.local_file import read_local_file
 from shards.schema.config_values import Range
@@ -194,15 +193,6 @@ def add_start(
         process=own_mark(),
     )
     append_line(run_dir / FILE_NAME, asdict(start))
-
-
-def append_line(path: Path, line: Line) -> None:
-    """Appends an object, on a line of its own even if a killed process has left half a line."""
-    with naming(path), path.open("a+b") as file:
-        end = file.seek(0, 2)
-        file.seek(max(0, end - 1))
-        before = b"" if file.read(1) in (b"", b"\n") else b"\n"
-        file.write(before + json.dumps(line).encode() + b"\n")
 
 
 def read_starts(run_dir: Path) -> list[Start]:

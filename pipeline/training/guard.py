@@ -5,10 +5,8 @@ decide alike, and a resumed run decides as the unbroken one. What the guard find
 RUN/guard.jsonl, a file that is only ever appended to.
 """
 
-import json
 import logging
 import math
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,7 +20,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import SpikeVerdict, judge, with_loss
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
-from shards.files.json_lines import naming
+from shards.files.json_lines import append_line
 
 FILE_NAME = "guard.jsonl"
 
@@ -54,14 +52,8 @@ class BadStep:
 
 
 def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> None:
-    """Appends a finding and what was done about it, on a line of its own even if a killed process left half a line
-    before; on rank 0."""
-    path = Path(run_dir) / FILE_NAME
-    line = json.dumps({**asdict(finding), "action": action, **more}) + "\n"
-    with naming(path), path.open("a+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        file.seek(max(0, end - 1))
-        file.write((b"\n" if file.read(1) not in (b"", b"\n") else b"") + line.encode())
+    """Appends a finding and what was done about it; on rank 0."""
+    append_line(Path(run_dir) / FILE_NAME, {**asdict(finding), "action": action, **more})
 
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.runs.starts import FILE_NAME, age_of_process, append_line
-from shards.files.json_lines import Line, is_finite, read_lines
+from pipeline.runs.starts import FILE_NAME, age_of_process
+from shards.files.json_lines import Line, append_line, is_finite, read_lines
 
 StartPart = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
 # Each ends where the next begins. `imports`: from the kernel's start of the process to the job, with the libraries;

@@ -1,4 +1,5 @@
 """Reads and appends to files of one JSON object per line, whatever a killed process or a stray hand has left in them.
+Writes other small files whole or not at all.
 
 The end of a file can be read without the rest: the metrics of 300,000 steps are 200 MB.
 """
@@ -6,8 +7,8 @@ The end of a file can be read without the rest: the metrics of 300,000 steps are
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,16 +72,33 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """A file with these bytes, or the one from before: an error leaves nothing else behind."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, PATH.part. It takes the place of `path` if the block ends without an error;
+    else it is removed, and `path` stays as it was. Nothing is synced to the disk."""
     waiting = path.with_name(f"{path.name}.part")
     try:
-        with naming(path):
-            waiting.write_bytes(data)
-            waiting.replace(path)
-    except OSError:
-        waiting.unlink(missing_ok=True)
+        yield waiting
+        waiting.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
         raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file with these bytes, or leaves the one from before, and nothing else."""
+    with naming(path), replacing(path) as waiting:
+        waiting.write_bytes(data)
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Appends an object, on a line of its own even if a killed process has left half a line."""
+    with naming(path), path.open("a+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        before = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(before + json.dumps(line).encode() + b"\n")
 
 
 def is_number(value: object) -> bool:

@@ -227,7 +227,7 @@ def test_a_full_disk_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         path.touch()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left") as caught:
         write_record(tmp_path / "run", stage="pretrain", job=pretrain.digits_smoke())
     assert caught.value.filename == str(tmp_path / "run" / "job.yaml")

@@ -8,7 +8,6 @@ import math
 import struct
 import zipfile
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +19,7 @@ from pipeline.models.conversion.tensor_file import TensorFile, readable
 from pipeline.models.conversion.zip_file import open_bounded, open_zip
 from pipeline.models.weights.tensor_checks import MOST_LENGTH, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError, UserError
+from shards.files.json_lines import replacing
 
 _SUFFIX = ".npy"
 _MOST_HEADER_BYTES = 16 << 10  # of one array; NumPy allows 10,000 characters
@@ -65,27 +65,21 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 def write_npz(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """An .npz file, whole or absent, one tensor in memory at a time; the same tensors give the same bytes."""
-    waiting = path.with_name(path.name + ".part")
     if path.is_dir():
         raise UserError(f"--out is {str(path)!r}, a folder; give the .npz file to write")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        archive = zipfile.ZipFile(waiting, "w")
-    except OSError as error:
-        raise UserError(
-            f"{str(path)!r} cannot be written: {error.strerror}; give another --out, one this user may write to"
-        ) from error
-    try:
+    with replacing(path) as waiting:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            archive = zipfile.ZipFile(waiting, "w")
+        except OSError as error:
+            raise UserError(
+                f"{str(path)!r} cannot be written: {error.strerror}; give another --out, one this user may write to"
+            ) from error
         with archive:
             for name, tensor in tensors:
                 array = np.ascontiguousarray(refuse_not_finite(tensor, f"{name} for {str(path)!r}").numpy())
                 with archive.open(zipfile.ZipInfo(f"{name}{_SUFFIX}"), "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
-        waiting.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            waiting.unlink(missing_ok=True)
-        raise
 
 
 def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -1,8 +1,6 @@
 """Where a run's wall time went: start-up, compute, data wait, checkpoint stall, evaluation. One line per save."""
 
-import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
-from shards.files.json_lines import Line, is_finite, is_step, naming, read_lines
+from shards.files.json_lines import Line, append_line, is_finite, is_step, read_lines
 
 log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
@@ -52,7 +50,7 @@ class Ledger:
             return
         own = {account: float(seconds[account]) for account in ACCOUNTS}
         line = {"step": checkpoint.step, "attempt": checkpoint.attempt, "unix_time": round(unix_time, 3)}
-        _add(self.run_dir, {**line, "seconds": _record(own)})
+        append_line(self.run_dir / FILE_NAME, {**line, "seconds": _record(own)})
         self.resume()
 
     @contextmanager
@@ -71,20 +69,13 @@ class Ledger:
     def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int]) -> None:
         """One line of RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`; `more` is for people."""
         line = {"step": step, "attempt": attempt, "unix_time": round(time.time(), 3), "seconds": self.record()}
-        _add(run_dir, {**line, **more})
+        append_line(run_dir / FILE_NAME, {**line, **more})
 
 
 def _record(seconds: Mapping[Account, float]) -> dict[str, float]:
     total = sum(seconds.values())
     rounded: dict[str, float] = {account: round(spent, 3) for account, spent in seconds.items()}
     return {**rounded, "total": round(total, 3), "goodput": round(seconds["compute"] / max(total, 1e-9), 4)}
-
-
-def _add(run_dir: Path, line: Line) -> None:
-    path = run_dir / FILE_NAME
-    end = "" if _ends_with_a_line(path) else "\n"
-    with naming(path), path.open("a") as file:
-        file.write(f"{end}{json.dumps(line)}\n")
 
 
 def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
@@ -118,12 +109,3 @@ def _is_usable(line: Line) -> bool:
 
 def _are_seconds(found: Mapping[str, Any]) -> bool:
     return all(is_finite(found.get(account)) and found[account] >= 0 for account in ACCOUNTS)
-
-
-def _ends_with_a_line(path: Path) -> bool:
-    """Whether another line may follow: not after a half-written one, which would spoil it."""
-    if not path.exists() or not path.stat().st_size:
-        return True
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read() == b"\n"

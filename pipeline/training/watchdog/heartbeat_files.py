@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pipeline.training.watchdog.pulse import Phase, Place
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
+from shards.files.json_lines import write_whole
 from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
 from shards.schema.config_values import Range
@@ -77,14 +78,11 @@ class HeartbeatFiles:
     def write(self, beat: Beat) -> None:
         """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no room."""
         path, data = self._path(self._rank), f"{json.dumps(asdict(beat))}\n".encode()
-        waiting = path.with_suffix(".part")
         try:
-            waiting.write_bytes(data)
-            waiting.replace(path)
+            write_whole(path, data)
         except OSError as error:
-            with suppress(OSError):
-                waiting.unlink(missing_ok=True)
-                if error.errno in _FULL:
+            if error.errno in _FULL:
+                with suppress(OSError):
                     _overwrite(path, data)
 
     def hear(self, rank: int) -> Heard:

@@ -12,7 +12,6 @@ from jobs.chains.state import (
     add_job,
     add_line,
     alone,
-    append_line,
     chain_name,
     ending,
     is_chain,
@@ -84,9 +83,6 @@ def test_a_line_that_a_crash_tore_does_not_swallow_the_next(tmp_path: Path) -> N
         file.write('{"complete": "pack')
     add_line(state, complete="train")
     assert read_record_of(state).complete == {"train"}
-    append_line(tmp_path / "new", {"a": 1})
-    append_line(tmp_path / "new", {"b": 2})
-    assert (tmp_path / "new").read_text() == '{"a": 1}\n{"b": 2}\n'
 
 
 def test_a_process_that_does_not_end_is_not_waited_for_for_ever(

@@ -9,7 +9,7 @@ import pytest
 
 from shards.errors import InvalidDataError
 from shards.files import json_lines
-from shards.files.json_lines import Line, is_finite, is_number, is_step, naming, read_lines, write_whole
+from shards.files.json_lines import Line, append_line, is_finite, is_number, is_step, naming, read_lines, write_whole
 
 BAD = (
     b'{"step": 2, "lo',
@@ -97,6 +97,17 @@ def test_a_full_disk_says_where_it_is(tmp_path: Path) -> None:
         Path("/dev/full").write_text("x")
     with pytest.raises(FileNotFoundError, match="missing"), naming(Path("/runs/a")):
         (tmp_path / "missing").read_text()
+
+
+def test_a_line_is_appended_on_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_line(path, {"a": 1})
+    append_line(path, {"b": 2})
+    assert path.read_text() == '{"a": 1}\n{"b": 2}\n'
+    with path.open("a") as file:
+        file.write('{"torn": ')
+    append_line(path, {"c": float("nan")})
+    assert path.read_text().splitlines()[2:] == ['{"torn": ', '{"c": NaN}']
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

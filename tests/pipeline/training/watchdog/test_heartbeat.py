@@ -140,7 +140,7 @@ def test_a_rank_may_wait_for_one_that_saves(tmp_path: Path) -> None:
 def test_storage_that_does_not_answer_ends_no_rank_that_trains(tmp_path: Path) -> None:
     """Such as the run directory's file server, on one host, while the data and the checkpoints are elsewhere."""
     (tmp_path / "heartbeats").mkdir()
-    os.mkfifo(tmp_path / "heartbeats" / "rank-00000.part")  # opening it for writing waits for a reader
+    os.mkfifo(tmp_path / "heartbeats" / "rank-00000.json.part")  # opening it for writing waits for a reader
     training = tuple((Phase.COMPUTING, 0, LIMIT_SECONDS / 4) for _ in range(10))
     assert codes(start(tmp_path, *training)) == [0], said(tmp_path, 0)
 

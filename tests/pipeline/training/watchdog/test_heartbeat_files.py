@@ -92,7 +92,7 @@ def test_that_a_rank_hangs_is_told_to_its_own_attempt(tmp_path: Path) -> None:
 
 def test_the_latest_beat_is_written_once_the_storage_answers(tmp_path: Path) -> None:
     files = HeartbeatFiles(tmp_path, rank=1, attempt="0001-abc")
-    waiting = tmp_path / "heartbeats" / "rank-00001.part"
+    waiting = tmp_path / "heartbeats" / "rank-00001.json.part"
     os.mkfifo(waiting)  # opening it for writing waits for a reader
     writer = BeatWriter(files)
     for step in range(3):
