@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from benchmarks.rounds import say
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.checkpoints.saves import NAMES, Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.models import ModelConfig, build_model
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import World, current_world, enter, leave
@@ -37,7 +37,7 @@ from tests.rigs.positions import position_at
 
 IMAGE_SIZE, NUM_CLASSES, MICRO_BATCH, RATE = 32, 1000, 2, 1e-4
 STEPS, SAVED_STEP = 20, 1
-KEPT = CheckpointConfig(keep_newest=1)
+KEPT = Retention(keep_newest=1)
 
 
 class Bench:

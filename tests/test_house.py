@@ -72,8 +72,8 @@ ORDER = {
         "checkpoint",
         "commit fragments stored",
         "attempts best rank_file_in",
-        "manifest",
-        "config gone host_memory many_requests rank_file_out saved_job writer_messages",
+        "manifest writer_messages",
+        "config gone rank_file_out saved_job",
     ),
     "pipeline/models": (
         "conversion",

@@ -5,10 +5,10 @@ Rank 0's writer does this. It asks whether a later attempt has taken over, makes
 that was just committed is never deleted.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pipeline.checkpoints.attempts import (
     FAULTS,
@@ -25,7 +25,6 @@ from pipeline.checkpoints.manifest import (
     MASTER,
     CheckpointId,
     CheckpointManifest,
-    FileRecord,
     FragmentLocation,
     LogicalTensor,
     draft_from_json,
@@ -34,12 +33,12 @@ from pipeline.checkpoints.manifest import (
     manifest_from_json,
     manifest_to_json,
 )
-from pipeline.checkpoints.many_requests import each_at_once
 from pipeline.checkpoints.rank_file_out import RankReport, read_report
 from pipeline.checkpoints.saved_job import SavedJob
+from pipeline.checkpoints.writer_messages import CommitOrder, Retention
 from pipeline.data.position import StreamPosition
 from shards.errors import StorageError
-from shards.schema.config_values import Range
+from shards.pool import each_at_once
 from shards.store import Store
 
 
@@ -48,25 +47,21 @@ def retire(
     *,
     attempt: Attempt,
     newest: CheckpointId | None,
-    keep_newest: int,
-    keep_every: int,
-    keep: Collection[str],
-    rewind_steps: int = 0,
+    retention: Retention,
 ) -> None:
     """Deletes what retention does not keep, and what killed or overtaken attempts left.
 
     `attempt` is this one, and `newest` its newest committed checkpoint: files of later attempts, and of later steps of
-    this one, may still be written. `keep`: folders of checkpoints that others want. `rewind_steps`: a checkpoint
-    this many steps before the newest is kept, too. Raises what the store raises.
+    this one, may still be written. Raises what the store raises.
     """
     paths = list(store.list())
     records = [path for path in paths if token_from_path(path)]
     attempts = {each.token: each for each in [*each_at_once(lambda path: read_attempt(store, path), records), attempt]}
     committed = {found for path in paths if (found := id_from_path(path))} | ({newest} if newest else set())
     standing = standing_checkpoints(list(committed), list(attempts.values()))
-    kept = {each.folder for each in standing[:keep_newest]} | set(keep)
-    kept |= {each.folder for each in standing if keep_every and each.step % keep_every == 0}
-    kept |= {each.folder for each in _for_rewinds(standing, rewind_steps)}
+    kept = {each.folder for each in standing[: retention.keep_newest]} | set(retention.folders)
+    kept |= {each.folder for each in standing if retention.keep_every and each.step % retention.keep_every == 0}
+    kept |= {each.folder for each in _for_rewinds(standing, retention.rewind_steps)}
     files = [path for path in paths if is_checkpoint_file(path)]
     unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
     unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
@@ -131,7 +126,7 @@ def with_reports(draft: CheckpointManifest, reports: Sequence[RankReport]) -> Ch
     for name, tensor in draft.tensors.items():
         locations = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
         tensors[name] = replace(tensor, slots=locations)
-    files = {report.file: FileRecord(**vars(report.record)) for report in reports}
+    files = {report.file: report.record for report in reports}
     return replace(draft, tensors=tensors, files=files, moments=tuple(moments))
 
 
@@ -142,29 +137,7 @@ class OvertakenError(Exception):
     """This attempt must not commit any more. The message is the reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Retention:
-    """Which checkpoints stay: see CheckpointConfig; `rewind_steps`: one this many steps before the newest, too;
-    `folders`: others that are wanted."""
-
-    keep_newest: Annotated[int, Range(1)]
-    keep_every: Annotated[int, Range(0)]
-    rewind_steps: Annotated[int, Range(0)] = 0
-    folders: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """What to commit. `draft`: the manifest without files and tensors' places, as JSON. `save`: the number that all
-    ranks' reports must have."""
-
-    draft: str
-    num_ranks: Annotated[int, Range(1)]
-    save: Annotated[int, Range(1)]
-    run_dir: str
-
-
-def commit(store: Store, order: Commit) -> CheckpointId:
+def commit(store: Store, order: CommitOrder) -> CheckpointId:
     """Writes the manifest. OvertakenError if the attempt is over; StorageError for a report that cannot be used; else
     what the store raises."""
     draft = draft_from_json(order.draft.encode())
@@ -198,16 +171,3 @@ def _report(store: Store, folder: str, *, rank: int, save: int) -> RankReport | 
         return StorageError(f"the report of rank {rank} cannot be used: {error}")
     except StorageError as error:
         return error
-
-
-def retire_after(store: Store, newest: CheckpointId, attempt: Attempt, retention: Retention) -> None:
-    """Deletes what `retention` does not keep once `newest` is committed."""
-    retire(
-        store,
-        attempt=attempt,
-        newest=newest,
-        keep_newest=retention.keep_newest,
-        keep_every=retention.keep_every,
-        keep=retention.folders,
-        rewind_steps=retention.rewind_steps,
-    )

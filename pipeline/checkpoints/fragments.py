@@ -12,6 +12,7 @@ import torch
 
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.checkpoints.rank_file_out import Piece
 from pipeline.models.weights.safetensors import parts_of
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES, SafetensorsHead, head_of
 
@@ -56,14 +57,11 @@ class Fragment:
     slots: dict[str, torch.Tensor]
 
 
-Piece = tuple[str, str, int, int, int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankFile:
     """A rank's file, laid out but not copied: its head, the live views that follow, and the offset of each piece.
 
-    `pieces`: one (tensor, slot, byte offset in the file, first element, number of elements) for each view.
+    `pieces`: one for each view.
     """
 
     head: SafetensorsHead

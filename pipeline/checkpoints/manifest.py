@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from pipeline.checkpoints.rank_file_out import FileRecord
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.data.position import StreamPosition
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
@@ -27,7 +28,6 @@ from shards.schema.config_values import shown_value
 
 MASTER = "master"
 AVERAGE = "average"
-
 
 FORMAT = 3
 _FIRST_FORMAT = 1  # is still read
@@ -42,7 +42,6 @@ _FILE = re.compile(rf"{_RANK_FILE}|{_REPORT}|{re.escape(MANIFEST_NAME)}")
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
 RankFileName = Annotated[str, Field(pattern=f"^{_RANK_FILE}$")]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -71,21 +70,6 @@ class LogicalTensor:
     def locations(self, slot: str) -> tuple[FragmentLocation, ...]:
         """The fragments of a slot; the average of a tensor that is not trained is its master."""
         return self.slots[MASTER if slot == AVERAGE and AVERAGE not in self.slots else slot]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileRecord:
-    """The size of one file of the checkpoint, and the sha256 of each part of `part_bytes`; the last may be shorter."""
-
-    __pydantic_config__ = _STRICT
-
-    num_bytes: Annotated[int, Field(ge=8, lt=1 << 62)]
-    part_bytes: Annotated[int, Field(ge=1)]
-    sha256: tuple[Sha256, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.sha256) != -(-self.num_bytes // self.part_bytes):
-            raise ValueError(f"{len(self.sha256)} checksums for {self.num_bytes} bytes in parts of {self.part_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.checkpoints.manifest import CheckpointManifest, FileRecord, FragmentLocation
+from pipeline.checkpoints.manifest import CheckpointManifest, FragmentLocation
+from pipeline.checkpoints.rank_file_out import FileRecord
 from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.errors import StorageError

@@ -14,9 +14,10 @@ import hashlib
 import json
 import mmap
 import os
+import re
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, ClassVar, Protocol
 
 from shards.files.seal import sealed, unsealed
 from shards.files.typed_json import read_record
@@ -79,38 +80,55 @@ class PartDigests:
                 self._done.append(self._digest.hexdigest())
                 self._digest = hashlib.sha256()
 
-    def record(self) -> dict[str, Any]:
-        """The fields of the file's FileRecord."""
+    def sha256(self) -> tuple[str, ...]:
+        """The digests of all parts of what has come so far."""
         last = [self._digest.hexdigest()] if self.num_bytes % self.part_bytes else []
-        return {"num_bytes": self.num_bytes, "part_bytes": self.part_bytes, "sha256": [*self._done, *last]}
+        return (*self._done, *last)
+
+    def record(self) -> "FileRecord":
+        """The record of the file, which is complete."""
+        return FileRecord(num_bytes=self.num_bytes, part_bytes=self.part_bytes, sha256=self.sha256())
 
 
 MOST_REPORT_BYTES = 64 << 20
-Piece = tuple[str, str, int, int, int]
+_SHA256 = re.compile("[0-9a-f]{64}")
+Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
 Progress = Callable[[], None]
 _PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileFacts:
-    """The fields of the file's FileRecord."""
+class FileRecord:
+    """The size of one file of a checkpoint, and the sha256 of each part of `part_bytes`; the last may be shorter.
+    ValueError if they do not fit: pydantic, which reads manifests, knows no Range."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
 
     num_bytes: Annotated[int, Range(8)]
     part_bytes: Annotated[int, Range(1)]
     sha256: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.num_bytes < 1 << 62 or self.part_bytes < 1:
+            sizes = f"num_bytes is {self.num_bytes}, part_bytes is {self.part_bytes}"
+            raise ValueError(f"{sizes}; allowed: 8 or more, and 1 or more")
+        if not all(map(_SHA256.fullmatch, self.sha256)):
+            raise ValueError("a sha256 is not 64 hexadecimal digits in lower case")
+        if len(self.sha256) != -(-self.num_bytes // self.part_bytes):
+            raise ValueError(f"{len(self.sha256)} checksums for {self.num_bytes} bytes in parts of {self.part_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
     """`save`: which of its attempt's saves wrote the file; a step that is saved twice has other numbers.
 
-    `pieces`: (tensor, slot, byte offset in the file, first element, number of elements) of each tensor in it.
+    `pieces`: of each tensor in it.
     """
 
     save: Annotated[int, Range(1)]
     file: str
-    record: FileFacts
-    pieces: tuple[tuple[str, str, int, int, int], ...]
+    record: FileRecord
+    pieces: tuple[Piece, ...]
 
 
 class RankFileBytes(Protocol):
@@ -162,8 +180,7 @@ def write_rank_file(
                 yield
             store.upload(path, ready, progress=progress)
     progress()
-    facts = FileFacts(**{**digests.record(), "sha256": tuple(digests.record()["sha256"])})
-    report = RankReport(save=save, file=file_name(rank), record=facts, pieces=data.pieces)
+    report = RankReport(save=save, file=file_name(rank), record=digests.record(), pieces=data.pieces)
     store.write(f"{folder}/{report_name(rank)}", report_to_json(report))
     return report
 

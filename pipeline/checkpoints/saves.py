@@ -13,17 +13,16 @@ All ranks see the same sums at the same step, so they are always in the same pha
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from pipeline.checkpoints.attempts import attempt_to_json, record_path
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import RankFile
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_to_json
-from pipeline.checkpoints.writer_messages import CommitOrder, SaveResult, Write
+from pipeline.checkpoints.writer_messages import CommitOrder, Retention, SaveResult, Write
 from pipeline.ranks.collectives import gather_json, sums
 from pipeline.ranks.world import World
 from shards.errors import WillNotSucceedError
@@ -109,22 +108,18 @@ class _Save:
 
 
 class Saves:
-    """Begins a save and follows it. `keep`: folders of checkpoints that retention must leave; change it at any time.
-    `rewind_steps`: retention leaves one checkpoint this number of steps before the newest, for a rewind. `num_begun`:
+    """Begins a save and follows it. `retention`: which checkpoints a commit leaves; change it at any time. `num_begun`:
     saves that the writer has seen already, since it tells them by their numbers."""
 
     def __init__(
         self,
         checkpoints: Checkpoints,
         writer: RankWriter,
-        config: CheckpointConfig,
+        retention: Retention,
         *,
-        rewind_steps: int = 0,
         num_begun: int = 0,
     ) -> None:
-        self.checkpoints, self.writer, self.config = checkpoints, writer, config
-        self.rewind_steps = rewind_steps
-        self.keep: Collection[str] = ()
+        self.checkpoints, self.writer, self.retention = checkpoints, writer, retention
         self.phase = SavePhase.NOTHING
         self._save: _Save | None = None
         self.num_begun = num_begun
@@ -221,10 +216,7 @@ class Saves:
             attempt=attempt_to_json(self.checkpoints.attempt).decode(),
             num_ranks=self.checkpoints.world.num_ranks,
             run_dir=str(self.checkpoints.run_dir),
-            keep_newest=self.config.keep_newest,
-            keep_every=self.config.keep_every,
-            rewind_steps=self.rewind_steps,
-            keep=tuple(self.keep),
+            retention=self.retention,
         )
 
 

@@ -1,16 +1,17 @@
 """What a trainer and its checkpoint writer say to each other: one JSON object a line, checked on both sides.
 
-trainer -> writer    Fit      map the shared buffer: a rank file of this size and these pieces is in it
-                     Write    write the buffer's file and its report
-                     Hurry    the trainer waits for it from now on
-                     Commit   (rank 0) make the checkpoint of all ranks' files
-writer -> trainer    Answer   what became of it; `progress` and `said` come in between
+trainer -> writer    BufferFit   map the shared buffer: a rank file of this size and these pieces is in it
+                     Write       write the buffer's file and its report
+                     Hurry       the trainer waits for it from now on
+                     CommitOrder (rank 0) make the checkpoint of all ranks' files
+writer -> trainer    SaveResult  what became of it; `progress` and `said` come in between
 """
 
 import json
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
+from pipeline.checkpoints.rank_file_out import Piece
 from shards.files.typed_json import parse_json, record_from
 from shards.schema.config_values import Range
 
@@ -23,7 +24,7 @@ class BufferFit:
     """The buffer holds a rank file of `num_bytes` with these pieces."""
 
     num_bytes: Annotated[int, Range(8)]
-    pieces: tuple[tuple[str, str, int, int, int], ...]
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +48,21 @@ class Hurry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which checkpoints stay: the newest, those of every N-th step (0: none), one `rewind_steps` before the newest, and
+    those in `folders`, which others want."""
+
+    keep_newest: Annotated[int, Range(1)]
+    keep_every: Annotated[int, Range(0)] = 0
+    rewind_steps: Annotated[int, Range(0)] = 0
+    folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommitOrder:
-    """Commit the checkpoint of this save, then delete what retention does not keep. `draft`: the manifest without
-    files, as JSON; `attempt`: the record of the attempt, as JSON; `keep`: folders that others want."""
+    """Commit the checkpoint of this save, then delete what retention does not keep. `draft`: the manifest without files
+    and tensors' places, as JSON; `attempt`: the record of the attempt, as JSON. The reports of all ranks must have the
+    number `save`."""
 
     save: Annotated[int, Range(1)]
     url: str
@@ -57,10 +70,7 @@ class CommitOrder:
     attempt: str
     num_ranks: Annotated[int, Range(1)]
     run_dir: str
-    keep_newest: Annotated[int, Range(1)]
-    keep_every: Annotated[int, Range(0)]
-    rewind_steps: Annotated[int, Range(0)]
-    keep: tuple[str, ...]
+    retention: Retention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
@@ -167,11 +168,15 @@ def _saving(
         )
     record = describe(job, world, plan=plan, is_compiled=prepared.is_compiled)
     record |= {BITS: say_bits(world, job.engine, record, resumed=found.record if found else {})}
-    rewind_steps = job.guard.rewind_steps
+    retention = Retention(
+        keep_newest=job.checkpoint.keep_newest,
+        keep_every=job.checkpoint.keep_every,
+        rewind_steps=job.guard.rewind_steps,
+    )
     return Saving(
         job,
         engine,
-        Saves(checkpoints, writer, job.checkpoint, rewind_steps=rewind_steps, num_begun=num_begun),
+        Saves(checkpoints, writer, retention, num_begun=num_begun),
         saved=found,
         record=record,
         watch=parts.watch,

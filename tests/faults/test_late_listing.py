@@ -11,6 +11,7 @@ from jobs.data.pack import run as pack
 from pipeline.checkpoints.attempts import ATTEMPTS, Attempt, attempt_to_json, list_committed
 from pipeline.checkpoints.commit import retire
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.writer_messages import Retention
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from shards.verifying.verify import verify_dataset
@@ -85,5 +86,5 @@ def test_retention_keeps_the_newest_though_its_attempt_is_not_listed(proxy: Cutt
     for each in (second, newest):
         store.write(f"{each.folder}/{MANIFEST_NAME}", b"manifest")
     proxy.hides = lambda key: key.endswith(f"{ATTEMPTS}/0002-b.json")
-    retire(store, attempt=mine, newest=newest, keep_newest=1, keep_every=0, keep=())
+    retire(store, attempt=mine, newest=newest, retention=Retention(keep_newest=1))
     assert list_committed(store) == [newest]

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.copies import InlineWriter
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.world import World
 from pipeline.training.reporting.ledger import last_line, last_saved
 from shards.store import Store, open_store
@@ -26,7 +26,7 @@ def checkpoints_of(run_dir: Path, world: World, *, store: Store | None = None) -
 
 def saved_at_once(checkpoints: Checkpoints, fragments: list[Fragment], draft: CheckpointManifest) -> CheckpointManifest:
     """The manifest of a checkpoint that is written and committed while the caller waits. Collective."""
-    saves = Saves(checkpoints, InlineWriter(checkpoints.store), CheckpointConfig())
+    saves = Saves(checkpoints, InlineWriter(checkpoints.store), Retention(keep_newest=2))
     saves.begin(lay_out(fragments), draft)
     saved = saves.wait()
     assert saved, "it was under way"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from shards.errors import StorageError
-from shards.pool import Pool, close_all
+from shards.pool import AT_ONCE, Pool, close_all, each_at_once
 from tests.shards.storage.test_fork_lock import ends_in_a_child
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -420,3 +420,22 @@ def test_many_threads_submit_cancel_and_close() -> None:
         for user in users:
             user.join(SECONDS)
         assert all(future.done() for future in futures)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 300])
+def test_the_results_of_many_requests_are_in_order(num_items: int) -> None:
+    assert each_at_once(lambda item: item * item, range(num_items)) == [item * item for item in range(num_items)]
+
+
+def test_as_many_run_at_once_as_are_allowed() -> None:
+    together = threading.Barrier(AT_ONCE, timeout=60)
+    assert each_at_once(lambda _: together.wait() >= 0, range(AT_ONCE)) == [True] * AT_ONCE
+
+
+def test_the_first_error_of_many_requests_is_raised() -> None:
+    def ask(item: int) -> None:
+        if item % 2:
+            raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item 1"):
+        each_at_once(ask, range(6))

@@ -18,13 +18,13 @@ import torch
 
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.fragments import RankFile
-from pipeline.checkpoints.host_memory import available_bytes
 from pipeline.checkpoints.saves import RankWriter
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.process import do_commit, do_write
 from pipeline.checkpoints.writer_messages import BufferFit, CommitOrder, SaveResult, Write
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.host_memory import available_bytes
 from pipeline.ranks.world import World
 from shards.errors import StorageError, UserError
 from shards.output.quantities import size
@@ -109,7 +109,7 @@ class HostBuffer:
         return self._bytes.numel()
 
     def fit(self, num_bytes: int) -> None:
-        """Takes this much memory, all of it now. Ask host_memory.py first: if the host has less, the kernel ends a
+        """Takes this much memory, all of it now. Ask `available_bytes` first: if the host has less, the kernel ends a
         process. OSError if it cannot be mapped or pinned."""
         if num_bytes == self.num_bytes:
             return

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.checkpoints.gone import gone_message
-from pipeline.checkpoints.rank_file_out import RankFileBytes, file_name, report_name, write_rank_file
+from pipeline.checkpoints.rank_file_out import Piece, RankFileBytes, file_name, report_name, write_rank_file
 from pipeline.checkpoints.writer_messages import (
     BufferFit,
     CommitOrder,
@@ -95,12 +95,11 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
     """Commits the checkpoint, says so (or failed, or overtaken), deletes old ones, and says retired."""
     # Only rank 0 needs it, and only now: it loads pydantic.
     from pipeline.checkpoints.attempts import attempt_from_json  # noqa: PLC0415
-    from pipeline.checkpoints.commit import Commit, OvertakenError, Retention, commit, retire_after  # noqa: PLC0415
+    from pipeline.checkpoints.commit import OvertakenError, commit, retire  # noqa: PLC0415
 
     store = store or open_store(order.url)
-    what = Commit(draft=order.draft, num_ranks=order.num_ranks, save=order.save, run_dir=order.run_dir)
     try:
-        newest = commit(store, what)
+        newest = commit(store, order)
     except OvertakenError as error:
         say(SaveResult(save=order.save, what="overtaken", message=str(error)))
         return
@@ -108,14 +107,9 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
         say(SaveResult(save=order.save, what="failed", message=f"manifest: {said_of(error, store.url)}"))
         return
     say(SaveResult(save=order.save, what="committed"))
-    retention = Retention(
-        keep_newest=order.keep_newest,
-        keep_every=order.keep_every,
-        rewind_steps=order.rewind_steps,
-        folders=order.keep,
-    )
     try:
-        retire_after(store, newest, attempt_from_json(order.attempt.encode()), retention)
+        attempt = attempt_from_json(order.attempt.encode())
+        retire(store, attempt=attempt, newest=newest, retention=order.retention)
     except _FAULTS as error:
         say(SaveResult(save=order.save, what="said", message=f"old checkpoints could not be deleted: {error}"))
     say(SaveResult(save=order.save, what="retired"))
@@ -143,7 +137,7 @@ class SharedBuffer:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._map: mmap.mmap | None = None
-        self.pieces: tuple[tuple[str, str, int, int, int], ...] = ()
+        self.pieces: tuple[Piece, ...] = ()
 
     def fit(self, order: BufferFit) -> Iterator[None]:
         """Maps it again, since its size or what is in it has changed: a single step."""

@@ -5,6 +5,7 @@ the step and of scores, which all ranks share.
 """
 
 import logging
+from dataclasses import replace
 
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.evaluation.scores import Scores
@@ -84,6 +85,7 @@ class WhenToSave:
 
     def _follow(self) -> None:
         """Tells the others what has changed."""
-        self.saving.saves.keep = self.best.kept()
+        saves = self.saving.saves
+        saves.retention = replace(saves.retention, folders=tuple(self.best.kept()))
         if self.saving.reporter:
             self.saving.reporter.save_interval_seconds = self.clock.interval_seconds

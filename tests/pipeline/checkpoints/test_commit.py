@@ -1,6 +1,5 @@
 """Commits: the manifest of all ranks' reports, the fence, and the requests, which run at once; counted at 512 ranks."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +8,7 @@ import torch
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
-from pipeline.checkpoints.commit import (
-    Commit,
-    OvertakenError,
-    Retention,
-    commit,
-    draft_manifest,
-    retire_after,
-    with_reports,
-)
+from pipeline.checkpoints.commit import OvertakenError, commit, draft_manifest, retire, with_reports
 from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
@@ -26,8 +17,8 @@ from pipeline.checkpoints.manifest import (
     manifest_from_json,
     manifest_to_json,
 )
-from pipeline.checkpoints.many_requests import AT_ONCE, each_at_once
-from pipeline.checkpoints.rank_file_out import FileFacts, RankReport, file_name, report_name, report_to_json
+from pipeline.checkpoints.rank_file_out import FileRecord, RankReport, file_name, report_name, report_to_json
+from pipeline.checkpoints.writer_messages import CommitOrder, Retention
 from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore, Store
@@ -56,7 +47,7 @@ def put_save(store: Store, step: int, *, num_ranks: int, save: int) -> str:
     folder = CheckpointId(step=step, attempt=OWN).folder
     for rank in range(num_ranks):
         store.write(f"{folder}/{file_name(rank)}", b"x" * 108)
-        facts = FileFacts(num_bytes=108, part_bytes=1 << 20, sha256=("0" * 64,))
+        facts = FileRecord(num_bytes=108, part_bytes=1 << 20, sha256=("0" * 64,))
         report = RankReport(save=save, file=file_name(rank), record=facts, pieces=(("a", "master", 100, 2 * rank, 2),))
         store.write(f"{folder}/{report_name(rank)}", report_to_json(report))
     draft = draft_manifest(
@@ -70,9 +61,16 @@ def put_save(store: Store, step: int, *, num_ranks: int, save: int) -> str:
     return manifest_to_json(draft).decode()
 
 
-def order_in(store: LocalStore, step: int = 4, *, num_ranks: int = 2, save: int = 1) -> Commit:
-    draft = put_save(store, step, num_ranks=num_ranks, save=save)
-    return Commit(draft=draft, num_ranks=num_ranks, save=save, run_dir=store.url)
+def order_in(store: LocalStore, step: int = 4, *, num_ranks: int = 2, save: int = 1) -> CommitOrder:
+    return CommitOrder(
+        save=save,
+        url=store.url,
+        draft=put_save(store, step, num_ranks=num_ranks, save=save),
+        attempt="",
+        num_ranks=num_ranks,
+        run_dir=store.url,
+        retention=Retention(keep_newest=1),
+    )
 
 
 def test_the_manifest_holds_all_reports(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def test_at_512_ranks_after_50_restarts_few_requests_follow_each_other(tmp_path:
     assert names.count("read") == NUM_RANKS, "one report a rank, and no attempt's record"
     assert store.requests.depth + 3 <= MOST_IN_A_ROW
     committed = store.requests.depth
-    retire_after(store, newest, attempt, Retention(keep_newest=1, keep_every=0))
+    retire(store, attempt=attempt, newest=newest, retention=order.retention)
     assert names.count("list") == 2
     assert names.count("delete") == 2 * NUM_RANKS + 1
     assert store.requests.depth - committed <= 2 + NUM_STARTS // 128 + 1 + 2 * NUM_RANKS // 128 + 2
@@ -145,7 +143,7 @@ def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
     reports = []
     for rank, part in enumerate([fragment("a", 2, [3.0, 4.0]), fragment("a", 0, [1.0, 2.0])]):
         laid_out = lay_out([part])
-        facts = FileFacts(num_bytes=laid_out.head.num_bytes, part_bytes=1 << 20, sha256=("0" * 64,))
+        facts = FileRecord(num_bytes=laid_out.head.num_bytes, part_bytes=1 << 20, sha256=("0" * 64,))
         reports.append(RankReport(save=1, file=f"rank-{rank}", record=facts, pieces=laid_out.pieces))
     draft = draft_manifest(
         CheckpointId(step=7, attempt="0001-a"),
@@ -159,22 +157,3 @@ def test_the_manifest_puts_the_ranks_pieces_in_order() -> None:
     places = manifest.tensors["a"].slots["master"]
     assert [(place.file, place.start, place.length) for place in places] == [("rank-1", 0, 2), ("rank-0", 2, 2)]
     assert (manifest.moments, manifest.num_updates, manifest.num_samples) == (("exp_avg",), 6, 7 * 16)
-
-
-@pytest.mark.parametrize("num_items", [0, 1, 2, 300])
-def test_the_results_of_many_requests_are_in_order(num_items: int) -> None:
-    assert each_at_once(lambda item: item * item, range(num_items)) == [item * item for item in range(num_items)]
-
-
-def test_as_many_run_at_once_as_are_allowed() -> None:
-    together = threading.Barrier(AT_ONCE, timeout=60)
-    assert each_at_once(lambda _: together.wait() >= 0, range(AT_ONCE)) == [True] * AT_ONCE
-
-
-def test_the_first_error_of_many_requests_is_raised() -> None:
-    def ask(item: int) -> None:
-        if item % 2:
-            raise ValueError(f"item {item}")
-
-    with pytest.raises(ValueError, match="item 1"):
-        each_at_once(ask, range(6))

@@ -13,7 +13,6 @@ from pipeline.checkpoints.manifest import (
     FORMAT,
     CheckpointId,
     CheckpointManifest,
-    FileRecord,
     FragmentLocation,
     LogicalTensor,
     id_from_path,
@@ -23,6 +22,7 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
     overlapping,
 )
+from pipeline.checkpoints.rank_file_out import FileRecord
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.data.skipped import StepRange
 from pipeline.training.saving.save import saved_job

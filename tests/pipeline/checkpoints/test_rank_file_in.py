@@ -15,9 +15,9 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints import rank_file_in
 from pipeline.checkpoints.commit import draft_manifest, with_reports
 from pipeline.checkpoints.fragments import Fragment, lay_out
-from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, FileRecord, FragmentLocation, LogicalTensor
+from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, FragmentLocation, LogicalTensor
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
-from pipeline.checkpoints.rank_file_out import FileFacts, PartDigests, RankReport
+from pipeline.checkpoints.rank_file_out import PartDigests, RankReport
 from pipeline.training.saving.save import saved_job
 from shards.errors import InvalidDataError, StorageError
 from shards.storage.objects import MissingObjectError
@@ -43,8 +43,7 @@ def saved(folder: Path) -> CheckpointManifest:
         file = folder / "step-00000007/attempt-0001-a" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-        facts = FileFacts(**{**digests.record(), "sha256": tuple(digests.record()["sha256"])})
-        reports.append(RankReport(save=1, file=name, record=facts, pieces=laid_out.pieces))
+        reports.append(RankReport(save=1, file=name, record=digests.record(), pieces=laid_out.pieces))
     draft = draft_manifest(
         CheckpointId(step=7, attempt="0001-a"),
         shapes={"a": (10, 10), "b": (5,)},
@@ -65,8 +64,7 @@ def with_data(manifest: CheckpointManifest, folder: Path, data: bytes) -> Checkp
     file_of(folder).write_bytes(data)
     digests = PartDigests(PART_BYTES)
     digests.update(memoryview(data))
-    record = digests.record()
-    return replace(manifest, files=manifest.files | {NAMES[0]: FileRecord(**record | {"sha256": (*record["sha256"],)})})
+    return replace(manifest, files=manifest.files | {NAMES[0]: digests.record()})
 
 
 @pytest.mark.parametrize("held", [1 << 30, 200, 0])
@@ -304,7 +302,7 @@ def old(manifest: CheckpointManifest, folder: Path) -> CheckpointManifest:
         data = file_of(folder, name).read_bytes()
         digests = PartDigests(len(data))
         digests.update(memoryview(data))
-        records[name] = FileRecord(num_bytes=len(data), part_bytes=len(data), sha256=(*digests.record()["sha256"],))
+        records[name] = digests.record()
     return replace(manifest, files=records)
 
 

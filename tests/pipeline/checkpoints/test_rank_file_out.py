@@ -105,4 +105,4 @@ def test_each_part_has_its_digest_however_the_file_is_written(pieces: tuple[int,
         digests.update(memoryview(data)[begin : begin + size])
         begin += size
     expected = [hashlib.sha256(data[first : first + 4]).hexdigest() for first in range(0, len(data), 4)]
-    assert digests.record() == {"num_bytes": len(data), "part_bytes": 4, "sha256": expected}
+    assert (digests.num_bytes, digests.part_bytes, digests.sha256()) == (len(data), 4, tuple(expected))

@@ -1,12 +1,15 @@
 """What retention keeps, and what it must not touch, such as the files of a later attempt."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.checkpoints.attempts import ATTEMPTS, Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.commit import retire
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.checkpoints.writer_messages import Retention
 from shards.store import open_store
 
 OLD, OWN = "0001-aaaaaaaa", "0002-bbbbbbbb"
@@ -21,7 +24,7 @@ LATER = "0002-bbbbbbbb"
         pytest.param({"keep_newest": 2}, {(12, OWN), (16, OWN), (20, OWN)}, id="the newest two"),
         pytest.param({"keep_every": 8}, {(8, OLD), (16, OWN), (20, OWN)}, id="every eighth"),
         pytest.param(
-            {"keep": {CheckpointId(step=4, attempt=OLD).folder}}, {(4, OLD), (16, OWN), (20, OWN)}, id="the best"
+            {"folders": (CheckpointId(step=4, attempt=OLD).folder,)}, {(4, OLD), (16, OWN), (20, OWN)}, id="the best"
         ),
         pytest.param({"rewind_steps": 4}, {(12, OWN), (16, OWN), (20, OWN)}, id="one for a rewind"),
         pytest.param(
@@ -30,7 +33,7 @@ LATER = "0002-bbbbbbbb"
         pytest.param({"rewind_steps": 99}, {(4, OLD), (16, OWN), (20, OWN)}, id="none is old enough yet"),
     ],
 )
-def test_what_is_left(tmp_path: Path, keep: dict[str, int], left: set[tuple[int, str]]) -> None:
+def test_what_is_left(tmp_path: Path, keep: dict[str, Any], left: set[tuple[int, str]]) -> None:
     """Step 20 is being written; step 9 and the attempt that was killed never were committed."""
     store = open_store(str(tmp_path))
     own = Attempt(token=OWN, resumed_from=CheckpointId(step=8, attempt=OLD))
@@ -42,8 +45,8 @@ def test_what_is_left(tmp_path: Path, keep: dict[str, int], left: set[tuple[int,
             store.write(f"{folder}/{name}", b"")
         if step not in (9, 20) and token != KILLED:
             store.write(f"{folder}/{MANIFEST_NAME}", b"")
-    newest, chosen = CheckpointId(step=16, attempt=OWN), {"keep_newest": 1, "keep_every": 0, "keep": ()} | keep
-    retire(store, attempt=own, newest=newest, **chosen)  # type: ignore[arg-type]  # a table of one field each
+    newest = CheckpointId(step=16, attempt=OWN)
+    retire(store, attempt=own, newest=newest, retention=replace(Retention(keep_newest=1), **keep))
     assert {path.rpartition("/")[0] for path in store.list() if path.startswith("step-")} == {
         CheckpointId(step=step, attempt=token).folder for step, token in left
     }
@@ -56,7 +59,7 @@ def test_a_checkpoint_for_a_rewind_is_never_far_behind(tmp_path: Path) -> None:
     for step in range(1, 40):
         newest = CheckpointId(step=step, attempt=OWN)
         store.write(f"{newest.folder}/{MANIFEST_NAME}", b"")
-        retire(store, attempt=own, newest=newest, keep_newest=1, keep_every=0, keep=(), rewind_steps=4)
+        retire(store, attempt=own, newest=newest, retention=Retention(keep_newest=1, rewind_steps=4))
         left = sorted(int(path[5:13]) for path in store.list() if path.startswith("step-"))
         assert len(left) <= 3
         assert step <= 4 or any(step - 8 <= one <= step - 4 for one in left), left
@@ -80,5 +83,5 @@ def test_an_attempt_that_wakes_up_deletes_nothing_of_a_later_one(
             store.write(f"{folder}/{MANIFEST_NAME}", b"manifest")
     of_the_later = [path for path in store.list() if LATER in path]
     newest = CheckpointId(step=8, attempt=OLD)
-    retire(store, attempt=attempts[0], newest=newest, keep_newest=1, keep_every=0, keep=())
+    retire(store, attempt=attempts[0], newest=newest, retention=Retention(keep_newest=1))
     assert [path for path in store.list() if LATER in path] == of_the_later

@@ -32,6 +32,7 @@ from pipeline.checkpoints.saves import (
 )
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.collectives import sums
 from pipeline.ranks.world import World
 from pipeline.training.saving.save import saved_job
@@ -51,9 +52,10 @@ def saves_in(world: World, folder: Path, asynchronous: Literal["on", "off"] = "o
     checkpoints = checkpoints_of(folder, world)
     assert checkpoints.newest() is None
     assert checkpoints.begin_attempt(None)
-    config = CheckpointConfig(asynchronous=asynchronous, keep_newest=1)
+    config = CheckpointConfig(asynchronous=asynchronous)
     writer = Writer() if asynchronous == "on" else None
-    return Saves(checkpoints, choose_writer(config, writer, checkpoints.store, world, num_bytes=1000), config)
+    chosen = choose_writer(config, writer, checkpoints.store, world, num_bytes=1000)
+    return Saves(checkpoints, chosen, Retention(keep_newest=1))
 
 
 def state_of(world: World, value: float = 1.0) -> RankFile:

@@ -15,7 +15,7 @@ from pipeline.checkpoints.commit import draft_manifest, with_reports
 from pipeline.checkpoints.fragments import Fragment, lay_out, tensors_in_order
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
-from pipeline.checkpoints.rank_file_out import FileFacts, PartDigests, RankReport
+from pipeline.checkpoints.rank_file_out import PartDigests, RankReport
 from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore
@@ -49,8 +49,7 @@ def saved(folder: Path) -> CheckpointManifest:
         file = folder / "step-00000007/attempt-0001-a" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-        facts = FileFacts(**{**digests.record(), "sha256": tuple(digests.record()["sha256"])})
-        reports.append(RankReport(save=1, file=name, record=facts, pieces=laid_out.pieces))
+        reports.append(RankReport(save=1, file=name, record=digests.record(), pieces=laid_out.pieces))
     draft = draft_manifest(
         CheckpointId(step=7, attempt="0001-a"),
         shapes={f"t{number}": (size,) for number, size in enumerate(sizes)},

@@ -9,6 +9,7 @@ from pipeline.checkpoints.writer_messages import (
     CommitOrder,
     Hurry,
     LineSplitter,
+    Retention,
     SaveResult,
     Write,
     from_line,
@@ -23,10 +24,7 @@ COMMIT = CommitOrder(
     attempt="{}",
     num_ranks=2,
     run_dir="/runs/a",
-    keep_newest=2,
-    keep_every=0,
-    rewind_steps=4,
-    keep=("step-00000001/attempt-0001-a",),
+    retention=Retention(keep_newest=2, rewind_steps=4, folders=("step-00000001/attempt-0001-a",)),
 )
 
 

@@ -13,6 +13,7 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.copies import choose_writer
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
@@ -52,7 +53,8 @@ class _Run:
         engine: Any = _Engine()
         writer = choose_writer(job.checkpoint, None, checkpoints.store, world, num_bytes=state_bytes(job, engine))
         plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=1, lanes=job.data.lanes)
-        saves, record = Saves(checkpoints, writer, job.checkpoint), describe(job, world, plan=plan, is_compiled=False)
+        saves = Saves(checkpoints, writer, Retention(keep_newest=job.checkpoint.keep_newest))
+        record = describe(job, world, plan=plan, is_compiled=False)
         self.saving = Saving(job, engine, saves, saved=found, record=record, watch=watch, reporter=None)
         dataset = open_dataset(job.evaluation.url)
         self.when = decide_when_to_save(job, self.saving, dataset=dataset, resumed_from=found)

@@ -24,6 +24,7 @@ from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
 from pipeline.training.reporting.ledger import Ledger
@@ -66,7 +67,7 @@ def saving_in(world: World, folder: Path, *, config: CheckpointConfig = JOB.chec
     writer = Writer() if config.asynchronous != "off" else None
     chosen = choose_writer(config, writer, checkpoints.store, world, num_bytes=state_bytes(job, engine))
     record = describe(job, world, plan=PLAN, is_compiled=False)
-    saves = Saves(checkpoints, chosen, config)
+    saves = Saves(checkpoints, chosen, Retention(keep_newest=config.keep_newest))
     return Saving(job, engine, saves, saved=None, record=record, watch=watch, reporter=None)
 
 

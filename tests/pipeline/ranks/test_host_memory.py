@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoints.host_memory import available_bytes
+from pipeline.ranks.host_memory import available_bytes
 
 GB = 1 << 30
 
@@ -50,6 +50,31 @@ V2 = {"cgroup": "0::/slurm/job\n", "slurm/job/memory.max": "max\n"}
             4,
             id="version 1",
         ),
+        pytest.param(
+            {
+                "cgroup": "0::/job\n",
+                "memory/memory.limit_in_bytes": f"{6 * GB}",
+                "memory/memory.usage_in_bytes": f"{3 * GB}",
+            },
+            3,
+            id="version 1, in a container",
+        ),
+        pytest.param(
+            {
+                "cgroup": "0::/job\n",
+                "memory.max": f"{4 * GB}",
+                "memory.current": f"{3 * GB}",
+                "memory.stat": f"anon 7\ninactive_file {GB}\n",
+                "job/memory.max": f"{5 * GB}",
+                "job/memory.current": f"{2 * GB}",
+            },
+            2,
+            id="the tightest, less what the page cache can give back",
+        ),
+        pytest.param(
+            {"cgroup": "0::/job\n", "job/memory.max": "-3\n", "job/memory.current": "x\n"}, 8, id="no numbers"
+        ),
+        pytest.param({"cgroup": "0::/job\n", "meminfo": "MemAvailable: lots\n"}, 1 << 30, id="nothing known"),
     ],
 )
 def test_the_least_of_all_counts(tmp_path: Path, files: dict[str, str], gigabytes: int) -> None:
