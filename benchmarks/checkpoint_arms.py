@@ -29,7 +29,7 @@ from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import World, current_world, enter, leave
 from pipeline.training.saving.save import saved_job
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
-from pipeline.training.step_sums import StepSums, SumSource
+from pipeline.training.step import StepSums, SumSource
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
 from shards.store import open_store

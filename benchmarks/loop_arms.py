@@ -27,15 +27,16 @@ from pipeline.models import Model, ModelConfig, build_model, compile_blocks
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World, current_world, enter, leave
 from pipeline.training.controls import Watch
+from pipeline.training.gradients import Gradients
 from pipeline.training.guard import NonFiniteGuard
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.reporter import Reporter
-from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
-from pipeline.training.step import Gradients, Launched, TrainStep
+from pipeline.training.step import Launched, TrainStep
 from pipeline.training.watchdog.signals import Signals
 from pipeline.training.watchdog.stopping import Stopping
 from pipeline.training.zero.batch_plan import plan_batch
@@ -257,8 +258,8 @@ class OurLoop:
         self.reporter: Reporter | None = None
         if world.is_first:
             metrics = stack.enter_context(closing(Metrics(run_dir, step=0)))
-            costs = StepCosts(job, world, times) if measures else None
-            reporter = Reporter(job, metrics, watch.ledger, step=0, epoch_samples=0, costs=costs)
+            utilisation = Utilisation(job, world, times) if measures else None
+            reporter = Reporter(job, metrics, watch.ledger, step=0, epoch_samples=0, utilisation=utilisation)
             self.reporter = stack.enter_context(reporter)
         self.num_launched = self.num_read = 0
 

@@ -34,7 +34,7 @@ from pipeline.models.position_similarity import picture
 from pipeline.ranks.world import World, current_world, enter, leave
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.norms import Norms, PositionView
-from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gpu_streams import streams_of
@@ -82,7 +82,7 @@ def measure(setting: Setting, world: World, folder: Path, stack: ExitStack, *, s
 def own_seconds(setting: Setting, world: World, folder: Path) -> float:
     """Per step: the marks of a step of one micro-batch, the values of its line, and their way into the files."""
     times = StepTimes()
-    costs = StepCosts(job_of(setting, world), world, times)
+    utilisation = Utilisation(job_of(setting, world), world, times)
     parts: tuple[Part, ...] = ("data_wait", "to_device", "forward_backward", "optimizer")
     (folder / "own").mkdir()
     with closing(Metrics(folder / "own", step=0)) as metrics:
@@ -92,8 +92,8 @@ def own_seconds(setting: Setting, world: World, folder: Path) -> float:
             for part in parts:
                 with times.part(part):
                     pass
-            metrics.write(step, costs.values(1.0))
-            costs.words(1.0)
+            metrics.write(step, utilisation.values(1.0))
+            utilisation.words(1.0)
         return (time.process_time() - began) / _CALLS
 
 

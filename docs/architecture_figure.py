@@ -117,7 +117,7 @@ ROUTES = (
         labels_left=True,
         back_x=X_RESUMED,
         results=(Y_STORES - 6, Y_LOOP + 12),
-        back_stops=(("pipeline/training/saving/same_run.py", 368),),
+        back_stops=(("pipeline/training/saving/may_continue.py", 368),),
     ),
     Route(
         letter="c",

@@ -17,7 +17,7 @@ from jobs.data.pack import spec_of
 from jobs.record import read_leaves, read_record
 from jobs.train.trials import run_changes
 from pipeline.checkpoints.saved_job import STEPS
-from pipeline.training.saving.same_run import WARMUP
+from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
@@ -84,7 +84,7 @@ def has_ended(job: object, *, extends: bool) -> bool:
     if not isinstance(job, TrainingJob) or not (Path(job.run_dir) / "DONE").exists():
         return False
     from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
-    from pipeline.training.saving.same_run import refuse_changes  # noqa: PLC0415
+    from pipeline.training.saving.may_continue import refuse_changes  # noqa: PLC0415
 
     done = read_done(Path(job.run_dir))
     if done is None or (extends and done.step != job.steps):  # the extended run keeps a warm-up that is not known here

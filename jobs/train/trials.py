@@ -18,7 +18,7 @@ from jobs.submittable import Override, job_of_words, place_of
 from pipeline.checkpoints.saved_job import STEPS
 from pipeline.runs.facts import RunFacts, read_facts
 from pipeline.runs.state import State
-from pipeline.training.saving.same_run import OF_POSITION, WARMUP, other_values
+from pipeline.training.saving.may_continue import OF_POSITION, WARMUP, other_values
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import printable_name

@@ -17,7 +17,7 @@ from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_in
 from pipeline.runs.state import LastBeat, LastStart, Signs, State, state_of
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
-from pipeline.training.watchdog.pulse import Phase, Place
+from pipeline.training.watchdog.rank_progress import Phase, Place
 from shards.errors import InvalidDataError
 from shards.files.json_lines import Line, Tail, is_finite, is_number, is_step, read_tail
 from shards.files.seal import unsealed

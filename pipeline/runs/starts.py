@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 from shards.errors import InvalidDataError
 from shards.files.json_lines import Line, Tail, append_line, is_step, read_lines, read_tail
 from shards.files.typed_json import read_record, record_from

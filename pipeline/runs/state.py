@@ -13,7 +13,7 @@ decides; elsewhere only what it writes.
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.training.watchdog.pulse import Phase, Place
+from pipeline.training.watchdog.rank_progress import Phase, Place
 from shards.output.quantities import duration
 
 State = Literal["running", "done", "stopped", "failed", "never started"]

@@ -16,20 +16,20 @@ from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
 from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.gradients import Gradients
 from pipeline.training.guard import Guard
 from pipeline.training.loop import Loop
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.reporter import Reporter, open_reporter
-from pipeline.training.reporting.step_costs import StepCosts
-from pipeline.training.saving.same_bits import BITS, say_bits
+from pipeline.training.reporting.utilisation import Utilisation
+from pipeline.training.saving.reproducibility import BITS, say_bits
 from pipeline.training.saving.save import Saving, describe, state_bytes
 from pipeline.training.saving.when_to_save import decide_when_to_save
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import fill_engine, start_engine
-from pipeline.training.step import Gradients, TrainStep
-from pipeline.training.step_sums import SumSource
+from pipeline.training.step import SumSource, TrainStep
 from pipeline.training.summary import Opening, num_parameters
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import batches_on
@@ -60,9 +60,11 @@ def build_loop(parts: Parts, found: CheckpointManifest | None, stack: ExitStack,
     engine, plan = _kept(before) if before else _engine(parts, found)
     step, skipped, reporter = found.position.next_step if found else 0, checkpoints.attempt.skipped, None
     if world.is_first:
-        costs = before.reporter.costs if before and before.reporter else StepCosts(job, world, watch.times)
+        utilisation = (
+            before.reporter.utilisation if before and before.reporter else Utilisation(job, world, watch.times)
+        )
         reporter = stack.enter_context(
-            open_reporter(job, watch.ledger, stream.data, step=step, skipped=skipped, costs=costs)
+            open_reporter(job, watch.ledger, stream.data, step=step, skipped=skipped, utilisation=utilisation)
         )
     batches = stack.enter_context(
         open_stream(

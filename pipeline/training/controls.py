@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pipeline.training.reporting.ledger import Account, Ledger
 from pipeline.training.save_clock import SaveClock
 from pipeline.training.start_parts import StartParts
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 from pipeline.training.watchdog.signals import Signals, StopRequest
 from pipeline.training.watchdog.stopping import Stopping
 from pipeline.training.zero.step_times import Part, StepTimes
@@ -43,11 +43,11 @@ class Watch:
     @contextmanager
     def waiting(self, account: Account, doing: str) -> Iterator[None]:
         """Time on this account, for something that gives way to a stop request by raising WaitGivenUpError."""
-        pulse = self.stopping.pulse
-        pulse.enters(Phase.EVALUATING if account == "evaluation" else Phase.WAITING_FOR_DATA)
+        progress = self.stopping.progress
+        progress.enters(Phase.EVALUATING if account == "evaluation" else Phase.WAITING_FOR_DATA)
         with self.ledger.time(account), self.times.part(_PARTS.get(account, "other")), self.stopping.giving_up(doing):
             yield
-        pulse.enters(Phase.COMPUTING)
+        progress.enters(Phase.COMPUTING)
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ class Loop:
         self.position = self.train_step.stream.typed_position
         if self.reporter:
             self.reporter.launched(launched.step)
-            self.watch.parts.has_begun(self.watch.ledger.run_dir, attempt=self.watch.stopping.pulse.attempt)
+            self.watch.parts.has_begun(self.watch.ledger.run_dir, attempt=self.watch.stopping.progress.attempt)
         request = self._read()
         self._unread = launched
         is_last = self.step == self.job.steps

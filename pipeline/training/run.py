@@ -30,6 +30,7 @@ from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
 from pipeline.runs.starts import Left, Origin, add_start, left_behind
 from pipeline.training.build import Parts, build_loop
 from pipeline.training.controls import Watch
+from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.guard import RewindNeededError
 from pipeline.training.loop import Loop, LoopEnd
 from pipeline.training.prepare import Prepared, prepare
@@ -38,11 +39,10 @@ from pipeline.training.reporting.ledger import Ledger, last_line, last_saved
 from pipeline.training.rewind import rewind
 from pipeline.training.save_clock import SaveClock
 from pipeline.training.saving.finish import Done, done_from_json, done_to_json, finish, read_done
-from pipeline.training.saving.same_run import extension, refuse_changes
+from pipeline.training.saving.may_continue import extension, refuse_changes
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import with_precision
 from pipeline.training.summary import closing_words
-from pipeline.training.trial import refuse_lack_of_memory
 from pipeline.training.watchdog.heartbeat import Heartbeat, collective_timeout
 from pipeline.training.watchdog.signals import Signals
 from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
@@ -92,7 +92,7 @@ def train(
     with (
         Stopping(rank=world.rank, num_ranks=world.num_ranks) as stopping,
         Signals(prepared.run_dir, watch_markers=world.is_first) as signals,
-        Heartbeat(prepared.run_dir, job.hang, stopping.pulse, world=world),
+        Heartbeat(prepared.run_dir, job.hang, stopping.progress, world=world),
         _writer(prepared) as writer,
         ExitStack() as stack,
     ):
@@ -105,7 +105,7 @@ def train(
                     return RunEnding.DONE
                 watch = _watch(prepared, signals, stopping, stack, profile=profile)
                 ending = _start_to_end(prepared, writer, watch, record)
-                stopping.pulse.is_done = ending is RunEnding.DONE
+                stopping.progress.is_done = ending is RunEnding.DONE
                 dist.barrier()
         except (UserError, WillNotSucceedError):
             raise
@@ -155,7 +155,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, recor
         watch.parts.ends("checkpoint")
         parts, loop = Parts(prepared=prepared, checkpoints=checkpoints, watch=watch, writer=writer), None
         while True:
-            watch.stopping.pulse.attempt = checkpoints.attempt.token
+            watch.stopping.progress.attempt = checkpoints.attempt.token
             with ExitStack() as stack:
                 # 5. Build.
                 with watch.ledger.time("startup"):

@@ -11,7 +11,7 @@ from pipeline.ranks.collectives import all_agree
 from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.watchdog.stopping import WaitGivenUpError
 from pipeline.training.zero.engine import Engine
@@ -133,7 +133,7 @@ class HeldOut:
     def _begin_batch(self) -> None:
         """Raises WaitGivenUpError on all ranks if one is asked to exit. Collective."""
         self._num_batches += 1
-        self.watch.stopping.pulse.enters(Phase.EVALUATING, batch=self._num_batches)
+        self.watch.stopping.progress.enters(Phase.EVALUATING, batch=self._num_batches)
         is_asked = self.watch.request() == StopRequest.SAVE_AND_EXIT
         if not all_agree(not is_asked, device=self.world.device):
             raise WaitGivenUpError("evaluating")

@@ -26,9 +26,9 @@ from pipeline.models.weights.folder import open_weights
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.devices import Bf16
 from pipeline.ranks.world import World
+from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import EngineConfig, TrainingJob, scaled_by_rate
-from pipeline.training.trial import engine_that_fits, one_pass
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.layers import freeze, is_trained
@@ -92,7 +92,7 @@ def start_engine(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled
             ema_decay=job.ema_decay,
         )
 
-    def trial(engine: Engine, plan: BatchPlan) -> None:
+    def first_pass(engine: Engine, plan: BatchPlan) -> None:
         stand_in = partial(stand_in_model, job, is_compiled=is_compiled, device=world.device)
         topology = Topology(num_ranks=world.num_ranks, is_on_gpu=True)
         memory = memory_of(job, topology, micro_batch=plan.micro_batch)
@@ -101,7 +101,7 @@ def start_engine(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled
 
     if world.device.type == "cuda":
         pairs = job.data.mixup.alpha > 0
-        engine, plan = engine_that_fits(plan, build=build, trial=trial, pairs=pairs, world=world)
+        engine, plan = engine_that_fits(plan, build=build, first_pass=first_pass, pairs=pairs, world=world)
     else:
         engine = build(plan)
     return engine, plan

@@ -1,34 +1,25 @@
 """One training step: the next batch, forward and backward, what the ranks add up, the update.
 
-A step is launched first and read later: the host does not wait for a loss before it launches the next step.
+A step is launched first and read later: the host does not wait for a loss before it launches the next step. One float64
+reduction carries everything that the ranks agree on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+import torch.distributed as dist
 
 from pipeline.data.batches import COUNT_NAMES, Batch
-from pipeline.data.mixup import mix_images, mix_targets, mix_weights
-from pipeline.models.loss import classification_loss, targets_of, weighted_targets
-from pipeline.models.masked import NOT_PREDICTED, masked_loss, mean_colours
-from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
-from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
-from pipeline.training.step_draws import branch_factors, patch_sources
-from pipeline.training.step_sums import GRAD_NORM, LOSS, StepSums, SumSource
 from pipeline.training.watchdog.signals import StopRequest
-from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import Batches
-from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.gpu_streams import ReadBack
-from pipeline.training.zero.step_times import StepTimes
-from shards.hashing import DROPOUT
+from pipeline.training.zero.gpu_streams import ReadBack, Streams, read_back, streams_of
+
+LOSS, GRAD_NORM = "loss", "grad_norm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,85 +56,49 @@ class StepResult:
     similarity: torch.Tensor | None = None
 
 
-class Gradients:
-    """Forward and backward passes over a rank's share of a batch. `times`: those of the step that they belong to."""
+@dataclass(frozen=True, kw_only=True)
+class SumSource:
+    """Values of this rank, asked for once a step. `read` returns one for each of `names`, which all ranks share."""
 
-    def __init__(
-        self, job: TrainingJob, plan: BatchPlan, engine: Engine, world: World, *, times: StepTimes | None = None
-    ) -> None:
-        self.job, self.plan, self.engine, self.world = job, plan, engine, world
-        self.times = times or StepTimes()
+    names: tuple[str, ...]
+    read: Callable[[], Mapping[str, float]]
 
-    def accumulate(self, batch: Batch) -> torch.Tensor:
-        """The gradient of all micro-batches, left in the engine; their mean loss, still on the device."""
-        losses = []
-        for micro in range(self.plan.accumulation):
-            chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
-            with self.times.part("to_device"):
-                images, targets = self.inputs(batch, chosen)
-                more: tuple[torch.Tensor | None, ...] = self.branches(batch.step, chosen)
-                if self.job.model.masked_patches:
-                    sources, targets = self.masked(batch.step, chosen, images)
-                    more = (*(more or (None,)), sources)
-            torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
-            def loss_of(
-                model: nn.Module,
-                x: tuple[torch.Tensor | None, ...] = (images, *more),
-                y: torch.Tensor = targets,
-            ) -> torch.Tensor:
-                if self.job.model.masked_patches:
-                    return masked_loss(model(*x), y)
-                return classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
+class StepSums:
+    """The sums of a step, in a fixed order: the loss, each source's values, and the gradient's norm, which is no sum:
+    it is the same on every rank, and is read back together with them. `streams`: None for those of the device.
 
-            with self.times.part("forward_backward"):
-                losses.append(self.engine.accumulate(loss_of))
-        return torch.stack(losses).mean()
+    A step may add up more values, which are on the device already: they are behind the others in the same reduction."""
 
-    def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """A micro-batch on the device: uint8 images with their labels, or targets of weighted labels; or what mixup
-        makes of both."""
-        device, alpha = self.world.device, self.job.data.mixup.alpha
-        images = batch.images[chosen].to(device, non_blocking=True)
-        labels = batch.labels[chosen].to(device, non_blocking=True)
-        shares = None if batch.weights is None else batch.weights[chosen].to(device, non_blocking=True)
-        num_classes, loss = self.job.model.num_classes, self.job.loss
-        if not alpha:
-            return images, labels if shares is None else weighted_targets(labels, shares, num_classes, name=loss)
-        weights = self._on_device(mix_weights(batch.step, self._places(chosen), seed=self.job.seed, alpha=alpha))
-        if shares is None:
-            targets = targets_of(labels, num_classes, name=loss)
-        else:
-            targets = weighted_targets(labels, shares, num_classes, name=loss)
-        return mix_images(images, weights), mix_targets(targets, weights)
+    def __init__(self, sources: Sequence[SumSource], *, device: torch.device, streams: Streams | None = None) -> None:
+        self.sources, self.device, self.streams = tuple(sources), device, streams or streams_of(device)
+        self.names = (LOSS, *(name for source in sources for name in source.names), GRAD_NORM)
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"two sums have one name: {sorted(self.names)}")
 
-    def branches(self, step: int, chosen: slice) -> tuple[torch.Tensor, ...]:
-        """The model's second input with stochastic depth: the factors of its branches; empty without."""
-        model = self.job.model
-        if not model.stochastic_depth:
-            return ()
-        rate, depth = model.stochastic_depth, model.size.depth
-        factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rate=rate, depth=depth)
-        return (self._on_device(factors),)
+    def reduced(self, loss: torch.Tensor, *, more: torch.Tensor | None = None) -> torch.Tensor:
+        """float64[names + more] on the device: the sums over all ranks. `more`: other values of this rank, float64.
+        Nothing waits for them here. Collective."""
+        values = [0.0]
+        for source in self.sources:
+            found = source.read()
+            values += [float(found[name]) for name in source.names]
+        sums = self.streams.pinned(torch.tensor([*values, 0.0], dtype=torch.float64))
+        sums = sums.to(self.device, non_blocking=True)
+        sums[0] = loss
+        if more is not None:
+            sums = torch.cat([sums, more])
+        dist.all_reduce(sums)
+        return sums
 
-    def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The place from which the model takes each patch, and the mean colours that it is to predict: int64[n, N]
-        each."""
-        model = self.job.model
-        num_patches = model.grid[0] * model.grid[1]
-        sources, chosen_patches = patch_sources(step, self._places(chosen), seed=self.job.seed, num_patches=num_patches)
-        colours = mean_colours(images, side=model.stride)
-        targets = torch.where(self._on_device(chosen_patches), colours, NOT_PREDICTED)
-        return self._on_device(sources), targets
+    def read_back(self, sums: torch.Tensor, *, grad_norm: torch.Tensor | float) -> ReadBack:
+        """Sends the sums to the host, and the gradient's norm with them. Nothing waits for them here."""
+        sums[len(self.names) - 1] = grad_norm
+        return read_back(sums, self.streams)
 
-    def _places(self, chosen: slice) -> NDArray[np.int64]:
-        """Places in the global batch."""
-        return np.arange(chosen.start, chosen.stop, dtype=np.int64) + self.world.rank * self.plan.rank_batch
-
-    def _on_device(self, drawn: NDArray[np.generic]) -> torch.Tensor:
-        """What the host has drawn; the host does not wait for its copy."""
-        values, device = torch.from_numpy(drawn), self.world.device
-        return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
+    def by_name(self, sums: ReadBack, *, more: Sequence[str] = ()) -> dict[str, float]:
+        """The sums on the host, which waits for them. `more`: the names of the other values."""
+        return dict(zip((*self.names, *more), sums.values(), strict=True))
 
 
 class TrainStep:

@@ -27,9 +27,10 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.training.controls import Watch
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
-from pipeline.training.step import Gradients, TrainStep
+from pipeline.training.step import TrainStep
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.zero import engine as engines
 from pipeline.training.zero.batch_plan import BatchPlan

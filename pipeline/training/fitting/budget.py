@@ -9,7 +9,7 @@ from pipeline.ranks.world import World
 
 # Of a GPU: the contexts of CUDA, cuBLAS and cuDNN and NCCL's buffers, and what the allocator cannot use because its
 # free pieces are too small. [unverified]: nothing has been measured on a GPU; the first steps are tried before training
-# (pipeline/training/trial.py).
+# (pipeline/training/fitting/first_pass.py).
 _GPU_CONTEXT_BYTES, _GPU_FRAGMENTED = 2_000_000_000, 0.08
 # Of a host, for each rank: libraries, and what malloc keeps. ViT-S/16 and B/16 needed 0.2 to 0.8 GB beside their
 # tensors.

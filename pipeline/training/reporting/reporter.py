@@ -22,7 +22,7 @@ from pipeline.models.position_similarity import picture
 from pipeline.training.reporting.ledger import Account, Ledger
 from pipeline.training.reporting.logger_choice import open_loggers
 from pipeline.training.reporting.metrics import Metrics
-from pipeline.training.reporting.step_costs import StepCosts
+from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
 from shards.local_file import read_local_text
 from shards.output.progress import Ticker, as_log_line
@@ -126,7 +126,7 @@ def open_reporter(
     *,
     step: int,
     skipped: Skipped = (),
-    costs: StepCosts | None = None,
+    utilisation: Utilisation | None = None,
 ) -> Iterator["Reporter"]:
     """A run's reporter from `step` on, with these data steps skipped; the job's record and settings go to
     TensorBoard."""
@@ -145,7 +145,7 @@ def open_reporter(
             epoch_samples=epoch_samples,
             label_names=names,
             skipped=skipped,
-            costs=costs,
+            utilisation=utilisation,
         )
         yield reporter
         reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
@@ -204,7 +204,8 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
 
 class Reporter:
     """Context manager for the loop of rank 0. `epoch_samples`: samples per epoch, 0 if datasets are mixed.
-    `save_interval_seconds`: between two checkpoints, 0 if they do not follow the clock. `costs`: what a step costs."""
+    `save_interval_seconds`: between two checkpoints, 0 if they do not follow the clock. `utilisation`: what a step
+    costs."""
 
     def __init__(
         self,
@@ -216,10 +217,10 @@ class Reporter:
         epoch_samples: int,
         label_names: tuple[str, ...] = (),
         skipped: Skipped = (),
-        costs: StepCosts | None = None,
+        utilisation: Utilisation | None = None,
     ) -> None:
         self.job, self.metrics, self.epoch_samples, self.label_names = job, metrics, epoch_samples, label_names
-        self.skipped, self.costs = skipped, costs
+        self.skipped, self.utilisation = skipped, utilisation
         self._ticker, self._stack = Ticker(), ExitStack()
         self._throughput = Throughput(ledger.seconds, step=step)
         self._step, self._saved, self._line_step = step, step, 0
@@ -281,7 +282,7 @@ class Reporter:
             if self.save_interval_seconds:
                 values["checkpoint/interval_seconds"] = self.save_interval_seconds
             values |= self._throughput.since_line(global_batch=self.job.global_batch)
-            values |= self.costs.values(values["step_seconds"]) if self.costs else {}
+            values |= self.utilisation.values(values["step_seconds"]) if self.utilisation else {}
             self.metrics.write(step, values | self._epoch() | dict(guard or {}) | dict(norms or {}) | self._once)
             self._once, self._line_step = {}, step
         self._ticker.tick(self.facts)
@@ -329,7 +330,7 @@ class Reporter:
         epoch = f"{self._epoch().get('epoch', 0):.1f}" if self.epoch_samples else ""
         images = f"{job.global_batch / max(self._throughput.step_seconds(), 1e-9):,.0f}"
         left = self._throughput.seconds_left(job.steps)
-        cost = self.costs.words(self._throughput.step_seconds()) if self.costs else ""
+        cost = self.utilisation.words(self._throughput.step_seconds()) if self.utilisation else ""
         return [
             Fact(full=count, short=f"{self._step}/{job.steps}", weight=3),
             Fact(full=f"loss {self._loss:.4f}", short=f"loss {self._loss:.3f}", weight=3),

@@ -23,8 +23,7 @@ from pipeline.ranks.world import World
 from pipeline.training.controls import Watch
 from pipeline.training.reporting.reporter import Reporter
 from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
-from pipeline.training.step import StepResult
-from pipeline.training.step_sums import SumSource
+from pipeline.training.step import StepResult, SumSource
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.layers import is_trained

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.training.watchdog.heartbeat_files import Beat, Heard
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 
 FOLDER = "stacks"
 

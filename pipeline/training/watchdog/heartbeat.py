@@ -1,6 +1,6 @@
 """Notices that a rank hangs: in an exchange, in a read, in an evaluation, or anywhere else.
 
-The main thread says what it does (pulse.py), which costs it nothing. A thread of every rank writes that to
+The main thread says what it does (rank_progress.py), which costs it nothing. A thread of every rank writes that to
 RUN/heartbeats every few seconds, and sees how long the rank has stood where it is (limits: HangConfig). A rank that has
 stood there for too long, and each that waits for it, writes its stacks; one of them says which rank the others wait
 for; then all end with exit code 74. Usually the limit is over on all ranks at about the same time, since each step has
@@ -23,7 +23,7 @@ from pipeline.training.settings.job import HangConfig
 from pipeline.training.watchdog.hang import FOLDER, hang_message, is_silent, stacks_path, write_stacks
 from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, Heard, HeartbeatFiles, error_words
 from pipeline.training.watchdog.last_resort import LastResort
-from pipeline.training.watchdog.pulse import Phase, Pulse, limit_seconds
+from pipeline.training.watchdog.rank_progress import Phase, RankProgress, limit_seconds
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
 
 Feed = Callable[[], None]  # says that Python runs
@@ -44,12 +44,12 @@ def collective_timeout(config: HangConfig) -> timedelta:
 class Heartbeat:
     """Context manager around a run. Its thread ends the process if the run hangs."""
 
-    def __init__(self, run_dir: Path, config: HangConfig, pulse: Pulse, *, world: World) -> None:
-        self._run_dir, self._config, self._pulse, self._world = run_dir, config, pulse, world
+    def __init__(self, run_dir: Path, config: HangConfig, progress: RankProgress, *, world: World) -> None:
+        self._run_dir, self._config, self._progress, self._world = run_dir, config, progress, world
         self._tick_seconds = min(_MOST_TICK_SECONDS, config.step_seconds / 20)
         self._beat_seconds = min(_MOST_BEAT_SECONDS, config.step_seconds / 20)
         self._silent_seconds = config.step_seconds / 2
-        self._place, self._stood, self._longest = pulse.place, 0.0, 0.0
+        self._place, self._stood, self._longest = progress.place, 0.0, 0.0
         self._ticked = self._beaten = time.monotonic()
         self._files: HeartbeatFiles | None = None  # once the attempt is known
         self._writer: BeatWriter | None = None
@@ -72,10 +72,10 @@ class Heartbeat:
             self._leave.set()
             self._thread.join()  # for ever, if it is about to end the process: a hung run has no other message
             self._error = error_words(error) if error else ""
-            if not self._pulse.asked_by and (self._run_dir / "STOP").exists():
-                self._pulse.asked_by = "the file STOP"
-            self._pulse.enters(Phase.ENDED)
-            self._place, self._stood = self._pulse.place, 0.0
+            if not self._progress.asked_by and (self._run_dir / "STOP").exists():
+                self._progress.asked_by = "the file STOP"
+            self._progress.enters(Phase.ENDED)
+            self._place, self._stood = self._progress.place, 0.0
             self._beat()
             if self._writer:
                 self._writer.close(seconds=_FLUSH_SECONDS)
@@ -110,14 +110,14 @@ class Heartbeat:
         """Counts the time since the last tick; whether the run hangs."""
         passed = min(now - self._ticked, _MOST_TICKS * self._tick_seconds)
         self._ticked = now
-        place = self._pulse.place
+        place = self._progress.place
         if place is self._place:
             self._stood += passed
         else:
             if self._place.is_repeated and self._stood <= self._limit:  # longer, it waited for a rank that was saving
                 self._longest = max(self._longest, self._stood)
             self._place, self._stood = place, 0.0
-        if now - self._beaten < self._beat_seconds and self._asked_by == self._pulse.asked_by:
+        if now - self._beaten < self._beat_seconds and self._asked_by == self._progress.asked_by:
             return False
         self._beaten = now
         self._beat()
@@ -207,7 +207,7 @@ class Heartbeat:
         return limit_seconds(self._place, self._config, longest_seconds=self._longest)
 
     def _own_beat(self) -> Beat:
-        place, self._asked_by = self._place, self._pulse.asked_by
+        place, self._asked_by = self._place, self._progress.asked_by
         return Beat(
             rank=self._world.rank,
             host=socket.gethostname(),
@@ -222,7 +222,7 @@ class Heartbeat:
             has_said=self._has_said,
             asked_by=self._asked_by,
             error=self._error,
-            is_done=self._pulse.is_done,
+            is_done=self._progress.is_done,
             unix_time=round(time.time(), 3),
         )
 
@@ -233,10 +233,10 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Once the job is accepted: a refused command leaves nothing behind."""
-        if not self._pulse.attempt:
+        if not self._progress.attempt:
             return
         if self._writer is None:
-            self._attempt = self._pulse.attempt
+            self._attempt = self._progress.attempt
             self._files = HeartbeatFiles(self._run_dir, rank=self._world.rank, attempt=self._attempt)
             self._writer = BeatWriter(self._files)
         self._writer.put(self._own_beat())

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.training.watchdog.pulse import Phase, Place
+from pipeline.training.watchdog.rank_progress import Phase, Place
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 from shards.files.json_lines import write_whole
 from shards.files.typed_json import read_record

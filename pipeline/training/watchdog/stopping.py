@@ -23,7 +23,7 @@ from enum import Enum
 from types import FrameType, TracebackType
 from typing import Self
 
-from pipeline.training.watchdog.pulse import Phase, Pulse
+from pipeline.training.watchdog.rank_progress import Phase, RankProgress
 from pipeline.training.watchdog.signals import SignalWatcher
 from shards.output.terminal import message_text
 
@@ -46,12 +46,12 @@ class _Phase(Enum):
 
 class Stopping:
     """Context manager for a run's main thread. In others it does nothing, as Python allows no handlers there. What the
-    main thread says of its progress also goes to `pulse`, for the heartbeat."""
+    main thread says of its progress also goes to `progress`, for the heartbeat."""
 
     def __init__(self, *, rank: int = 0, num_ranks: int = 1) -> None:
         self.rank, self._is_alone = rank, num_ranks == 1
         self.saved_step: int | None = None
-        self.pulse = Pulse()
+        self.progress = RankProgress()
         self._phase, self._doing, self._can_give_up = _Phase.STARTING, "", False
         self._reached = self._asked_at = 0.0
         self._num_steps, self._longest_seconds, self._num_interrupts = 0, 0.0, 0
@@ -97,7 +97,7 @@ class Stopping:
             self._longest_seconds = max(self._longest_seconds, now - self._reached)
         self._num_steps += 1
         self._phase, self._reached = _Phase.STEP, now
-        self.pulse.step_begins(step)
+        self.progress.step_begins(step)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -105,15 +105,15 @@ class Stopping:
         own: before the run ends, it is waited for inside this."""
         is_over = self._phase is _Phase.WRITING
         self._phase = _Phase.WRITING
-        self.pulse.enters(Phase.SAVING)
+        self.progress.enters(Phase.SAVING)
         yield
         self._phase, self._reached = _Phase.WRITING if is_over else _Phase.STEP, time.monotonic()
-        self.pulse.enters(Phase.FINISHING if is_over else Phase.COMPUTING)
+        self.progress.enters(Phase.FINISHING if is_over else Phase.COMPUTING)
 
     def finishing(self) -> None:
         """The last step is done: there is no deadline for what is still to be written."""
         self._phase = _Phase.WRITING
-        self.pulse.enters(Phase.FINISHING)
+        self.progress.enters(Phase.FINISHING)
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
@@ -154,7 +154,7 @@ class Stopping:
             self._asked_at = time.monotonic()
         elif number not in _WARNINGS:
             return
-        self.pulse.asked_by = self.pulse.asked_by or signal.Signals(number).name
+        self.progress.asked_by = self.progress.asked_by or signal.Signals(number).name
         if self.rank == 0 and self._phase is not _Phase.STARTING:
             what = "finishing and saving this step" if self._phase is _Phase.STEP else "finishing what is being written"
             more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"

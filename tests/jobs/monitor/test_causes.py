@@ -14,7 +14,7 @@ from jobs.cluster.queue import NodeFacts, parsed
 from jobs.monitor.causes import OURS, PYTHON, SIGNS, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
 from pipeline.training.watchdog.heartbeat_files import Beat
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 from tests.jobs.monitor.test_evidence import NO_SLURM, write_exits, write_log
 from tests.jobs.reports.test_ls import make
 

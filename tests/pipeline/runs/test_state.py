@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.runs.state import STATES, LastBeat, LastStart, Signs, state_of
-from pipeline.training.watchdog.pulse import Phase, Place
+from pipeline.training.watchdog.rank_progress import Phase, Place
 
 
 def beat(

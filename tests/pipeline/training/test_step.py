@@ -19,10 +19,11 @@ from pipeline.models.loss import classification_loss
 from pipeline.ranks.rendezvous import join_alone
 from pipeline.ranks.world import World, leave
 from pipeline.training.controls import Watch
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
-from pipeline.training.step import Gradients, StepResult, TrainStep
+from pipeline.training.step import StepResult, TrainStep
 from pipeline.training.watchdog.signals import Signals, StopRequest
 from pipeline.training.watchdog.stopping import Stopping
 from pipeline.training.zero.batch_plan import plan_batch

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from jobs import exit_codes
 from pipeline.models import ModelConfig, ViT, build_model, checkpoint_blocks, compile_blocks
 from pipeline.models.vit import Block
-from pipeline.training.step_draws import branch_factors
+from pipeline.training.gradients import branch_factors
 from shards.errors import UserError
 from tests.pipeline.models.parity import imported
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import unfilled_model
 from pipeline.models.config import ModelConfig
-from pipeline.training.reporting.step_costs import measured_peak, mfu, nominal_peak, train_flops
+from pipeline.training.reporting.utilisation import measured_peak, mfu, nominal_peak, train_flops
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.zero.layers import freeze
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.training.watchdog.hang import hang_message
 from pipeline.training.watchdog.heartbeat_files import Beat, Heard
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 
 SILENT_AFTER = 5.0
 END = ". Stacks are in RUN/stacks; run the same command to continue"

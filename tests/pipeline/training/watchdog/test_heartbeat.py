@@ -15,7 +15,7 @@ from jobs import exit_codes
 from pipeline.training.settings.job import HangConfig
 from pipeline.training.watchdog import heartbeat
 from pipeline.training.watchdog.heartbeat import Heartbeat
-from pipeline.training.watchdog.pulse import Phase, Pulse
+from pipeline.training.watchdog.rank_progress import Phase, RankProgress
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world
 
@@ -42,14 +42,14 @@ def stand(
     """The main thread of a rank that has begun `num_steps` steps and then stays at places."""
     with (run_dir / f"said-{rank}").open("wb") as said:
         os.dup2(said.fileno(), 2)
-    pulse, pause = Pulse(), threading.Event()
-    pulse.attempt = "0001-abc"
-    with Heartbeat(run_dir, config, pulse, world=one_world(rank, num_ranks, port=1)):
+    progress, pause = RankProgress(), threading.Event()
+    progress.attempt = "0001-abc"
+    with Heartbeat(run_dir, config, progress, world=one_world(rank, num_ranks, port=1)):
         until_all_stand(run_dir, rank, num_ranks)
         for step in range(1, num_steps + 1):
-            pulse.step_begins(step)
+            progress.step_begins(step)
         for phase, batch, seconds in stays:
-            pulse.enters(phase, batch=batch)
+            progress.enters(phase, batch=batch)
             pause.wait(seconds)
 
 
@@ -149,15 +149,15 @@ def stand_rewound(run_dir: Path, rank: int, phase: Phase, seconds: float) -> Non
     """One of two ranks, which goes back to a checkpoint, under a new attempt, and then stays at a place."""
     with (run_dir / f"said-{rank}").open("wb") as said:
         os.dup2(said.fileno(), 2)
-    pulse, pause = Pulse(), threading.Event()
-    pulse.attempt = "0001-abc"
-    with Heartbeat(run_dir, HANG, pulse, world=one_world(rank, 2, port=1)):
+    progress, pause = RankProgress(), threading.Event()
+    progress.attempt = "0001-abc"
+    with Heartbeat(run_dir, HANG, progress, world=one_world(rank, 2, port=1)):
         until_all_stand(run_dir, rank, 2)
         for step in (1, 2):
-            pulse.step_begins(step)
+            progress.step_begins(step)
         pause.wait(LIMIT_SECONDS / 2)
-        pulse.attempt = "0002-def"
-        pulse.enters(phase)
+        progress.attempt = "0002-def"
+        progress.enters(phase)
         pause.wait(seconds)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, HeartbeatFiles, error_words
-from pipeline.training.watchdog.pulse import Phase
+from pipeline.training.watchdog.rank_progress import Phase
 from shards.errors import TransientError, UserError
 from tests.rigs.small_disk import small_disk
 

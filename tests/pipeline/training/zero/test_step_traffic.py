@@ -14,7 +14,7 @@ import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.ranks.world import World
-from pipeline.training.step_sums import GRAD_NORM, LOSS, StepSums, SumSource
+from pipeline.training.step import GRAD_NORM, LOSS, StepSums, SumSource
 from pipeline.training.zero.gpu_streams import HostStreams
 from pipeline.training.zero.layers import group_of
 from tests.rigs.counted_steps import MODEL, Case, CountedSteps, counted_steps
@@ -88,7 +88,7 @@ COLLECTIVES: dict[Case, dict[str, Row]] = {
     (3, 1): of_stage_3(1),
     (3, 4): of_stage_3(4),
 }
-OURS = "step_sums.py:reduced"
+OURS = "step.py:reduced"
 
 # Function that waits -> how often. DeepSpeed looks at the gradient's norm before it updates; ours is the read of a step
 # that was launched earlier.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.training.reporting.step_costs import StepCosts, memory, train_flops
+from pipeline.training.reporting.utilisation import Utilisation, memory, train_flops
 from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.processes import one_world
 
@@ -19,22 +19,24 @@ JOB = replace(
 
 def test_values_of_a_line() -> None:
     times = StepTimes()
-    costs = StepCosts(JOB, replace(one_world(), num_ranks=2), times)
-    assert costs.values(0.5).keys() == {"perf/mfu_of_measured_peak", "memory/resident_bytes"}, "no step has ended"
+    utilisation = Utilisation(JOB, replace(one_world(), num_ranks=2), times)
+    assert utilisation.values(0.5).keys() == {"perf/mfu_of_measured_peak", "memory/resident_bytes"}, "no step has ended"
     times.begins()
     times.begins()
-    found = costs.values(0.5)
-    assert found["perf/mfu_of_measured_peak"] == pytest.approx(train_flops(JOB) * 64 / (0.5 * 2 * costs.measured_peak))
+    found = utilisation.values(0.5)
+    assert found["perf/mfu_of_measured_peak"] == pytest.approx(
+        train_flops(JOB) * 64 / (0.5 * 2 * utilisation.measured_peak)
+    )
     assert found["time/step"] > 0
 
 
 def test_a_known_nominal_peak_comes_first() -> None:
-    costs = StepCosts(JOB, one_world(), StepTimes())
-    costs.measured_peak = train_flops(JOB) * 64 / 0.8
-    assert costs.words(1.0) == "80 % of peak"
-    costs.nominal_peak = train_flops(JOB) * 64 / 0.4
-    assert costs.words(1.0) == "MFU 40 %"
-    assert costs.values(1.0)["perf/mfu"] == pytest.approx(0.4)
+    utilisation = Utilisation(JOB, one_world(), StepTimes())
+    utilisation.measured_peak = train_flops(JOB) * 64 / 0.8
+    assert utilisation.words(1.0) == "80 % of peak"
+    utilisation.nominal_peak = train_flops(JOB) * 64 / 0.4
+    assert utilisation.words(1.0) == "MFU 40 %"
+    assert utilisation.values(1.0)["perf/mfu"] == pytest.approx(0.4)
 
 
 def test_resident_memory_grows_with_what_is_held() -> None:
@@ -53,4 +55,4 @@ def test_memory_of_a_gpu_is_the_most_so_far(monkeypatch: pytest.MonkeyPatch) -> 
 def test_precision_must_be_decided() -> None:
     undecided = replace(JOB, engine=replace(JOB.engine, precision="auto"))
     with pytest.raises(ValueError, match=r"engine\.precision is 'auto'"):
-        StepCosts(undecided, one_world(), StepTimes())
+        Utilisation(undecided, one_world(), StepTimes())

@@ -12,7 +12,7 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.saving.same_run import extension, other_values, refuse_changes
+from pipeline.training.saving.may_continue import extension, other_values, refuse_changes
 from pipeline.training.saving.save import saved_job
 from pipeline.training.settings.job import EngineConfig, InitialConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig

@@ -12,8 +12,8 @@ from jobs import exit_codes
 from jobs.recipes.pretrain import masked_patches
 from pipeline.data.config import MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.training.gradients import patch_sources
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
-from pipeline.training.step_draws import patch_sources
 from shards.errors import UserError
 from tests.rigs.training import STEPS, losses, pretrain_words, run
 

@@ -84,8 +84,8 @@ def _on_gpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
 _STATM = Path("/proc/self/statm")
 
 
-class StepCosts:
-    """The costs of a job's steps; its precision must be decided. Measures the device's peak when it is made."""
+class Utilisation:
+    """What the steps of a job cost; its precision must be decided. Measures the device's peak when it is made."""
 
     def __init__(self, job: TrainingJob, world: World, times: StepTimes) -> None:
         self.times, self._world = times, world

@@ -3,26 +3,26 @@
 import pytest
 
 from pipeline.training.settings.job import HangConfig
-from pipeline.training.watchdog.pulse import Phase, Place, Pulse, limit_seconds
+from pipeline.training.watchdog.rank_progress import Phase, Place, RankProgress, limit_seconds
 
 HANG = HangConfig(step_seconds=10, other_seconds=100)
 
 
-def test_a_pulse_goes_from_place_to_place() -> None:
-    pulse = Pulse()
-    assert pulse.place.words() == "starting"
-    pulse.step_begins(17)
-    assert pulse.place == Place(phase=Phase.WAITING_FOR_DATA, step=17, is_first=True)
-    pulse.enters(Phase.COMPUTING)
-    pulse.step_begins(18)
-    pulse.enters(Phase.COMPUTING)
-    assert pulse.place == Place(phase=Phase.COMPUTING, step=18)
+def test_a_rank_goes_from_place_to_place() -> None:
+    progress = RankProgress()
+    assert progress.place.words() == "starting"
+    progress.step_begins(17)
+    assert progress.place == Place(phase=Phase.WAITING_FOR_DATA, step=17, is_first=True)
+    progress.enters(Phase.COMPUTING)
+    progress.step_begins(18)
+    progress.enters(Phase.COMPUTING)
+    assert progress.place == Place(phase=Phase.COMPUTING, step=18)
     for batch in range(3):
-        pulse.enters(Phase.EVALUATING, batch=batch)
-        assert pulse.place.is_first is (batch < 2), "the first batch compiles"
-    assert pulse.place.words() == "step 18, evaluating batch 2"
-    pulse.enters(Phase.EVALUATING)
-    assert not pulse.place.is_first, "the second evaluation has compiled"
+        progress.enters(Phase.EVALUATING, batch=batch)
+        assert progress.place.is_first is (batch < 2), "the first batch compiles"
+    assert progress.place.words() == "step 18, evaluating batch 2"
+    progress.enters(Phase.EVALUATING)
+    assert not progress.place.is_first, "the second evaluation has compiled"
 
 
 def test_places_are_in_the_order_of_a_step() -> None:

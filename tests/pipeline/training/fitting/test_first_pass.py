@@ -12,9 +12,9 @@ from torch import nn
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
+from pipeline.training.fitting.first_pass import FirstPass, engine_that_fits, one_pass, refuse_lack_of_memory
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.start import stand_in_model, starting_model
-from pipeline.training.trial import Trial, engine_that_fits, one_pass, refuse_lack_of_memory
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients
@@ -60,15 +60,15 @@ def trained(job: TrainingJob, engine: Engine, plan: BatchPlan, world: World) -> 
     return float(engine.update(learning_rate=0.0).grad_norm)
 
 
-def full_on_rank_1(world: World, fits: int, seen: list[tuple[int, int]]) -> Trial:
+def full_on_rank_1(world: World, fits: int, seen: list[tuple[int, int]]) -> FirstPass:
     """Rank 1's memory takes `fits` images, rank 0's any number."""
 
-    def trial(_engine: Engine, plan: BatchPlan) -> None:
+    def first_pass(_engine: Engine, plan: BatchPlan) -> None:
         seen.append((plan.micro_batch, bytes_in_use()))
         if world.rank == 1 and plan.micro_batch > fits:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 
-    return trial
+    return first_pass
 
 
 def bytes_in_use() -> int:
@@ -83,7 +83,7 @@ def halved_until_it_fits(world: World, stage: int) -> tuple[list[int], list[int]
     seen: list[tuple[int, int]] = []
     make = partial(build, job)
     engine, plan = engine_that_fits(
-        whole(job), build=make, trial=full_on_rank_1(world, 4, seen), pairs=False, world=world
+        whole(job), build=make, first_pass=full_on_rank_1(world, 4, seen), pairs=False, world=world
     )
     found = trained(job, engine, plan, world)
     reference = trained(job, build(job, whole(job)), whole(job), world)
@@ -103,7 +103,7 @@ def never_fits(world: World) -> str:
     job = job_of()
     try:
         engine_that_fits(
-            whole(job), build=partial(build, job), trial=full_on_rank_1(world, 0, []), pairs=True, world=world
+            whole(job), build=partial(build, job), first_pass=full_on_rank_1(world, 0, []), pairs=True, world=world
         )
     except UserError as error:
         return str(error)

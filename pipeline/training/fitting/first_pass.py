@@ -24,18 +24,18 @@ from shards.output.quantities import plural
 
 log = logging.getLogger(__name__)
 Build = Callable[[BatchPlan], Engine]
-Trial = Callable[[Engine, BatchPlan], None]
+FirstPass = Callable[[Engine, BatchPlan], None]
 _FIRST_STEPS = 2  # those that allocate what later ones reuse
 
 
 def engine_that_fits(
-    plan: BatchPlan, *, build: Build, trial: Trial, pairs: bool, world: World
+    plan: BatchPlan, *, build: Build, first_pass: FirstPass, pairs: bool, world: World
 ) -> tuple[Engine, BatchPlan]:
-    """The engine of the first plan, halving its micro-batch from try to try, whose `trial` no rank fails for want of
-    memory. UserError if none is left. Collective, but for `trial`."""
+    """The engine of the first plan, halving its micro-batch from try to try, whose `first_pass` no rank fails for want
+    of memory. UserError if none is left. Collective, but for `first_pass`."""
     while True:
         engine = build(plan)
-        fits = _fits(engine, plan, trial)
+        fits = _fits(engine, plan, first_pass)
         if all_agree(fits, device=world.device):
             return engine, plan
         smaller = halved(plan, pairs=pairs)
@@ -109,9 +109,9 @@ def refuse_lack_of_memory(error: RuntimeError, plan: BatchPlan, *, rank: int, nu
     raise (WillNotSucceedError if num_steps <= _FIRST_STEPS else TransientError)(message) from error
 
 
-def _fits(engine: Engine, plan: BatchPlan, trial: Trial) -> bool:
+def _fits(engine: Engine, plan: BatchPlan, first_pass: FirstPass) -> bool:
     try:
-        trial(engine, plan)
+        first_pass(engine, plan)
     except torch.OutOfMemoryError as error:
         log.info("%s", str(error).partition("\n")[0])
         return False

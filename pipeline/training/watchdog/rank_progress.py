@@ -50,10 +50,10 @@ class Place:
         return f"step {self.step}, {self.phase}{batch}" if self.step else f"{self.phase}{batch}"
 
 
-class Pulse:
-    """The place of a rank: its main thread sets it, and other threads read it. `attempt`: the token of the attempt,
-    once it is known; a rewind begins another one. `asked_by`: the first signal that asked the run to stop. `is_done`:
-    the run has made all its steps."""
+class RankProgress:
+    """How far a rank is: its main thread says it, and other threads read it. `attempt`: the token of the attempt, once
+    it is known; a rewind begins another one. `asked_by`: the first signal that asked the run to stop. `is_done`: the
+    run has made all its steps."""
 
     def __init__(self) -> None:
         self.place, self.attempt = Place(phase=Phase.STARTING), ""

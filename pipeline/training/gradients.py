@@ -1,0 +1,148 @@
+"""Forward and backward passes over a rank's share of a batch, with the random draws of a step.
+
+No boundary between ranks or micro-batches changes the draws. They are functions of (seed, step, place in the global
+batch) alone, made on the host and passed to the model. So a run that continues, on any number of ranks, and a block
+that is computed again in the backward pass or compiled have the same draws.
+
+Masked patch prediction (appendix B.1.2) corrupts exactly half of the patches of each image (rounded down, at least 1):
+80 % of them become the [mask] embedding, 10 % another patch of the same image, and 10 % stay. The paper does not say
+whose patch takes the place; one of the same image needs no other image, so that no rank asks another.
+
+Stochastic depth (Huang et al., arXiv 1603.09382) leaves out branches of the transformer for each image: attention and
+MLP of block l of L, each with the probability rate x l / (L - 1), l from 0, as in timm (drop_path_rate). A branch that
+is kept is divided by the probability of that, so an evaluation needs all branches and no factor.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pipeline.data.batches import Batch
+from pipeline.data.mixup import mix_images, mix_targets, mix_weights
+from pipeline.models.loss import classification_loss, targets_of, weighted_targets
+from pipeline.models.masked import NOT_PREDICTED, masked_loss, mean_colours
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.step_times import StepTimes
+from shards.hashing import DROPOUT, MASKED_PATCHES, STOCHASTIC_DEPTH, uniforms
+
+_BRANCHES = 2
+_MASKED, _MASKED_OR_OTHER = 0.8, 0.9
+
+
+def branch_factors(
+    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, rate: float, depth: int
+) -> NDArray[np.float32]:
+    """What each branch is multiplied by, 0 or 1 / (1 - its rate): float32[depth, n, 2], attention first.
+
+    `positions_in_batch`, int64[n]: places in the global batch. `rate`: of the last block, from 0 to below 1.
+    """
+    if not 0 <= rate < 1 or depth < 1:
+        raise ValueError(f"rate is {rate} and depth {depth}; allowed: 0 to below 1, and 1 or more")
+    rates_L11 = (rate * np.arange(depth) / max(1, depth - 1)).reshape(-1, 1, 1)
+    draws = uniforms(positions_in_batch, _BRANCHES * depth, key=STOCHASTIC_DEPTH.key(seed, step))
+    # (n, L * 2) -> (L, n, 2)
+    draws_Ln2 = draws.reshape(-1, depth, _BRANCHES).transpose(1, 0, 2)
+    factors_Ln2: NDArray[np.float32] = np.where(draws_Ln2 >= rates_L11, 1 / (1 - rates_L11), 0.0).astype(np.float32)
+    return factors_Ln2
+
+
+def patch_sources(
+    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, num_patches: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The source of each patch, int64[n, N]: 0 to N - 1, or N for [mask]; and whether it is to be predicted,
+    bool[n, N]. `positions_in_batch`, int64[n]: places in the global batch. ValueError for fewer than 2 patches."""
+    if num_patches < 2:
+        raise ValueError(f"num_patches is {num_patches}; allowed: 2 or more, since half are corrupted")
+    draws = uniforms(positions_in_batch, 3 * num_patches, key=MASKED_PATCHES.key(seed, step))
+    order, kind, other = draws.reshape(-1, 3, num_patches).transpose(1, 0, 2)
+    ranks = order.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    is_corrupted = ranks < num_patches // 2
+    own = np.arange(num_patches)
+    others = (own + 1 + (other * (num_patches - 1)).astype(np.int64)) % num_patches  # any but its own
+    replaced = np.where(kind < _MASKED, num_patches, np.where(kind < _MASKED_OR_OTHER, others, own))
+    return np.where(is_corrupted, replaced, own), is_corrupted
+
+
+class Gradients:
+    """Forward and backward passes over a rank's share of a batch. `times`: those of the step that they belong to."""
+
+    def __init__(
+        self, job: TrainingJob, plan: BatchPlan, engine: Engine, world: World, *, times: StepTimes | None = None
+    ) -> None:
+        self.job, self.plan, self.engine, self.world = job, plan, engine, world
+        self.times = times or StepTimes()
+
+    def accumulate(self, batch: Batch) -> torch.Tensor:
+        """The gradient of all micro-batches, left in the engine; their mean loss, still on the device."""
+        losses = []
+        for micro in range(self.plan.accumulation):
+            chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
+            with self.times.part("to_device"):
+                images, targets = self.inputs(batch, chosen)
+                more: tuple[torch.Tensor | None, ...] = self.branches(batch.step, chosen)
+                if self.job.model.masked_patches:
+                    sources, targets = self.masked(batch.step, chosen, images)
+                    more = (*(more or (None,)), sources)
+            torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
+
+            def loss_of(
+                model: nn.Module,
+                x: tuple[torch.Tensor | None, ...] = (images, *more),
+                y: torch.Tensor = targets,
+            ) -> torch.Tensor:
+                if self.job.model.masked_patches:
+                    return masked_loss(model(*x), y)
+                return classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
+
+            with self.times.part("forward_backward"):
+                losses.append(self.engine.accumulate(loss_of))
+        return torch.stack(losses).mean()
+
+    def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """A micro-batch on the device: uint8 images with their labels, or targets of weighted labels; or what mixup
+        makes of both."""
+        device, alpha = self.world.device, self.job.data.mixup.alpha
+        images = batch.images[chosen].to(device, non_blocking=True)
+        labels = batch.labels[chosen].to(device, non_blocking=True)
+        shares = None if batch.weights is None else batch.weights[chosen].to(device, non_blocking=True)
+        num_classes, loss = self.job.model.num_classes, self.job.loss
+        if not alpha:
+            return images, labels if shares is None else weighted_targets(labels, shares, num_classes, name=loss)
+        weights = self._on_device(mix_weights(batch.step, self._places(chosen), seed=self.job.seed, alpha=alpha))
+        if shares is None:
+            targets = targets_of(labels, num_classes, name=loss)
+        else:
+            targets = weighted_targets(labels, shares, num_classes, name=loss)
+        return mix_images(images, weights), mix_targets(targets, weights)
+
+    def branches(self, step: int, chosen: slice) -> tuple[torch.Tensor, ...]:
+        """The model's second input with stochastic depth: the factors of its branches; empty without."""
+        model = self.job.model
+        if not model.stochastic_depth:
+            return ()
+        rate, depth = model.stochastic_depth, model.size.depth
+        factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rate=rate, depth=depth)
+        return (self._on_device(factors),)
+
+    def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The place from which the model takes each patch, and the mean colours that it is to predict: int64[n, N]
+        each."""
+        model = self.job.model
+        num_patches = model.grid[0] * model.grid[1]
+        sources, chosen_patches = patch_sources(step, self._places(chosen), seed=self.job.seed, num_patches=num_patches)
+        colours = mean_colours(images, side=model.stride)
+        targets = torch.where(self._on_device(chosen_patches), colours, NOT_PREDICTED)
+        return self._on_device(sources), targets
+
+    def _places(self, chosen: slice) -> NDArray[np.int64]:
+        """Places in the global batch."""
+        return np.arange(chosen.start, chosen.stop, dtype=np.int64) + self.world.rank * self.plan.rank_batch
+
+    def _on_device(self, drawn: NDArray[np.generic]) -> torch.Tensor:
+        """What the host has drawn; the host does not wait for its copy."""
+        values, device = torch.from_numpy(drawn), self.world.device
+        return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
