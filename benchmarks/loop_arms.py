@@ -26,7 +26,7 @@ from pipeline.data.stream import BatchStream
 from pipeline.models import Model, ModelConfig, build_model, compile_blocks
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World, current_world, enter, leave
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.guard import NonFiniteGuard
 from pipeline.training.reporting.ledger import Ledger
@@ -242,7 +242,7 @@ class OurLoop:
         measures, times = times is None, times or StepTimes(marks_of(world.device))
         run_dir.mkdir()
         signals = Signals(run_dir, watch_markers=world.is_first)
-        watch = Watch(signals=signals, stopping=Stopping(), ledger=Ledger(run_dir), times=times)
+        controls = Controls(signals=signals, stopping=Stopping(), ledger=Ledger(run_dir), times=times)
         plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=world.num_ranks, lanes=world.num_ranks)
         stream = batches_on(
             cast(BatchStream, _Repeated(batches(setting, world))), streams_of(world.device), times=times
@@ -250,7 +250,7 @@ class OurLoop:
         self.step = TrainStep(
             Gradients(job, plan, engine, world, times=times),
             stream,
-            watch,
+            controls,
             norms=Norms(engine, every=job.norms_every_steps, device=world.device) if measures else None,
             view=PositionView(job, engine, world, streams_of(world.device)) if measures else None,
         )
@@ -259,7 +259,7 @@ class OurLoop:
         if world.is_first:
             metrics = stack.enter_context(closing(Metrics(run_dir, step=0)))
             utilisation = Utilisation(job, world, times) if measures else None
-            reporter = Reporter(job, metrics, watch.ledger, step=0, epoch_samples=0, utilisation=utilisation)
+            reporter = Reporter(job, metrics, controls.ledger, step=0, epoch_samples=0, utilisation=utilisation)
             self.reporter = stack.enter_context(reporter)
         self.num_launched = self.num_read = 0
 

@@ -26,8 +26,7 @@ from typing import Any
 
 from benchmarks.measure import machine
 from benchmarks.rounds import Report, Round, in_turn, say, summary, write
-from pipeline.runs.starts import read_starts
-from pipeline.training.start_parts import START_PARTS, read_start_parts
+from pipeline.runs.starts import START_SPANS, read_start_times, read_starts
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +34,7 @@ EAGER, KEPT, EMPTY = "not compiled", "compiled, cache kept", "compiled, cache em
 ARMS = (EAGER, KEPT, EMPTY)
 # What happens before the new process begins, and after it what the run has put on record of its start.
 AROUND = ("noticed", "ranks_ended", "next_try", "process")
-FIGURES: tuple[str, ...] = (*AROUND, *START_PARTS, "whole")
+FIGURES: tuple[str, ...] = (*AROUND, *START_SPANS, "whole")
 _STEPS, _SAVE, _SECONDS = 100_000, 20, 300.0
 _RUN = (
     *("digits_smoke", f"--steps={_STEPS}", "--global-batch=32", "--schedule.warmup-steps=5", "--device=cpu"),
@@ -81,7 +80,7 @@ def measured(arm: str, *, cluster: SlurmCluster, folder: Path, patchline: str) -
             shutil.rmtree(cache)
         pid, killed = read_starts(run_dir)[0].process.pid, time.time()
         os.kill(pid, signal.SIGKILL)
-        cluster.wait_for(lambda: len(read_start_parts(run_dir)) == 2, deadline_seconds=_SECONDS)
+        cluster.wait_for(lambda: len(read_start_times(run_dir)) == 2, deadline_seconds=_SECONDS)
         return parts_of(run_dir, job=job, killed=killed)
     finally:
         cluster.command("scancel", str(job))
@@ -94,7 +93,7 @@ def parts_of(run_dir: Path, *, job: int, killed: float) -> Report:
     started rank 0 again."""
     exits = run_dir / "submit" / f"exits-{job}-0"
     ended = sorted(path.stat().st_mtime for path in Path(f"{exits}-0").glob("rank-*"))
-    line = read_start_parts(run_dir)[-1]
+    line = read_start_times(run_dir)[-1]
     parts: Mapping[str, float] = line["parts"]
     began = float(line["unix_time"]) - sum(parts.values())
     stamps = (ended[0], ended[-1], Path(f"{exits}-1", "started").stat().st_mtime, began)

@@ -108,21 +108,13 @@ class _Save:
 
 
 class Saves:
-    """Begins a save and follows it. `retention`: which checkpoints a commit leaves; change it at any time. `num_begun`:
-    saves that the writer has seen already, since it tells them by their numbers."""
+    """Begins a save and follows it. `retention`: which checkpoints a commit leaves; change it at any time."""
 
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        writer: RankWriter,
-        retention: Retention,
-        *,
-        num_begun: int = 0,
-    ) -> None:
+    def __init__(self, checkpoints: Checkpoints, writer: RankWriter, retention: Retention) -> None:
         self.checkpoints, self.writer, self.retention = checkpoints, writer, retention
         self.phase = SavePhase.NOTHING
         self._save: _Save | None = None
-        self.num_begun = num_begun
+        self._num_begun = 0  # the writer tells saves by their numbers
         self._answer: SaveResult | None = None
         self._failed = ""  # the folder of the newest save, if not all of its files were written
         self._maybe_committed = ""  # the newest folder with a commit, which may have succeeded whatever was answered
@@ -142,11 +134,11 @@ class Saves:
         call it at the same step."""
         if self._save:
             raise AssertionError(f"a save begins while that of step {self.step} is running ({self.phase.value})")
-        self.num_begun += 1
-        self._save = _Save(number=self.num_begun, began=time.monotonic(), draft=draft)
+        self._num_begun += 1
+        self._save = _Save(number=self._num_begun, began=time.monotonic(), draft=draft)
         self._answer, self.phase = None, SavePhase.WRITING
         order = Write(
-            save=self.num_begun,
+            save=self._num_begun,
             url=self.checkpoints.store.url,
             folder=draft.id.folder,
             record=record_path(draft.id.attempt),

@@ -1,4 +1,5 @@
-"""RUN/starts.jsonl: a line for each start of a run, with what the start before it left behind. Loads no torch.
+"""RUN/starts.jsonl: for each start of a run, what the start before it left behind, and the time up to its first step.
+Loads no torch.
 
 A killed process cannot say why it ended. The next start can: it finds the last heartbeat and the last line of metrics,
 before it overwrites the one and cuts the other.
@@ -10,12 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.rank_progress import Phase
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, append_line, is_step, read_lines, read_tail
+from shards.files.json_lines import Line, Tail, append_line, is_finite, is_step, read_lines, read_tail
 from shards.files.typed_json import read_record, record_from
 from shards.local_file import read_local_file
 from shards.schema.config_values import Range
@@ -237,6 +238,56 @@ def _known(kind: type, value: Line) -> Line:
         for name, one in value.items()
         if name in kind.__dataclass_fields__  # type: ignore[attr-defined]
     }
+
+
+StartSpan = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
+# Each ends where the next begins. `imports`: from the kernel's start of the process to the job, with the libraries;
+# `data`: the job is checked against its data, and torch.compile is tried; `checkpoint`: found and verified; `model`:
+# with the check of gradients and DeepSpeed; `load`: the checkpoint's tensors, or initial weights; `loop`: curves,
+# batches and saves; `first_step`: until it is launched, which on a CPU is its end; blocks are compiled there.
+START_SPANS: tuple[StartSpan, ...] = (
+    *("imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"),
+)
+
+
+class StartTimes:
+    """A stopwatch of one start, made when the imports have ended. Rank 0 writes what it shows once the first step is
+    launched, as a line of its own: the line of the start itself is written earlier, so that a start that is killed is
+    on record, too. Spans that a start does not have take no time."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[StartSpan, float] = {"imports": age_of_process()}
+        self._until, self._is_over = time.monotonic(), False
+
+    def ends(self, span: StartSpan) -> None:
+        """A span ends now; it began when the one before it ended."""
+        began, self._until = self._until, time.monotonic()
+        self.seconds[span] = self.seconds.get(span, 0.0) + self._until - began
+
+    def step_launched(self, run_dir: Path, *, attempt: str) -> None:
+        """A step has been launched: after the first, appends a line to RUN/starts.jsonl."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self.ends("first_step")
+        seconds = {span: round(self.seconds.get(span, 0.0), 3) for span in START_SPANS}
+        append_line(run_dir / FILE_NAME, {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds})
+
+
+def read_start_times(run_dir: Path) -> list[Line]:
+    """The lines of RUN/starts.jsonl with the spans of a start: `attempt`, `unix_time` of its first step, `parts` in
+    seconds."""
+    return read_lines(run_dir / FILE_NAME, is_usable=_has_spans).objects
+
+
+def _has_spans(line: Line) -> bool:
+    spans = line.get("parts")
+    return (
+        isinstance(line.get("attempt"), str)
+        and is_finite(line.get("unix_time"))
+        and isinstance(spans, dict)
+        and all(is_finite(spans.get(span)) and spans[span] >= 0 for span in START_SPANS)
+    )
 
 
 def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from pipeline.runs.starts import StartTimes
 from pipeline.training.reporting.ledger import Account, Ledger
 from pipeline.training.save_clock import SaveClock
-from pipeline.training.start_parts import StartParts
 from pipeline.training.watchdog.rank_progress import Phase
 from pipeline.training.watchdog.signals import Signals, StopRequest
 from pipeline.training.watchdog.stopping import Stopping
@@ -17,9 +17,9 @@ _PARTS: Mapping[Account, Part] = {"data_wait": "data_wait", "checkpoint": "check
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """A rank's stop requests, deadlines and ledger. `clock`: by default, time never asks for a checkpoint. `times`:
-    the parts of a step. `trace`: of the steps to profile, if there are any. `parts`: of the start."""
+class Controls:
+    """A rank's stop requests, deadlines and ledger. `clock`: by default, time never asks for a checkpoint. `times`: of
+    what a step does. `trace`: of the steps to profile, if there are any. `start_times`: of this start."""
 
     signals: Signals
     stopping: Stopping
@@ -27,7 +27,7 @@ class Watch:
     clock: SaveClock = field(default_factory=SaveClock)
     times: StepTimes = field(default_factory=StepTimes)
     trace: StepTrace | None = None
-    parts: StartParts = field(default_factory=StartParts)
+    start_times: StartTimes = field(default_factory=StartTimes)
 
     def step_begins(self, step: int) -> None:
         """A step begins, and the one before it ends."""
@@ -54,14 +54,6 @@ class Watch:
         """A checkpoint is written inside: a stop request waits for it."""
         with self.ledger.time("checkpoint"), self.times.part("checkpoint"), self.stopping.writing():
             yield
-
-    def saving(self) -> None:
-        """A save begins."""
-        self.signals.saving()
-
-    def not_saved(self) -> None:
-        """It failed."""
-        self.signals.not_saved()
 
     def saved(self, step: int) -> None:
         """A checkpoint of this step is committed: requests to save are fulfilled, and a stop loses no earlier step."""

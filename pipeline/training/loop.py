@@ -1,24 +1,43 @@
-"""The training loop: read, forward and backward, agree, update, write down, save.
+"""The training loop: read, forward and backward, agree, update, write down, save; and how it is put together.
 
 A step's outcome is read after the next step has been launched, so the device never waits for the host; a request to
 stop takes one step more. Before an evaluation, a save and the end, the outcome is read at once.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
 
+from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.manifest import CheckpointManifest
+from pipeline.checkpoints.saves import Saves
+from pipeline.checkpoints.writer.client import Writer
+from pipeline.checkpoints.writer.copies import choose_writer
+from pipeline.checkpoints.writer_messages import Retention
 from pipeline.data.batches import Batch
-from pipeline.training.controls import Watch
+from pipeline.data.stream import BatchStream, open_stream
+from pipeline.ranks.world import World
+from pipeline.training.controls import Controls
+from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.gradients import Gradients
 from pipeline.training.guard import Guard
-from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter
-from pipeline.training.saving.save import Saving
-from pipeline.training.saving.when_to_save import WhenToSave
+from pipeline.training.prepare import Prepared
+from pipeline.training.reporting.norms import Norms, PositionView
+from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter
+from pipeline.training.reporting.utilisation import Utilisation
+from pipeline.training.saving.reproducibility import BITS, say_bits
+from pipeline.training.saving.save import Saving, describe, state_bytes
+from pipeline.training.saving.when_to_save import WhenToSave, decide_when_to_save
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.start import start_engine
 from pipeline.training.step import Launched, TrainStep
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.watchdog.stopping import WaitGivenUpError
+from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.device_batches import batches_on
 from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.gpu_streams import streams_of
 
 
 class LoopEnd(Enum):
@@ -46,19 +65,9 @@ class Loop:
     ) -> None:
         self.job, self.train_step, self.guard, self.held_out = job, train_step, guard, held_out
         self.saving, self.when, self.reporter = saving, when, reporter
-        self.position = train_step.stream.typed_position
+        self.controls, self.position = train_step.controls, train_step.stream.typed_position
         self._start = self.step
         self._unread: Launched | None = None
-
-    @property
-    def engine(self) -> Engine:
-        """What is trained."""
-        return self.train_step.gradients.engine
-
-    @property
-    def watch(self) -> Watch:
-        """The stop requests, deadlines and ledger of this rank."""
-        return self.train_step.watch
 
     @property
     def step(self) -> int:
@@ -69,7 +78,7 @@ class Loop:
         """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed either way.
         RewindNeededError if the run is to continue from an earlier one."""
         self.when.clock.started()
-        self.watch.times.forget()
+        self.controls.times.forget()
         with self.reporter or nullcontext():
             while self.step < self.job.steps:
                 try:
@@ -91,7 +100,7 @@ class Loop:
                     return LoopEnd.ASKED
         if self._start == self.job.steps and not self._score_the_last():
             return LoopEnd.ASKED
-        self.train_step.watch.stopping.finishing()
+        self.controls.stopping.finishing()
         self.guard.updates.refuse(self.step, last_saved=self.saving.last_step)
         while not self._is_saved():
             self._save()
@@ -101,7 +110,7 @@ class Loop:
         """Shows the first batch of this loop, and ends the part of the start that waited for it."""
         if self.reporter:
             self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
-        self.watch.parts.ends("first_batch")
+        self.controls.start_times.ends("first_batch")
 
     def _train_on(self, batch: Batch) -> StopRequest:
         """Launches one step; returns what the ranks are asked to do after the steps whose outcomes were read."""
@@ -109,7 +118,8 @@ class Loop:
         self.position = self.train_step.stream.typed_position
         if self.reporter:
             self.reporter.launched(launched.step)
-            self.watch.parts.has_begun(self.watch.ledger.run_dir, attempt=self.watch.stopping.progress.attempt)
+            attempt = self.controls.stopping.progress.attempt
+            self.controls.start_times.step_launched(self.controls.ledger.run_dir, attempt=attempt)
         request = self._read()
         self._unread = launched
         is_last = self.step == self.job.steps
@@ -169,3 +179,124 @@ class Loop:
         if (scores or self.held_out.of_others) and self.reporter:
             self.reporter.scored_late(self.step, scores, self.held_out.of_others)
         return not self.held_out.was_given_up
+
+
+@contextmanager
+def open_loop(
+    prepared: Prepared,
+    checkpoints: Checkpoints,
+    controls: Controls,
+    writer: Writer | None,
+    found: CheckpointManifest | None,
+    *,
+    before: Loop | None,
+) -> Iterator[Loop]:
+    """Step 5 of a run: builds the loop that continues from the checkpoint that was found, or from the start; closes at
+    the end what it has opened. `writer`: the process that writes checkpoints, if the job wants one. `before`: the loop
+    that was rewound: its engine is filled already. Collective."""
+    job, world, stream = prepared.job, prepared.world, prepared.stream
+    step, skipped, reporter = found.position.next_step if found else 0, checkpoints.attempt.skipped, None
+    with ExitStack() as stack:
+        with controls.ledger.time("startup"):
+            if before:
+                gradients = before.train_step.gradients
+            else:
+                engine, plan = start_engine(prepared, checkpoints, found, times=controls.start_times)
+                gradients = Gradients(job, plan, engine, world, times=controls.times)
+            if world.is_first:
+                measured = before.reporter.utilisation if before and before.reporter else None
+                utilisation = measured or Utilisation(job, world, controls.times)
+                opened = open_reporter(
+                    job, controls.ledger, stream.data, step=step, skipped=skipped, utilisation=utilisation
+                )
+                reporter = stack.enter_context(opened)
+            batches = stack.enter_context(
+                open_stream(
+                    stream,
+                    next_step=step,
+                    skipped=skipped,
+                    quarantine=prepared.run_dir / "quarantine.jsonl",
+                    pin_memory=world.device.type == "cuda",
+                )
+            )
+            guard = Guard(job, found=found, position=batches.typed_position, says=world.is_first)
+            saves = before.saving.saves if before else _saves(prepared, checkpoints, gradients, writer, found)
+            record = describe(job, world, plan=gradients.plan, is_compiled=prepared.is_compiled)
+            record |= {BITS: say_bits(world, job.engine, record, resumed=found.record if found else {})}
+            saving = Saving(
+                job, gradients.engine, saves, saved=found, record=record, controls=controls, reporter=reporter
+            )
+            loop = Loop(
+                job,
+                _train_step(gradients, batches, controls, saving=saving, guard=guard),
+                guard=guard,
+                held_out=_held_out(prepared, gradients.engine, controls),
+                saving=saving,
+                when=decide_when_to_save(job, saving, dataset=prepared.held_out.get(""), resumed_from=found),
+                reporter=reporter,
+            )
+        yield loop
+
+
+def _train_step(
+    gradients: Gradients, batches: BatchStream, controls: Controls, *, saving: Saving, guard: Guard
+) -> TrainStep:
+    job, engine, world = gradients.job, gradients.engine, gradients.world
+    streams = streams_of(world.device)
+    return TrainStep(
+        gradients,
+        batches_on(batches, streams, times=controls.times),
+        controls,
+        sources=saving.sources,
+        discard=guard.discard,
+        norms=Norms(engine, every=job.norms_every_steps, device=world.device),
+        view=PositionView(job, engine, world, streams),
+    )
+
+
+def _held_out(prepared: Prepared, engine: Engine, controls: Controls) -> HeldOut:
+    return HeldOut(
+        prepared.job,
+        engine,
+        prepared.world,
+        sets=prepared.held_out,
+        labels=prepared.stream.data.label_names,
+        controls=controls,
+        fewshot=prepared.fewshot,
+    )
+
+
+def _saves(
+    prepared: Prepared,
+    checkpoints: Checkpoints,
+    gradients: Gradients,
+    writer: Writer | None,
+    found: CheckpointManifest | None,
+) -> Saves:
+    """The saves of a run, in the background if there is room. Collective."""
+    job, world = prepared.job, prepared.world
+    chosen = choose_writer(
+        job.checkpoint,
+        writer,
+        checkpoints.store,
+        world,
+        num_bytes=state_bytes(job, gradients.engine),
+        training_bytes=_bytes_to_come(job, gradients.plan, world, is_filled=found is not None),
+    )
+    retention = Retention(
+        keep_newest=job.checkpoint.keep_newest,
+        keep_every=job.checkpoint.keep_every,
+        rewind_steps=job.guard.rewind_steps,
+    )
+    return Saves(checkpoints, chosen, retention)
+
+
+def _bytes_to_come(job: TrainingJob, plan: BatchPlan, world: World, *, is_filled: bool) -> int:
+    """Host memory that training on a CPU will still take: moments, unless they are filled already, gradients and
+    activations."""
+    if world.device.type != "cpu":
+        return 0
+    topology = Topology(num_ranks=world.num_ranks, is_on_gpu=False)
+    memory = memory_of(job, topology, micro_batch=plan.micro_batch)
+    held = memory.weights + memory.masters + memory.average + (memory.moments if is_filled else 0)
+    return max(0, memory.peak - held)

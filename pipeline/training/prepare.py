@@ -5,8 +5,9 @@ It also decides how many classes the model has, and warns if the data has fewer.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
@@ -15,13 +16,16 @@ from pipeline.data.stream import PlannedStream, plan_stream
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
+from pipeline.models.build import shapes_of
+from pipeline.models.initial import initial_tensor
+from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import open_weights
+from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
+from pipeline.training.device_choices import will_compile
 from pipeline.training.fitting.budget import Budget, budget_of
 from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.start import starting_weights, will_compile
-from pipeline.training.start_parts import StartParts
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
 from shards.dataset import Dataset, open_dataset
@@ -91,7 +95,7 @@ class Prepared:
 
     `plan`: of the whole share in one pass, if the job names no micro-batch: the ranks agree on one later, within the
     `budget`. `is_compiled`: whether the model's blocks are compiled. `extend`: whether the job may have more steps than
-    the run that it continues. `parts`: what the start has taken so far.
+    the run that it continues.
     """
 
     job: TrainingJob
@@ -105,18 +109,10 @@ class Prepared:
     fewshot: FewshotData | None
     is_compiled: bool
     extend: bool
-    parts: StartParts = field(default_factory=StartParts)
 
 
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """The job, checked. Raises UserError."""
-    parts = StartParts()
-    prepared = _checked(job, world, parts, extend=extend)
-    parts.ends("data")
-    return prepared
-
-
-def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool) -> Prepared:
     _refuse_missing(job)
     refuse_untested_deepspeed(job.engine, deepspeed_version())
     plan = plan_batch(
@@ -154,13 +150,25 @@ def _checked(job: TrainingJob, world: World, parts: StartParts, *, extend: bool)
         fewshot=_fewshot(job.fewshot),
         is_compiled=will_compile(job.engine, world.device),
         extend=extend,
-        parts=parts,
     )
 
 
 def _refuse_unsuitable_weights(job: TrainingJob, data: TrainingData) -> None:
     refuse_other_head(job, data)
     starting_weights(job)
+
+
+def starting_weights(job: TrainingJob) -> TensorByName:
+    """Tensor by name for a run without a checkpoint: fitted weights if the job names some, else initial ones."""
+    shapes = shapes_of(job.model)
+
+    def scratch(name: str) -> Any:
+        return initial_tensor(name, shapes[name], seed=job.seed, position_std=job.model.position_std)
+
+    if not job.initial.weights:
+        return scratch
+    weights, initial = open_weights(job.initial.weights), job.initial
+    return fit_weights(weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample)
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, say: bool) -> dict[str, Dataset]:

@@ -52,11 +52,11 @@ def rewind(loop: Loop, checkpoints: Checkpoints, finding: BadStep) -> Checkpoint
     """The checkpoint with which the loop's engine is filled now, under a new attempt. WillNotSucceedError, with the
     evidence in RUN/guard.jsonl, if the run may not be rewound. Collective."""
     loop.saving.settle()
-    with loop.watch.ledger.time("startup"), loop.watch.stopping.writing():
+    with loop.controls.ledger.time("startup"), loop.controls.stopping.writing():
         checkpoints.refuse_if_overtaken()
         plan, found = _register(loop.job, checkpoints, finding)
-        fill_from_checkpoint(loop.engine, checkpoints, found, job=loop.job)
-    loop.watch.ledger.resume()
+        fill_from_checkpoint(loop.train_step.gradients.engine, checkpoints, found, job=loop.job)
+    loop.controls.ledger.resume()
     if checkpoints.world.is_first:
         _write_down(loop, checkpoints, finding, plan, found)
     return found
@@ -88,7 +88,7 @@ def _write_down(
     loop: Loop, checkpoints: Checkpoints, finding: BadStep, plan: RewindPlan, found: CheckpointManifest
 ) -> None:
     """The findings, the ledger and the log."""
-    job, ledger, skip = loop.job, loop.watch.ledger, plan.skip
+    job, ledger, skip = loop.job, loop.controls.ledger, plan.skip
     details = {"rewound_to": found.id.step, "first_skipped": skip.first, "end_skipped": skip.end}
     add_finding(job.run_dir, finding, action="rewound", **details)
     ledger.append(

@@ -4,9 +4,10 @@
 2. check it against its data        prepare.py
 3. join the other ranks             signals are watched from here on; ranks that differ are refused
                                     (rank_agreement.py)
-4. find the checkpoint              pipeline/checkpoints/checkpoint.py; a job that is not the same run is refused
-5. build                            build.py: the micro-batch that fits (fitting/fit.py), the check of gradients, the
-                                    engine, filled (start.py), the stream of batches, the reporter, the saves
+4. find the checkpoint              pipeline/checkpoints/checkpoint.py; a job that may not continue the run is refused
+                                    (saving/may_continue.py)
+5. build                            loop.py, with start.py: the micro-batch that fits (fitting/fit.py), the check of
+                                    gradients, the engine, filled; the stream of batches, the reporter, the saves
 6. loop                             loop.py; if the guard wants to go back, rewind.py, then 5 again with the same engine
 7. finish                           saving/finish.py: weights, then the DONE marker
 """
@@ -27,12 +28,12 @@ from pipeline.checkpoints.writer.client import Writer
 from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import Bf16, refuse_missing_kernel
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
-from pipeline.runs.starts import Left, Origin, add_start, left_behind
-from pipeline.training.build import Parts, build_loop
-from pipeline.training.controls import Watch
+from pipeline.runs.starts import Left, Origin, StartTimes, add_start, left_behind
+from pipeline.training.controls import Controls
+from pipeline.training.device_choices import with_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.guard import RewindNeededError
-from pipeline.training.loop import Loop, LoopEnd
+from pipeline.training.loop import Loop, LoopEnd, open_loop
 from pipeline.training.prepare import Prepared, prepare
 from pipeline.training.rank_agreement import refuse_other_runs
 from pipeline.training.reporting.ledger import Ledger, last_line, last_saved
@@ -41,7 +42,6 @@ from pipeline.training.save_clock import SaveClock
 from pipeline.training.saving.finish import Done, done_from_json, done_to_json, finish, read_done
 from pipeline.training.saving.may_continue import extension, refuse_changes
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.start import with_precision
 from pipeline.training.summary import closing_words
 from pipeline.training.watchdog.heartbeat import Heartbeat, collective_timeout
 from pipeline.training.watchdog.signals import Signals
@@ -87,7 +87,9 @@ def train(
     if job.engine.deterministic:
         fix_kernels(world)
     # 2. Check the job against its data.
+    start_times = StartTimes()
     prepared = prepare(job, world, extend=extend)
+    start_times.ends("data")
     # 3. Join the other ranks.
     with (
         Stopping(rank=world.rank, num_ranks=world.num_ranks) as stopping,
@@ -99,12 +101,12 @@ def train(
         try:
             with joined(world, timeout=collective_timeout(job.hang)):
                 refuse_other_runs(prepared)
-                prepared.parts.ends("rendezvous")
+                start_times.ends("rendezvous")
                 if _is_done(prepared):
                     say_untraced(profile, world)
                     return RunEnding.DONE
-                watch = _watch(prepared, signals, stopping, stack, profile=profile)
-                ending = _start_to_end(prepared, writer, watch, record)
+                controls = _controls(prepared, signals, stopping, stack, profile=profile, start_times=start_times)
+                ending = _start_to_end(prepared, writer, controls, record)
                 stopping.progress.is_done = ending is RunEnding.DONE
                 dist.barrier()
         except (UserError, WillNotSucceedError):
@@ -128,59 +130,70 @@ def _writer(prepared: Prepared) -> Iterator[Writer | None]:
         yield writer
 
 
-def _watch(prepared: Prepared, signals: Signals, stopping: Stopping, stack: ExitStack, *, profile: range) -> Watch:
+def _controls(
+    prepared: Prepared,
+    signals: Signals,
+    stopping: Stopping,
+    stack: ExitStack,
+    *,
+    profile: range,
+    start_times: StartTimes,
+) -> Controls:
     """What the run looks at and writes to while it trains; `stack` closes what needs it."""
-    world, run_dir, parts = prepared.world, prepared.run_dir, prepared.parts
-    clock = SaveClock(prepared.job.checkpoint, num_nodes=world.num_nodes, decides=world.is_first)
+    world, run_dir = prepared.world, prepared.run_dir
     times, trace = StepTimes(marks_of(world.device)), None
     if profile and world.is_first:
         trace = stack.enter_context(closing(StepTrace(run_dir, profile, times, device=world.device)))
-    ledger = Ledger(run_dir, says=world.is_first)
-    return Watch(signals=signals, stopping=stopping, ledger=ledger, clock=clock, times=times, trace=trace, parts=parts)
+    return Controls(
+        signals=signals,
+        stopping=stopping,
+        ledger=Ledger(run_dir, says=world.is_first),
+        clock=SaveClock(prepared.job.checkpoint, num_nodes=world.num_nodes, decides=world.is_first),
+        times=times,
+        trace=trace,
+        start_times=start_times,
+    )
 
 
-def _start_to_end(prepared: Prepared, writer: Writer | None, watch: Watch, record: RunRecord) -> RunEnding:
+def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls, record: RunRecord) -> RunEnding:
     """Steps 4 to 7."""
     world, bf16 = prepared.world, bf16_of(prepared.world.device)
     with _in_its_folder(prepared.run_dir):
-        with watch.ledger.time("startup"):
+        with controls.ledger.time("startup"):
             # 4. Find the checkpoint.
             checkpoints = _checkpoints(prepared)
             left = left_behind(prepared.run_dir) if world.is_first else None
             prepared, found = _find_checkpoint(prepared, checkpoints, bf16=bf16, write_record=record.write)
             if found and world.is_first:
-                watch.ledger.complete(found.id, found.record.get("seconds"))
+                controls.ledger.complete(found.id, found.record.get("seconds"))
         if left:
-            _put_on_record(prepared, checkpoints, found, watch.ledger, left=left, origin=record.origin)
-        watch.parts.ends("checkpoint")
-        parts, loop = Parts(prepared=prepared, checkpoints=checkpoints, watch=watch, writer=writer), None
+            _put_on_record(prepared, checkpoints, found, controls.ledger, left=left, origin=record.origin)
+        controls.start_times.ends("checkpoint")
+        loop = None
         while True:
-            watch.stopping.progress.attempt = checkpoints.attempt.token
-            with ExitStack() as stack:
-                # 5. Build.
-                with watch.ledger.time("startup"):
-                    loop = build_loop(parts, found, stack, before=loop)
+            controls.stopping.progress.attempt = checkpoints.attempt.token
+            # 5. Build.
+            with open_loop(prepared, checkpoints, controls, writer, found, before=loop) as loop:
                 try:
-                    return _to_its_end(loop, parts)
+                    return _to_its_end(loop, prepared, checkpoints)
                 except RewindNeededError as needed:
                     finding = needed.finding
             with _retried(loop):
                 found = rewind(loop, checkpoints, finding)
 
 
-def _to_its_end(loop: Loop, parts: Parts) -> RunEnding:
+def _to_its_end(loop: Loop, prepared: Prepared, checkpoints: Checkpoints) -> RunEnding:
     """Steps 6 and 7. RewindNeededError if the run is to continue from an earlier checkpoint."""
-    prepared = parts.prepared
     with _retried(loop):
         # 6. Loop.
         end = loop.run()
         loop.saving.settle()
         # 7. Finish.
         if end is LoopEnd.ALL_STEPS:
-            parts.checkpoints.refuse_if_overtaken()
+            checkpoints.refuse_if_overtaken()
             if prepared.world.is_first and loop.saving.saved:
-                _finish(prepared, loop.saving.manifest(), loop.watch.ledger)
-    return _ending(end, prepared, parts.watch.stopping, step=loop.step)
+                _finish(prepared, loop.saving.manifest(), loop.controls.ledger)
+    return _ending(end, prepared, loop.controls.stopping, step=loop.step)
 
 
 def _is_done(prepared: Prepared) -> bool:

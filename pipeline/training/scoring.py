@@ -9,7 +9,7 @@ from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.build import Model
 from pipeline.ranks.collectives import all_agree
 from pipeline.ranks.world import World
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.watchdog.rank_progress import Phase
 from pipeline.training.watchdog.signals import StopRequest
@@ -34,14 +34,14 @@ class HeldOut:
         *,
         sets: Mapping[str, Dataset],
         labels: tuple[str, ...],
-        watch: Watch,
+        controls: Controls,
         fewshot: FewshotData | None = None,
     ) -> None:
         self.job, self.engine, self.world, self.labels = job, engine, world, labels
         self.fewshot = fewshot
         self.dataset, self.of_others = sets.get(""), dict[str, float]()
         self.also = {name: dataset for name, dataset in sets.items() if name}
-        self.watch, self.was_given_up, self._num_batches = watch, False, 0
+        self.controls, self.was_given_up, self._num_batches = controls, False, 0
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation follows `step`."""
@@ -63,7 +63,7 @@ class HeldOut:
             return None
         self._num_batches, scores = 0, None
         try:
-            with self.watch.waiting("evaluation", "evaluating"):
+            with self.controls.waiting("evaluation", "evaluating"):
                 self.engine.train(False)
                 if self.dataset is not None and self._is_scored(step):
                     scores = self._scores_on(self.dataset)
@@ -133,7 +133,7 @@ class HeldOut:
     def _begin_batch(self) -> None:
         """Raises WaitGivenUpError on all ranks if one is asked to exit. Collective."""
         self._num_batches += 1
-        self.watch.stopping.progress.enters(Phase.EVALUATING, batch=self._num_batches)
-        is_asked = self.watch.request() == StopRequest.SAVE_AND_EXIT
+        self.controls.stopping.progress.enters(Phase.EVALUATING, batch=self._num_batches)
+        is_asked = self.controls.request() == StopRequest.SAVE_AND_EXIT
         if not all_agree(not is_asked, device=self.world.device):
             raise WaitGivenUpError("evaluating")

@@ -1,84 +1,64 @@
-"""Decides where a run starts, and fills the engine accordingly. In this order:
+"""Step 5 of a run, its engine: fitted into memory, built, its gradients checked, and filled from, in this order,
 
-    1. the newest of its own checkpoints that stands and verifies
-    2. the weights that the job names (--initial.weights)
-    3. scratch: the initial values of the job's seed
-
-Before that, every rank decides in the same way (rank_agreement.py) whether blocks are compiled, and the precision,
-which a run keeps once it has started.
+1. the newest of its own checkpoints that stands and verifies
+2. the weights that the job names (--initial.weights)
+3. scratch: the initial values of the job's seed
 """
 
 import logging
-import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
 
 import torch
 
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import MASTER, CheckpointManifest
-from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, compile_fault, shapes_of, unfilled_model
-from pipeline.models.initial import initial_tensor
-from pipeline.models.weights.fit import fit_weights
-from pipeline.models.weights.folder import open_weights
+from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, unfilled_model
 from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.ranks.devices import Bf16
 from pipeline.ranks.world import World
+from pipeline.runs.starts import StartTimes
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
+from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
-from pipeline.training.settings.job import EngineConfig, TrainingJob, scaled_by_rate
+from pipeline.training.prepare import Prepared, starting_weights
+from pipeline.training.settings.job import TrainingJob, scaled_by_rate
+from pipeline.training.summary import Opening, num_parameters
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
 from pipeline.training.zero.layers import freeze, is_trained
-from shards.errors import InvalidDataError, UserError
-
-Precision = Literal["bf16", "fp32"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionChoice:
-    """`message`: the reason (empty if the job names a precision that is fine here). `is_warning`: it is slow here."""
-
-    precision: Precision
-    message: str = ""
-    is_warning: bool = False
-
-
-def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> PrecisionChoice:
-    """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
-    if it starts. `bf16`: what every rank's device can do."""
-    if wanted != "auto":
-        return _as_demanded(wanted, recorded=recorded, bf16=bf16)
-    if recorded in ("bf16", "fp32"):
-        return _as_recorded("bf16" if recorded == "bf16" else "fp32", bf16=bf16)
-    precision: Precision = "bf16" if bf16.is_native else "fp32"
-    return PrecisionChoice(precision=precision, message=f"precision {precision}: {bf16.reason}")
-
-
-def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> PrecisionChoice:
-    before = f" (the run began with {recorded})" if recorded not in ("", wanted) else ""
-    if wanted == "bf16" and not bf16.is_native:
-        advice = "" if recorded == "bf16" else "; --engine.precision auto would take fp32"
-        message = f"precision bf16, as the job says{before}, though {bf16.reason}{advice}"
-        return PrecisionChoice(precision=wanted, message=message, is_warning=True)
-    return PrecisionChoice(precision=wanted, message=f"precision {wanted}, as the job says{before}" if before else "")
-
-
-def _as_recorded(recorded: Precision, *, bf16: Bf16) -> PrecisionChoice:
-    message = f"precision {recorded}, as when the run started"
-    if (recorded == "bf16") == bf16.is_native:
-        return PrecisionChoice(precision=recorded, message=message)
-    is_slow = recorded == "bf16"
-    return PrecisionChoice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
-
+from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
-_CPU = torch.device("cpu")
 
 
-def start_engine(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
+def start_engine(
+    prepared: Prepared, checkpoints: Checkpoints, found: CheckpointManifest | None, *, times: StartTimes
+) -> tuple[Engine, BatchPlan]:
+    """The engine of a run that starts, filled from the checkpoint that was found, if any, and the plan that fits the
+    devices. Rank 0 says what is to come. Collective."""
+    job, world = prepared.job, prepared.world
+    fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
+    if checks_gradients(job.engine, fit.plan, world.device):
+        check_gradients(job, fit.plan, world)
+    engine, plan = _built(job, fit.plan, world, is_compiled=prepared.is_compiled)
+    times.ends("model")
+    if found:
+        fill_from_checkpoint(engine, checkpoints, found, job=job)
+    else:
+        _fill_from_weights(engine, starting_weights(job))
+    times.ends("load")
+    # A first pass on a GPU may have cut the share into several passes, which DeepSpeed adds up in other code.
+    is_other = min(plan.accumulation, 2) != min(fit.plan.accumulation, 2)
+    if is_other and checks_gradients(job.engine, plan, world.device):
+        check_gradients(job, plan, world)
+    if world.is_first:
+        _say_opening(replace(prepared, plan=plan), engine, resumed_step=found.id.step if found else 0)
+    return engine, plan
+
+
+def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
     """The engine, still to be filled, and its plan: this one, or on a GPU one with a smaller micro-batch if its memory
     does not suffice. Collective."""
 
@@ -105,30 +85,6 @@ def start_engine(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled
     else:
         engine = build(plan)
     return engine, plan
-
-
-def fill_engine(
-    engine: Engine, job: TrainingJob, checkpoints: Checkpoints, manifest: CheckpointManifest | None
-) -> None:
-    """Gives it the state that the run starts from. `manifest`: of its checkpoint, None if it has none. Collective."""
-    if manifest:
-        fill_from_checkpoint(engine, checkpoints, manifest, job=job)
-    else:
-        _fill_from_weights(engine, starting_weights(job))
-
-
-def starting_weights(job: TrainingJob) -> TensorByName:
-    """Tensor by name for a run without a checkpoint: fitted weights if the job names some, else initial ones."""
-
-    shapes = shapes_of(job.model)
-
-    def scratch(name: str) -> Any:
-        return initial_tensor(name, shapes[name], seed=job.seed, position_std=job.model.position_std)
-
-    if not job.initial.weights:
-        return scratch
-    weights, initial = open_weights(job.initial.weights), job.initial
-    return fit_weights(weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample)
 
 
 def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:
@@ -198,29 +154,23 @@ def _refuse_other_moments(manifest: CheckpointManifest, job: TrainingJob, *, whe
             )
 
 
-def will_compile(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a run on this device compiles its blocks: "auto" if it works. UserError if "on" does not."""
-    is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
-    # torch proposes TF32 to everybody who compiles: bf16 runs have no use for it, and fp32 runs chose not to have it.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
-    fault = compile_fault(device) if is_wanted else ""
-    if not fault:
-        return is_wanted
-    needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler"
-    missing = f"torch.compile does not work on this {device.type}: {fault}. It needs {needed} and Python's headers"
-    if config.compile == "on":
-        raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
-    log.warning("%s; the run continues without it, more slowly (--engine.compile off hides this)", missing)
-    return False
-
-
-def with_precision(
-    job: TrainingJob, manifest: CheckpointManifest | None, *, bf16: Bf16, say: bool = False
-) -> TrainingJob:
-    """The job with its precision decided: "auto" takes that of the checkpoint, if there is one. `say`: log the
-    reason."""
-    recorded = manifest.job.precision if manifest else ""
-    choice = choose_precision(job.engine.precision, recorded=recorded, bf16=bf16)
-    if say and choice.message:
-        log.log(logging.WARNING if choice.is_warning else logging.INFO, choice.message)
-    return replace(job, engine=replace(job.engine, precision=choice.precision))
+def _say_opening(prepared: Prepared, engine: Engine, *, resumed_step: int) -> None:
+    opening = Opening(
+        job=prepared.job,
+        world=prepared.world,
+        plan=prepared.plan,
+        resumed_step=resumed_step,
+        num_parameters=num_parameters(engine.shapes.values()),
+        num_images=sum(dataset.num_samples for dataset in prepared.stream.data.datasets),
+        most_read_ahead_bytes=prepared.stream.most_read_ahead_bytes,
+    )
+    log.info("%s", opening.words())
+    if prepared.job.optimizer.freeze_backbone:
+        trained = {name: shape for name, shape in engine.shapes.items() if is_trained(name, prepared.job.optimizer)}
+        log.info(
+            "the backbone is frozen: %s of %s parameters are trained",
+            f"{num_parameters(trained.values()):,}",
+            f"{opening.num_parameters:,}",
+        )
+    if prepared.is_compiled:
+        log.info("compiling the model's blocks: the first step takes longer, and so does the first evaluation")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.data.batches import COUNT_NAMES, Batch
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.schedule import learning_rate
@@ -110,14 +110,14 @@ class TrainStep:
         self,
         gradients: Gradients,
         stream: Batches,
-        watch: Watch,
+        controls: Controls,
         *,
         sources: Sequence[SumSource] = (),
         discard: Callable[[float], bool] | None = None,
         norms: Norms | None = None,
         view: PositionView | None = None,
     ) -> None:
-        self.gradients, self.stream, self.watch, self.discard = gradients, stream, watch, discard
+        self.gradients, self.stream, self.controls, self.discard = gradients, stream, controls, discard
         self.norms, self.view = norms, view
         own = (
             SumSource(names=tuple(map(_name_of, StopRequest)), read=self._request),
@@ -127,8 +127,8 @@ class TrainStep:
 
     def next_batch(self) -> Batch:
         """The batch of the next step. WaitGivenUpError if this rank, alone, is asked to stop while it waits."""
-        self.watch.step_begins(self.stream.typed_position.next_step + 1)
-        with self.watch.waiting("data_wait", "waiting for data"):
+        self.controls.step_begins(self.stream.typed_position.next_step + 1)
+        with self.controls.waiting("data_wait", "waiting for data"):
             return next(self.stream)
 
     def first_images(self, batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,13 +140,13 @@ class TrainStep:
         """Launches one optimiser step on all ranks. Collective."""
         gradients, job = self.gradients, self.gradients.job
         rate = learning_rate(batch.step, config=job.schedule, num_steps=job.steps)
-        with self.watch.ledger.time("compute"):
+        with self.controls.ledger.time("compute"):
             loss = gradients.accumulate(batch)
             norms = self._due_norms(batch.step + 1)
             sums = self.step_sums.reduced(loss, more=norms.squares() if norms else None)
             is_bad = self.discard is not None and self.discard(float(sums[0]) / gradients.world.num_ranks)
             self.stream.launched()  # before the update, for which DeepSpeed makes the host wait
-            with self.watch.times.part("optimizer"):
+            with self.controls.times.part("optimizer"):
                 update = gradients.engine.update(learning_rate=rate, discard=is_bad)
             own = self.step_sums.read_back(sums, grad_norm=update.grad_norm)
             similarity = self.view.launched() if self.view and self.view.is_due(batch.step + 1) else None
@@ -154,7 +154,7 @@ class TrainStep:
 
     def read(self, launched: Launched) -> StepResult:
         """The outcome of a launched step, which the host waits for."""
-        with self.watch.ledger.time("compute"):
+        with self.controls.ledger.time("compute"):
             norms = self._due_norms(launched.step)
             sums = self.step_sums.by_name(launched.sums, more=norms.names if norms else ())
         return StepResult(
@@ -177,7 +177,7 @@ class TrainStep:
         return sums[LOSS] / self.gradients.world.num_ranks
 
     def _request(self) -> dict[str, float]:
-        own = self.watch.request()
+        own = self.controls.request()
         return {_name_of(request): float(own == request) for request in StopRequest}
 
 

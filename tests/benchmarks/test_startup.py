@@ -11,7 +11,7 @@ from benchmarks.restart import results as restart_results
 from benchmarks.restart import table as restart_table
 from benchmarks.startup import BARE, COMMANDS, IMPORT, STARTING, aims, arms, measured, results, table
 from jobs.stages import STAGES
-from pipeline.training.start_parts import START_PARTS
+from pipeline.runs.starts import START_SPANS
 from shards.files.json_lines import append_line
 
 
@@ -48,7 +48,7 @@ def test_the_parts_sum_to_the_time_from_the_kill_to_the_step(tmp_path: Path) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (stamp, stamp))
-    parts: dict[str, float] = {str(part): 0.5 for part in START_PARTS}
+    parts: dict[str, float] = {str(part): 0.5 for part in START_SPANS}
     append_line(tmp_path / "starts.jsonl", {"attempt": "2", "unix_time": 20.0, "parts": parts})
     found = parts_of(tmp_path, job=7, killed=10.0)
     around = {"noticed": 0.5, "ranks_ended": 0.5, "next_try": 0.25, "process": 4.25}

@@ -26,7 +26,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
 from pipeline.models.config import ModelConfig
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
@@ -122,11 +122,11 @@ def _train_step(num_ranks: int, case: Case) -> TrainStep:
     counts = dict.fromkeys(COUNT_NAMES, 0.0)
     stream = SimpleNamespace(counts=lambda: counts, launched=lambda: None, streams=HostStreams())
     ledger = SimpleNamespace(time=lambda _: nullcontext())
-    watch = SimpleNamespace(ledger=ledger, times=StepTimes(), request=lambda: StopRequest.NOTHING)
+    controls = SimpleNamespace(ledger=ledger, times=StepTimes(), request=lambda: StopRequest.NOTHING)
     return TrainStep(
         gradients,
         cast("Any", stream),
-        cast("Watch", watch),
+        cast("Controls", controls),
         norms=Norms(gradients.engine, every=_DUE, device=world.device),
         view=PositionView(job, gradients.engine, world, HostStreams()),
     )

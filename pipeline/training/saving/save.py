@@ -11,7 +11,6 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.commit import draft_manifest
 from pipeline.checkpoints.fragments import lay_out
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
@@ -20,7 +19,7 @@ from pipeline.checkpoints.saves import NAMES, Saved, Saves
 from pipeline.data.position import StreamPosition
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.ranks.world import World
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.reporting.reporter import Reporter
 from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
 from pipeline.training.step import StepResult, SumSource
@@ -65,11 +64,11 @@ class Saving:
         *,
         saved: CheckpointManifest | None,
         record: dict[str, Any],
-        watch: Watch,
+        controls: Controls,
         reporter: Reporter | None,
     ) -> None:
         self.job, self.engine, self.saves, self.record = job, engine, saves, record
-        self.watch, self.reporter = watch, reporter
+        self.checkpoints, self.controls, self.reporter = saves.checkpoints, controls, reporter
         self.saved = saved.id if saved else None
         self.sources = (SumSource(names=NAMES, read=saves.flags),)
         self.stall_seconds = self.commit_seconds = 0.0  # of the newest commit: training waited; until all knew
@@ -78,12 +77,7 @@ class Saving:
         self._num_in_a_row = self._skipped_for = 0
         engine.before_update = saves.writer.order_update
         if saved:
-            watch.stopping.saved(saved.id.step)
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """Those of the run."""
-        return self.saves.checkpoints
+            controls.stopping.saved(saved.id.step)
 
     @property
     def saved_step(self) -> int | None:
@@ -109,7 +103,7 @@ class Saving:
             self._skip(step)
             return
         began = time.monotonic()
-        with self.watch.writing():
+        with self.controls.writing():
             self._ended(saves.wait())
             draft = draft_manifest(
                 CheckpointId(step=step, attempt=self.checkpoints.attempt.token),
@@ -118,9 +112,9 @@ class Saving:
                 num_updates=num_updates,
                 job=saved_job(self.job),
                 losses=losses,
-                record=self.record | {"seconds": self.watch.ledger.record()},
+                record=self.record | {"seconds": self.controls.ledger.record()},
             )
-            self.watch.saving()
+            self.controls.signals.saving()
             saves.begin(lay_out(self.engine.fragments()), draft)
             self._waited_seconds = time.monotonic() - began
         if saves.writer.is_waited_for:
@@ -134,7 +128,7 @@ class Saving:
         """Returns once no save is running. Collective if one is."""
         if self.saves.is_under_way:
             began = time.monotonic()
-            with self.watch.writing():
+            with self.controls.writing():
                 ended = self.saves.wait()
             self._waited_seconds += time.monotonic() - began
             self._ended(ended)
@@ -147,7 +141,7 @@ class Saving:
     def settle(self) -> None:
         """Waits, before the process ends, until nothing is left to write or to delete."""
         self.wait()
-        with self.watch.writing():
+        with self.controls.writing():
             self.saves.settle()
 
     def manifest(self) -> CheckpointManifest:
@@ -171,16 +165,16 @@ class Saving:
             return
         self.saved, self._num_in_a_row = ended.id, 0
         self.stall_seconds, self.commit_seconds = self._waited_seconds, ended.seconds
-        self.watch.saved(step)
+        self.controls.saved(step)
         if self.reporter:
-            self.watch.ledger.append(self.checkpoints.run_dir, step=step, attempt=ended.id.attempt)
+            self.controls.ledger.append(self.checkpoints.run_dir, step=step, attempt=ended.id.attempt)
             seconds = {"stall_seconds": self.stall_seconds, "commit_seconds": self.commit_seconds}
             self.reporter.saved(step, {f"checkpoint/{name}": value for name, value in seconds.items()})
 
     def _failed(self, step: int, fault: str) -> None:
         if self.checkpoints.world.is_first:  # all ranks know why
             log.error("checkpoint of step %d was not committed: %s", step, fault)
-        self.watch.not_saved()
+        self.controls.signals.not_saved()
         self.num_failed += 1
         self._num_in_a_row += 1
         if self.reporter:

@@ -28,7 +28,7 @@ def decide_when_to_save(
         log.info("%s", words)
     best = KeptBest(job, saving.checkpoints, dataset=dataset)
     best.find(resumed_from)
-    return WhenToSave(job, saving, clock=saving.watch.clock, best=best)
+    return WhenToSave(job, saving, clock=saving.controls.clock, best=best)
 
 
 class WhenToSave:

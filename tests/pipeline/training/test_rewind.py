@@ -9,16 +9,28 @@ from typing import Any
 import pytest
 
 from jobs import exit_codes
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_from_json
 from pipeline.data.skipped import Skipped, StepRange
+from pipeline.ranks.world import World
+from pipeline.training.controls import Controls
 from pipeline.training.guard import BadStep
+from pipeline.training.loop import open_loop
+from pipeline.training.prepare import prepare
+from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.rewind import plan_rewind, why_not
+from pipeline.training.settings.job import EngineConfig
 from pipeline.training.spikes import GuardConfig
+from pipeline.training.watchdog.signals import Signals
+from pipeline.training.watchdog.stopping import Stopping
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
+from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.kills import run_and_kill, step_at_least
 from tests.rigs.poisoned import BATCH, packed_with_poison
 from tests.rigs.positions import position_at
+from tests.rigs.processes import run_ranks
 from tests.rigs.training import losses, resumed_steps, run
 
 POISON, STEPS = 20, 26  # the data step with the bad batch; steps of a run
@@ -278,3 +290,45 @@ def test_how_often_a_run_goes_back(skipped: Skipped, step: int | None, reason: s
     why = why_not(plan, skipped, found, config=config)
     assert reason in why
     assert bool(reason) == bool(why)
+
+
+def built_twice(world: World, url: str, run_dir: Path) -> dict[str, object]:
+    """What the second loop of one process shares with the first."""
+    run_dir.mkdir()
+    base = digits_smoke()
+    job = replace(
+        base,
+        run_dir=str(run_dir),
+        data=replace(base.data, url=url),
+        engine=EngineConfig(compile="off", precision="fp32"),
+        checkpoint=CheckpointConfig(asynchronous="off"),
+    )
+    prepared, checkpoints = prepare(job, world), checkpoints_of(run_dir, world)
+    checkpoints.begin_attempt(None)
+    controls = Controls(signals=Signals(run_dir, watch_markers=True), stopping=Stopping(), ledger=Ledger(run_dir))
+    with open_loop(prepared, checkpoints, controls, None, None, before=None) as first:
+        batch = first.train_step.next_batch()
+        first.train_step.launch(batch)
+    with open_loop(prepared, checkpoints, controls, None, None, before=first) as second:
+        return {
+            "engine": second.train_step.gradients.engine is first.train_step.gradients.engine,
+            "plan": second.train_step.gradients.plan is first.train_step.gradients.plan,
+            "writer": second.saving.saves.writer is first.saving.saves.writer,
+            "batches": second.train_step.stream is first.train_step.stream,
+            "steps": (first.train_step.stream.typed_position.next_step, second.step),
+            "first batch again": second.train_step.next_batch().sample_ids.tolist() == batch.sample_ids.tolist(),
+        }
+
+
+def test_a_rewound_run_keeps_its_engine_and_its_writer_and_begins_its_batches_again(
+    digits_url: str, tmp_path: Path
+) -> None:
+    (found,) = run_ranks(built_twice, digits_url, tmp_path / "run", num_ranks=1)
+    assert found == {
+        "engine": True,
+        "plan": True,
+        "writer": True,
+        "batches": False,
+        "steps": (1, 0),
+        "first batch again": True,
+    }

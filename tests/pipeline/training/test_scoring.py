@@ -14,7 +14,7 @@ from jobs.recipes.pretrain import digits_smoke
 from jobs.settings.models import WeightsJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.evaluation.scores import Scores
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.scoring import HeldOut
@@ -48,9 +48,9 @@ class _Engine:
 def held_out(digits_url: str, folder: Path, engine: _Engine, *, every_steps: int) -> HeldOut:
     evaluation = EvaluationConfig(url="t", every_steps=every_steps)
     job = replace(digits_smoke(), steps=10, schedule=ScheduleConfig(), evaluation=evaluation)
-    watch = Watch(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
+    controls = Controls(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
     world, dataset = one_world(), open_dataset(digits_url)
-    return HeldOut(job, engine, world, sets={} if dataset is None else {"": dataset}, labels=(), watch=watch)  # type: ignore[arg-type]
+    return HeldOut(job, engine, world, sets={} if dataset is None else {"": dataset}, labels=(), controls=controls)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("every_steps", "expected"), [(0, [10]), (4, [4, 8, 10]), (5, [5, 10])])
@@ -62,7 +62,7 @@ def test_scores_are_due_as_asked_and_at_the_end(
     found = held_out(digits_url, tmp_path, engine, every_steps=every_steps)
     assert [step for step in range(1, 11) if found.scores(step) == SCORES] == expected
     assert engine.trains == [False, True] * len(expected)
-    assert found.watch.ledger.seconds["evaluation"] > 0
+    assert found.controls.ledger.seconds["evaluation"] > 0
 
 
 def test_few_shot_scores_have_steps_of_their_own(

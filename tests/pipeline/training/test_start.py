@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,13 @@ from pipeline.models import build_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
+from pipeline.runs.starts import StartTimes
+from pipeline.training import start
+from pipeline.training.prepare import starting_weights
 from pipeline.training.settings.job import InitialConfig, TrainingJob
-from pipeline.training.start import starting_weights
+from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import UserError
+from tests.rigs.processes import one_world
 
 
 def with_classes(job: TrainingJob) -> TrainingJob:
@@ -70,3 +76,35 @@ def test_positions_are_resampled_as_the_job_says(tmp_path: Path) -> None:
     position = starting_weights(replace(with_classes(digits_48()), initial=initial))("embed.position")
     table = state["embed.position"][0]
     assert torch.equal(position[0], resample_position_embeddings(table, from_grid=(4, 4), to_grid=(6, 6), mode="timm"))
+
+
+@pytest.mark.parametrize(
+    ("planned", "tried", "checked"),
+    [
+        pytest.param(1, 1, [1], id="the trial went well"),
+        pytest.param(1, 2, [1, 2], id="several passes now: DeepSpeed adds them up in other code"),
+        pytest.param(2, 4, [2], id="there were several before"),
+    ],
+)
+def test_gradients_are_checked_as_they_are_added_up(
+    monkeypatch: pytest.MonkeyPatch, planned: int, tried: int, checked: list[int]
+) -> None:
+    def plan_of(accumulation: int) -> BatchPlan:
+        return BatchPlan(global_batch=16, micro_batch=8 // accumulation, accumulation=accumulation, num_ranks=2)
+
+    seen = []
+    monkeypatch.setattr(start, "agreed_fit", lambda *_, **__: SimpleNamespace(plan=plan_of(planned)))
+    monkeypatch.setattr(start, "_built", lambda *_, **__: (None, plan_of(tried)))
+    monkeypatch.setattr(start, "_fill_from_weights", lambda *_: None)
+    monkeypatch.setattr(start, "checks_gradients", lambda *_: True)
+    monkeypatch.setattr(start, "check_gradients", lambda _job, plan, _world: seen.append(plan.accumulation))
+    prepared: Any = SimpleNamespace(
+        job=with_classes(digits_smoke()),
+        world=one_world(1, 2),
+        plan=None,
+        budget=None,
+        is_compiled=False,
+    )
+    checkpoints: Any = None
+    assert start.start_engine(prepared, checkpoints, None, times=StartTimes())[1] == plan_of(tried)
+    assert seen == checked

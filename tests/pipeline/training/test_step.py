@@ -18,7 +18,7 @@ from pipeline.models import build_model, unfilled_model
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.rendezvous import join_alone
 from pipeline.ranks.world import World, leave
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.settings.job import TrainingJob
@@ -164,14 +164,14 @@ def one_step(world: World, folder: Path, markers: dict[int, str]) -> tuple[StepR
     own.mkdir()
     if world.rank in markers:
         (own / markers[world.rank]).touch()
-    watch = Watch(signals=Signals(own, watch_markers=True), stopping=Stopping(), ledger=Ledger(own))
+    controls = Controls(signals=Signals(own, watch_markers=True), stopping=Stopping(), ledger=Ledger(own))
     engine, batch = _Engine(model()), batch_of(5 + world.rank)
     stream: Any = _Stream(replace(batch, step=5))
-    step = TrainStep(gradients(JOB, engine, world), stream, watch)
+    step = TrainStep(gradients(JOB, engine, world), stream, controls)
     result = step.read(step.launch(step.next_batch()))
     assert stream.num_launched == 1
     assert engine.rates == [result.rate] == [learning_rate(5, config=JOB.schedule, num_steps=JOB.steps)]
-    assert min(watch.ledger.seconds["data_wait"], watch.ledger.seconds["compute"]) > 0
+    assert min(controls.ledger.seconds["data_wait"], controls.ledger.seconds["compute"]) > 0
     return result, classification_loss(model()(batch.images), batch.labels, name="softmax").item()
 
 
@@ -179,7 +179,7 @@ def judged_step(world: World, folder: Path, most: float) -> tuple[list[float], l
     """What this rank's step asks about before its update, and what it makes of the answer."""
     own = folder / str(world.rank)
     own.mkdir()
-    watch = Watch(signals=Signals(own, watch_markers=True), stopping=Stopping(), ledger=Ledger(own))
+    controls = Controls(signals=Signals(own, watch_markers=True), stopping=Stopping(), ledger=Ledger(own))
     engine, asked = _Engine(model()), list[float]()
     stream: Any = _Stream(replace(batch_of(5 + world.rank), step=5))
 
@@ -187,7 +187,7 @@ def judged_step(world: World, folder: Path, most: float) -> tuple[list[float], l
         asked.append(loss)
         return loss > most
 
-    step = TrainStep(gradients(JOB, engine, world), stream, watch, discard=is_bad)
+    step = TrainStep(gradients(JOB, engine, world), stream, controls, discard=is_bad)
     result = step.read(step.launch(step.next_batch()))
     return asked, engine.discarded, result
 
@@ -246,12 +246,12 @@ def launched_on_meta(job: TrainingJob, folder: Path, monkeypatch: pytest.MonkeyP
     folder.mkdir()
     exchanged: list[str] = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda sums: exchanged.append(str(sums.device)))
-    watch = Watch(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
+    controls = Controls(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
     world, streams = replace(one_world(), device=META), _MetaStreams()
     with META:
         engine = _Engine(unfilled_model(job.model))
     endless: Any = _Endless(batch_of(5))
-    step = TrainStep(gradients(job, engine, world, micro_batch=4), DeviceBatches(endless, streams), watch)
+    step = TrainStep(gradients(job, engine, world, micro_batch=4), DeviceBatches(endless, streams), controls)
     for _ in range(4):
         step.launch(step.next_batch())
     return streams, exchanged
@@ -297,11 +297,11 @@ def test_a_step_that_reads_from_the_device_is_found(tmp_path: Path, monkeypatch:
 def test_an_outcome_is_read_while_the_next_steps_batch_is_already_there(tmp_path: Path) -> None:
     """Copy k + 1 is launched before step k's update, and so before its outcome is read, one step later."""
     streams = LazyStreams(eager=COPIES)
-    watch = Watch(signals=Signals(tmp_path, watch_markers=True), stopping=Stopping(), ledger=Ledger(tmp_path))
+    controls = Controls(signals=Signals(tmp_path, watch_markers=True), stopping=Stopping(), ledger=Ledger(tmp_path))
     engine, endless = _Engine(model()), cast(Any, _Endless(batch_of(5)))
     join_alone()
     try:
-        step = TrainStep(gradients(JOB, engine, one_world()), DeviceBatches(endless, streams), watch)
+        step = TrainStep(gradients(JOB, engine, one_world()), DeviceBatches(endless, streams), controls)
         first = step.launch(step.next_batch())
         num_copies = streams.log.count("copies copies")
         second = step.launch(step.next_batch())

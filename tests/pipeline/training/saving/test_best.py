@@ -16,7 +16,7 @@ from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.ranks.world import World
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving.save import Saving, describe, state_bytes
 from pipeline.training.saving.when_to_save import decide_when_to_save
@@ -49,13 +49,13 @@ class _Run:
         if from_step is not None:  # the others are damaged, for this start
             found = manifest_at(folder, from_step)
         assert checkpoints.begin_attempt(found)
-        watch = Watch(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
+        controls = Controls(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
         engine: Any = _Engine()
         writer = choose_writer(job.checkpoint, None, checkpoints.store, world, num_bytes=state_bytes(job, engine))
         plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=1, lanes=job.data.lanes)
         saves = Saves(checkpoints, writer, Retention(keep_newest=job.checkpoint.keep_newest))
         record = describe(job, world, plan=plan, is_compiled=False)
-        self.saving = Saving(job, engine, saves, saved=found, record=record, watch=watch, reporter=None)
+        self.saving = Saving(job, engine, saves, saved=found, record=record, controls=controls, reporter=None)
         dataset = open_dataset(job.evaluation.url)
         self.when = decide_when_to_save(job, self.saving, dataset=dataset, resumed_from=found)
         self.best = self.when.best

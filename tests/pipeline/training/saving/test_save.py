@@ -26,7 +26,7 @@ from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.world import World
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving.save import Saving, describe, fingerprint, state_bytes
 from pipeline.training.watchdog.signals import Signals, StopRequest
@@ -61,14 +61,14 @@ def saving_in(world: World, folder: Path, *, config: CheckpointConfig = JOB.chec
     checkpoints = checkpoints_of(folder, world)
     assert checkpoints.newest() is None
     assert checkpoints.begin_attempt(None)
-    watch = Watch(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
+    controls = Controls(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
     engine: Any = _Engine()
     job = replace(JOB, checkpoint=config)
     writer = Writer() if config.asynchronous != "off" else None
     chosen = choose_writer(config, writer, checkpoints.store, world, num_bytes=state_bytes(job, engine))
     record = describe(job, world, plan=PLAN, is_compiled=False)
     saves = Saves(checkpoints, chosen, Retention(keep_newest=config.keep_newest))
-    return Saving(job, engine, saves, saved=None, record=record, watch=watch, reporter=None)
+    return Saving(job, engine, saves, saved=None, record=record, controls=controls, reporter=None)
 
 
 def saved_twice(world: World, folder: Path, config: CheckpointConfig) -> tuple[list[int | None], int, list[str]]:
@@ -81,7 +81,7 @@ def saved_twice(world: World, folder: Path, config: CheckpointConfig) -> tuple[l
     found = saving.checkpoints.newest()
     assert found == saving.manifest()
     assert found.position == position_at(6)
-    assert saving.watch.stopping.saved_step == 6
+    assert saving.controls.stopping.saved_step == 6
     return steps, found.num_updates, sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
 
 
@@ -241,7 +241,7 @@ def fulfilled_at_the_commit(world: World, folder: Path) -> list[bool]:
     (folder / "SAVE").touch()
     saving.save(position_at(1), num_updates=1)
     there = [(folder / "SAVE").exists()]
-    assert saving.watch.request() == StopRequest.NOTHING
+    assert saving.controls.request() == StopRequest.NOTHING
     assert until_committed(saving, 1) > 1
     return [*there, (folder / "SAVE").exists()]
 
@@ -299,7 +299,7 @@ def seconds_of_a_save(world: World, folder: Path) -> tuple[float, float]:
     """(the ledger's seconds of a save that training waits for, those that passed)."""
     saving, began = saving_in(world, folder), time.monotonic()
     saving.save(position_at(1), num_updates=1)
-    return saving.watch.ledger.seconds["checkpoint"], time.monotonic() - began
+    return saving.controls.ledger.seconds["checkpoint"], time.monotonic() - began
 
 
 def test_the_ledger_counts_a_save_that_is_waited_for_once(tmp_path: Path) -> None:

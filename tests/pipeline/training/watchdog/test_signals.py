@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.controls import Watch
+from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.watchdog.signals import Signals, StopRequest
 from pipeline.training.watchdog.stopping import Stopping, WaitGivenUpError
@@ -148,25 +148,25 @@ def test_a_save_marker_that_cannot_be_deleted_asks_once(tmp_path: Path, caplog: 
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Watch:
-    return Watch(signals=Signals(tmp_path, watch_markers=True), stopping=Stopping(), ledger=Ledger(tmp_path))
+def controls(tmp_path: Path) -> Controls:
+    return Controls(signals=Signals(tmp_path, watch_markers=True), stopping=Stopping(), ledger=Ledger(tmp_path))
 
 
-def test_a_commit_fulfils_the_request_to_save_and_is_what_a_stop_leaves(watch: Watch, tmp_path: Path) -> None:
+def test_a_commit_fulfils_the_request_to_save_and_is_what_a_stop_leaves(controls: Controls, tmp_path: Path) -> None:
     (tmp_path / "SAVE").touch()
-    assert watch.request() == StopRequest.SAVE
-    watch.saving()
-    watch.saved(7)
-    assert watch.request() == StopRequest.NOTHING
-    assert watch.stopping.standing().startswith("step 7 is saved")
+    assert controls.request() == StopRequest.SAVE
+    controls.signals.saving()
+    controls.saved(7)
+    assert controls.request() == StopRequest.NOTHING
+    assert controls.stopping.standing().startswith("step 7 is saved")
 
 
-def test_time_counts_even_where_a_wait_is_given_up(watch: Watch) -> None:
-    with pytest.raises(WaitGivenUpError), watch.waiting("data_wait", "waiting for data"):
+def test_time_counts_even_where_a_wait_is_given_up(controls: Controls) -> None:
+    with pytest.raises(WaitGivenUpError), controls.waiting("data_wait", "waiting for data"):
         raise WaitGivenUpError("waiting for data")
-    with watch.writing():
+    with controls.writing():
         pass
-    seconds = watch.ledger.seconds
+    seconds = controls.ledger.seconds
     assert seconds["data_wait"] > 0
     assert seconds["checkpoint"] > 0
     assert seconds["compute"] == 0

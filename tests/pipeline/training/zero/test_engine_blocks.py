@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from jobs.ranks import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
+from pipeline.training.device_choices import will_compile
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.saving.save import describe
 from pipeline.training.settings.job import EngineConfig
-from pipeline.training.start import starting_model, will_compile
+from pipeline.training.start import starting_model
 from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
 from tests.rigs.kills import run_and_kill, saving

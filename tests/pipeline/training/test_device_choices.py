@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pipeline.ranks.devices import Bf16
-from pipeline.training.start import choose_precision
+from pipeline.training.device_choices import choose_precision
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.training import pretrain_words
 

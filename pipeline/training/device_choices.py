@@ -1,0 +1,85 @@
+"""What a run chooses by its device: the precision, which it keeps once it has started, and whether blocks are compiled.
+
+Every rank chooses alike (rank_agreement.py).
+"""
+
+import logging
+import warnings
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from pipeline.checkpoints.manifest import CheckpointManifest
+from pipeline.models.build import compile_fault
+from pipeline.ranks.devices import Bf16
+from pipeline.training.settings.job import EngineConfig, TrainingJob
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+Precision = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionChoice:
+    """`message`: the reason (empty if the job names a precision that is fine here). `is_warning`: it is slow here."""
+
+    precision: Precision
+    message: str = ""
+    is_warning: bool = False
+
+
+def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> PrecisionChoice:
+    """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
+    if it starts. `bf16`: what every rank's device can do."""
+    if wanted != "auto":
+        return _as_demanded(wanted, recorded=recorded, bf16=bf16)
+    if recorded in ("bf16", "fp32"):
+        return _as_recorded("bf16" if recorded == "bf16" else "fp32", bf16=bf16)
+    precision: Precision = "bf16" if bf16.is_native else "fp32"
+    return PrecisionChoice(precision=precision, message=f"precision {precision}: {bf16.reason}")
+
+
+def _as_demanded(wanted: Precision, *, recorded: str, bf16: Bf16) -> PrecisionChoice:
+    before = f" (the run began with {recorded})" if recorded not in ("", wanted) else ""
+    if wanted == "bf16" and not bf16.is_native:
+        advice = "" if recorded == "bf16" else "; --engine.precision auto would take fp32"
+        message = f"precision bf16, as the job says{before}, though {bf16.reason}{advice}"
+        return PrecisionChoice(precision=wanted, message=message, is_warning=True)
+    return PrecisionChoice(precision=wanted, message=f"precision {wanted}, as the job says{before}" if before else "")
+
+
+def _as_recorded(recorded: Precision, *, bf16: Bf16) -> PrecisionChoice:
+    message = f"precision {recorded}, as when the run started"
+    if (recorded == "bf16") == bf16.is_native:
+        return PrecisionChoice(precision=recorded, message=message)
+    is_slow = recorded == "bf16"
+    return PrecisionChoice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
+
+
+def will_compile(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a run on this device compiles its blocks: "auto" if it works. UserError if "on" does not."""
+    is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
+    # torch proposes TF32 to everybody who compiles: bf16 runs have no use for it, and fp32 runs chose not to have it.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+    fault = compile_fault(device) if is_wanted else ""
+    if not fault:
+        return is_wanted
+    needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler"
+    missing = f"torch.compile does not work on this {device.type}: {fault}. It needs {needed} and Python's headers"
+    if config.compile == "on":
+        raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
+    log.warning("%s; the run continues without it, more slowly (--engine.compile off hides this)", missing)
+    return False
+
+
+def with_precision(
+    job: TrainingJob, manifest: CheckpointManifest | None, *, bf16: Bf16, say: bool = False
+) -> TrainingJob:
+    """The job with its precision decided: "auto" takes that of the checkpoint, if there is one. `say`: log the
+    reason."""
+    recorded = manifest.job.precision if manifest else ""
+    choice = choose_precision(job.engine.precision, recorded=recorded, bf16=bf16)
+    if say and choice.message:
+        log.log(logging.WARNING if choice.is_warning else logging.INFO, choice.message)
+    return replace(job, engine=replace(job.engine, precision=choice.precision))
