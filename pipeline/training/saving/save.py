@@ -1,7 +1,4 @@
-"""Saves a run while it trains, and reports it; repeated failures end the run.
-
-What a run saves of its job.
-"""
+"""Saves a run while it trains, and reports it; repeated failures end the run. Also says what is saved of a job."""
 
 import hashlib
 import json

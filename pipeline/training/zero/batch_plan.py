@@ -21,8 +21,8 @@ class BatchPlan:
 
 
 def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int, pairs: bool = False) -> BatchPlan:
-    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share, which fitting.py cuts
-    up. `pairs`: neighbours in the batch must stay together, since mixup mixes them. UserError if they do not divide."""
+    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share, which fit.py cuts up. `pairs`:
+    neighbours in the batch must stay together, since mixup mixes them. UserError if they do not divide."""
     if global_batch < 1 or global_batch % lanes:
         raise UserError(
             f"--global-batch is {global_batch}, not a multiple of --data.lanes = {lanes}; "

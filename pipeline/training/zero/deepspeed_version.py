@@ -1,4 +1,4 @@
-"""Which versions of DeepSpeed a run trusts: those that the engine and zero_state.py were tested with, and one by name.
+"""Which versions of DeepSpeed a run trusts: those that the engine and state.py were tested with, and one by name.
 
 They read and overwrite DeepSpeed's flat partitions, which are no public interface: another version may lay them out in
 another way and still train, on wrong numbers.
