@@ -4,10 +4,13 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_text
 from shards.schema.config_values import shown_value
 
 MOST_LABELS = 10_000  # of one image
 MOST_LABEL_CHARACTERS = 1024
+_MOST_FILE_BYTES = 256 << 20
 _MOST_LISTED, _LISTED_ENDS = 12, 5
 _LINE_BREAKS = "\u2028\u2029"
 
@@ -52,6 +55,24 @@ def listed(names: Sequence[str]) -> str:
     if len(names) <= _MOST_LISTED:
         return ", ".join(names)
     return ", ".join([*names[:_LISTED_ENDS], "...", *names[-_LISTED_ENDS:]])
+
+
+def read_label_names(path: str) -> tuple[str, ...]:
+    """The names in a text file, one per line, in the order of their ids. UserError if there are none, one appears
+    twice, or one cannot be a name."""
+    try:
+        text = read_local_text(path, most_bytes=_MOST_FILE_BYTES)
+    except (OSError, InvalidDataError) as error:
+        message = f"--labels-file {path!r} cannot be read: {error}"
+        raise UserError(f"{message}; give a text file with one class name per line") from error
+    # str.splitlines would also divide a name at a form feed or a Unicode separator.
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    names = tuple(class_name(line) for line in lines if line.strip())
+    if not names:
+        raise UserError(f"--labels-file {path!r} names no class; give one class name per line")
+    if reason := repeated_fault(names) or next((fault for name in names if (fault := labels_fault((name,)))), ""):
+        raise UserError(f"--labels-file {path!r}: {reason}; give one class name per line, each once")
+    return names
 
 
 def _is_control(character: str) -> bool:

@@ -20,13 +20,13 @@ from shards.adoption.foreign_samples import (
     cause_of,
     find_samples,
 )
+from shards.class_names import read_label_names
 from shards.errors import ImageRefusedError, UserError
 from shards.files.typed_json import read_record
 from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, ImageLimits
 from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, table_bytes
 from shards.manifest import sha256_hex
-from shards.packing.label_names import read_label_names
 from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members

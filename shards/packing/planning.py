@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.class_names import read_label_names
 from shards.errors import UserError
 from shards.hashing import PACKING, hash_array
 from shards.index import table_bytes
@@ -19,7 +20,6 @@ from shards.output.terminal import printable_name
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
 from shards.packing.duplicates import Duplicates, candidates, find_duplicates
 from shards.packing.evaluation_sets import EvaluationSet, find_sets
-from shards.packing.label_names import read_label_names
 from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan

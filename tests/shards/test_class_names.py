@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shards.class_names import read_label_names
 from shards.errors import UserError
-from shards.packing.label_names import read_label_names
 
 
 def test_names_in_their_order(tmp_path: Path) -> None:
