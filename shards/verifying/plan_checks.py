@@ -1,13 +1,22 @@
-"""One shard against the plan: its samples, and all that the plan says about each; a pure check that yields faults."""
+"""A dataset against its plan: each shard's samples, and the tables of the whole; pure checks, each yielding faults."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from shards.images.config import Resize
 from shards.images.resize import is_untouched
-from shards.index import IndexRow, ShardCommit
+from shards.index import KINDS_BY_PLAN, LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, ShardCommit
+from shards.manifest import Manifest
 from shards.orientation import UPRIGHT
+from shards.packing.plan import AdoptedRecord, Plan
 from shards.packing.write_shard import PlannedSample
 from shards.schema.differences import Difference
+
+_SETTINGS = ("split", "samples_per_block")
 
 
 def check_planned(
@@ -69,3 +78,81 @@ def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:
     if not resize.short_side or short <= resize.short_side:
         return short, long
     return resize.short_side, (2 * long * resize.short_side + short) // (2 * short)
+
+
+def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
+    """What the manifest repeats from the plan, or from the record of adopted tars. ValueError if that is neither."""
+    record = plan_record(plan, is_adopted=manifest.adopted)
+    names, settings = record.label_names, record.settings
+    if manifest.num_classes != len(names):
+        yield f"num_classes is {manifest.num_classes}, the plan has {len(names)} classes"
+    for name in _SETTINGS:
+        if name in settings and getattr(manifest, name) != settings[name]:
+            yield f"{name} is {getattr(manifest, name)!r}, by the plan {settings[name]!r}"
+    if isinstance(record, AdoptedRecord):
+        for name in ("num_samples", "num_quarantined"):
+            if getattr(manifest, name) != getattr(record, name):
+                yield f"{name} is {getattr(manifest, name)}, by the plan {getattr(record, name)}"
+        return
+    for path, sha256 in record.files.items():
+        if manifest.files.get(path) != sha256:
+            yield f"the sha256 of {path} is not the plan's"
+
+
+def plan_record(plan: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
+    """plan.json. ValueError if it is none."""
+    return AdoptedRecord.from_bytes(plan) if is_adopted else Plan.from_bytes(plan)
+
+
+def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:
+    """labels.parquet has the plan's names, and as many samples of each as the indexes."""
+    expected = [(label, name, counts.get(label, 0)) for label, name in enumerate(names)]
+    if table.num_rows != len(expected):
+        yield f"has {table.num_rows} rows, the plan has {len(expected)} classes"
+    columns = (table.column(name).to_pylist() for name in LABELS_SCHEMA.names)
+    for row, (found, wanted) in enumerate(zip(zip(*columns, strict=True), expected, strict=False)):
+        if found != wanted:
+            yield f"row {row} has label, name, num_samples {found}, they should be {wanted}"
+
+
+def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing else."""
+    found, expected = table.select(QUARANTINE_SCHEMA.names), _expected(dropped, left_out)
+    if found.cast(QUARANTINE_SCHEMA).equals(expected):
+        return
+    here, there = found.column("position").to_numpy(), expected.column("position").to_numpy()
+    for position in np.setdiff1d(there, here).tolist():
+        yield f"position {position} is not in it, but was dropped by the plan or left out by a shard"
+    for position in np.setdiff1d(here, there).tolist():
+        yield f"position {position} is in it, but was neither dropped by the plan nor left out by a shard"
+    rows = _by_position(expected, np.isin(there, here))
+    for row in found.filter(pa.array(np.isin(here, there))).to_pylist():
+        wanted = rows.pop(row["position"], None)
+        if wanted is None:
+            yield f"position {row['position']} is in it more than once"
+        elif different := [name for name, value in row.items() if value != wanted[name]]:
+            yield f"position {row['position']} has another {', '.join(different)} than the plan or its shard"
+    if not np.array_equal(here, np.sort(here)):
+        yield "its rows are not in the order of their positions"
+
+
+def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]:
+    """Checks that every position is a sample's and appears once: for adopted tars, nothing else lists the refused
+    ones."""
+    positions = table.column("position").to_numpy()
+    if len(np.unique(positions)) != len(positions):
+        yield "a position is in it more than once"
+    if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
+        yield f"has positions outside 0 to {num_scanned - 1}"
+
+
+def _expected(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
+    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
+    of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
+    rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]
+    both = [of_plan.cast(QUARANTINE_SCHEMA), pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)]
+    return pa.concat_tables(both).sort_by("position")
+
+
+def _by_position(table: pa.Table, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, dict[str, Any]]:
+    return {row["position"]: row for row in table.filter(pa.array(chosen)).to_pylist()}

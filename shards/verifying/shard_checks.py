@@ -1,12 +1,18 @@
-"""What can be wrong with one shard: pure checks of a tar's bytes against its index, each yielding faults."""
+"""What can be wrong with one shard: checks of a tar's bytes against its index, each yielding faults.
+
+The tar is mapped and not in memory, for random access; a remote one is copied to a temporary file first.
+"""
 
 import hashlib
 import io
 import json
+import mmap
+import shutil
 import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -19,12 +25,39 @@ from shards.packing.merge import blocks_of_shard
 from shards.sample_rows import BlockTable
 from shards.sources.entry import printable
 from shards.sources.tar_header import BLOCK_BYTES
-from shards.verifying.whole_tar import Tar
+from shards.storage.local_read import open_regular
+from shards.storage.temporary import temporary_file
+from shards.store import Store
 
+PIECE_BYTES = 8 << 20
+Tar = bytes | mmap.mmap
 _JPEG = b"\xff\xd8\xff"
 _LOST = ("Corrupt JPEG data", "Premature end of JPEG file")
 # What Pillow's decoders raise on damaged images.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+
+
+@contextmanager
+def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
+    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError, and
+    InvalidDataError for what is no regular file."""
+    if (local := store.local_path(path)) is not None:
+        store.size(path)  # tells a missing file from other faults
+        with open(local, "rb", opener=open_regular) as file:
+            yield from _mapped(file)
+        return
+    with temporary_file() as copy, store.open_read(path) as remote:
+        shutil.copyfileobj(remote, copy, PIECE_BYTES)
+        copy.flush()
+        yield from _mapped(copy)
+
+
+def _mapped(file: BinaryIO) -> Iterator[Tar]:
+    if not file.seek(0, 2):
+        yield b""  # an empty file cannot be mapped
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as tar:
+        yield tar
 
 
 def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexRow], plan_hash: str) -> Iterator[str]:

@@ -58,11 +58,8 @@ from shards.tables import (
     refuse_rows,
     refuse_values,
 )
-from shards.verifying import shard_checks as checks
-from shards.verifying import table_checks as tables
-from shards.verifying.plan_checks import check_planned
+from shards.verifying import plan_checks, shard_checks
 from shards.verifying.strays import DatasetFault, strays
-from shards.verifying.whole_tar import Tar, mapped_tar
 
 
 def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
@@ -202,7 +199,7 @@ def check_shard(task: ShardCheck) -> ShardFacts:
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []
     try:
-        with mapped_tar(dataset.shard_store, dataset.shard_path(task.shard)) as tar:
+        with shard_checks.mapped_tar(dataset.shard_store, dataset.shard_path(task.shard)) as tar:
             faults += _tar_faults(dataset, task, index, tar)
     except MissingObjectError as error:
         faults.append(DatasetFault(where=error.path, what="is missing"))
@@ -231,8 +228,8 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Dat
     record = manifest.shards[task.shard]
     found = {
         "rows": refused_rows(index.data, task.shard, manifest),
-        "commit record": checks.check_commit(record, commit, rows, manifest.plan_hash),
-        "labels": checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
+        "commit record": shard_checks.check_commit(record, commit, rows, manifest.plan_hash),
+        "labels": shard_checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
         "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
     }
     if task.is_planned:
@@ -240,19 +237,19 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Dat
     return _faults(record.path, found)
 
 
-def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: Tar) -> list[DatasetFault]:
+def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: shard_checks.Tar) -> list[DatasetFault]:
     record, is_ours = dataset.manifest.shards[task.shard], not dataset.manifest.adopted
-    found = {"whole tar": checks.check_tar(record, tar)}
+    found = {"whole tar": shard_checks.check_tar(record, tar)}
     if index is not None:
         found |= {
-            "checksums": checks.check_checksums(index.rows, tar),
-            "members": checks.check_members(index.rows, tar, is_ours=is_ours),
-            "webdataset": checks.check_webdataset(index.rows, tar, is_ours=is_ours),
+            "checksums": shard_checks.check_checksums(index.rows, tar),
+            "members": shard_checks.check_members(index.rows, tar, is_ours=is_ours),
+            "webdataset": shard_checks.check_webdataset(index.rows, tar, is_ours=is_ours),
         }
         if is_ours:
-            found["json"] = checks.check_json(index.rows, tar)
+            found["json"] = shard_checks.check_json(index.rows, tar)
         if task.deep:
-            found["decode"] = checks.check_decode(index.rows, tar)
+            found["decode"] = shard_checks.check_decode(index.rows, tar)
     return _faults(record.path, found)
 
 
@@ -317,7 +314,7 @@ def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
     store, manifest = dataset.store, dataset.manifest
     try:
         plan = store.read(PLAN_PATH)
-        faults = _faults(MANIFEST_PATH, {"settings": tables.check_manifest(manifest, plan)})
+        faults = _faults(MANIFEST_PATH, {"settings": plan_checks.check_manifest(manifest, plan)})
     except (MissingObjectError, InvalidDataError):
         return []  # reported with the files
     if any(found.label_counts is None for found in shards):
@@ -331,8 +328,8 @@ def _label_table(dataset: Dataset, plan: bytes, shards: list[ShardFacts]) -> Ite
     for found in shards:
         counts.update(found.label_counts or {})
     with suppress(*_REPORTED):
-        names = tables.plan_record(plan, is_adopted=dataset.manifest.adopted).label_names
-        yield from tables.check_label_table(read_labels(dataset.store.read(LABELS_PATH)), names, counts)
+        names = plan_checks.plan_record(plan, is_adopted=dataset.manifest.adopted).label_names
+        yield from plan_checks.check_label_table(read_labels(dataset.store.read(LABELS_PATH)), names, counts)
 
 
 def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> Iterator[str]:
@@ -341,14 +338,14 @@ def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> I
         if table.num_rows != manifest.num_quarantined:
             yield f"has {table.num_rows} rows, the manifest says {manifest.num_quarantined} in quarantine"
         if manifest.adopted:
-            yield from tables.check_adopted_quarantine(table, manifest.num_samples + manifest.num_quarantined)
+            yield from plan_checks.check_adopted_quarantine(table, manifest.num_samples + manifest.num_quarantined)
             return
         try:
             dropped = read_dropped(store.read(DROPPED_PATH))
         except ValueError as error:
             yield f"cannot be compared with {DROPPED_PATH}: {error}"
             return
-        yield from tables.check_quarantine(table, dropped, [item for found in shards for item in found.left_out])
+        yield from plan_checks.check_quarantine(table, dropped, [item for found in shards for item in found.left_out])
 
 
 def _is_planned(dataset: Dataset) -> bool:
@@ -365,13 +362,13 @@ def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
     except (MissingObjectError, *_BROKEN) as error:
         yield f"what the plan dealt to it cannot be read: {error}"
         return
-    yield from check_planned(index.rows, index.commit, planned, resize=resize)
+    yield from plan_checks.check_planned(index.rows, index.commit, planned, resize=resize)
 
 
 def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -> Iterator[str]:
     if (blocks := _readable_blocks(dataset)) is not None:
         record, size = dataset.manifest.shards[shard], dataset.manifest.samples_per_block
-        yield from checks.check_blocks(rows, data_end, record, shard=shard, blocks=blocks, samples_per_block=size)
+        yield from shard_checks.check_blocks(rows, data_end, record, shard=shard, blocks=blocks, samples_per_block=size)
 
 
 @lru_cache(maxsize=1)

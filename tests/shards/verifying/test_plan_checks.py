@@ -1,17 +1,26 @@
-"""A shard that matches the plan has no faults; each difference is found."""
+"""A shard and tables that match the plan have no faults; each difference is found."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from shards.dataset import Dataset, open_dataset
 from shards.images.config import Resize
-from shards.index import LeftOut, read_commit
-from shards.manifest import index_path
+from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut, read_commit
+from shards.manifest import FORMAT_VERSION, Manifest, index_path
+from shards.packing.deal import DROPPED_SCHEMA
 from shards.packing.write_shard import planned_samples
-from shards.verifying.plan_checks import check_planned
+from shards.verifying.plan_checks import (
+    check_adopted_quarantine,
+    check_label_table,
+    check_manifest,
+    check_planned,
+    check_quarantine,
+)
 from tests.rigs.datasets import index_rows, packed_folders
 
 AS_IT_IS = Resize()
@@ -82,3 +91,109 @@ def test_a_copy_follows_from_the_plan(dataset: Dataset, change: dict[str, Any], 
     found = list(check_planned(copies, commit, planned, resize=Resize(short_side=8)))
     assert len(found) == bool(what)
     assert all(what in item for item in found)
+
+
+MANIFEST = Manifest(
+    format_version=FORMAT_VERSION,
+    plan_hash="",
+    split="train",
+    num_samples=0,
+    num_classes=2,
+    num_quarantined=3,
+    samples_per_block=4,
+    shards=(),
+    files={"plan/dropped.parquet": "00"},
+)
+PLAN = {
+    "format_version": FORMAT_VERSION,
+    "versions": {},
+    "num_refused": 0,
+    "num_duplicates": 0,
+    "num_relabelled": 0,
+    "num_evaluation": 0,
+    "num_shards": 0,
+    "evaluation_sets": {},
+    "label_names": ["a", "b"],
+    "settings": {"split": "train", "samples_per_block": 4},
+    "num_samples": 0,
+    "num_quarantined": 3,
+    "files": {"plan/dropped.parquet": "00"},
+}
+DROPPED = pa.Table.from_pylist(
+    [
+        {"position": 1, "source": "x", "kind": "refused", "reason": "no image"},
+        {"position": 5, "source": "y", "kind": "duplicate", "reason": "the same", "match": "z", "distance": 0},
+    ],
+    schema=DROPPED_SCHEMA,
+)
+LEFT_OUT = (LeftOut(position=3, source="w", reason="gone"),)
+QUARANTINE = [
+    {"position": 1, "source": "x", "phase": "scan", "kind": "refused", "reason": "no image"},
+    {"position": 3, "source": "w", "phase": "shards", "kind": "refused", "reason": "gone"},
+    {
+        "position": 5,
+        "source": "y",
+        "phase": "plan",
+        "kind": "duplicate",
+        "reason": "the same",
+        "match": "z",
+        "distance": 0,
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"num_classes": 100}, "num_classes is 100, the plan has 2"),
+        ({"split": "test"}, "split is 'test', by the plan 'train'"),
+        ({"samples_per_block": 5}, "samples_per_block is 5, by the plan 4"),
+        ({"files": {"plan/dropped.parquet": "01"}}, "the sha256 of plan/dropped.parquet is not the plan's"),
+        ({"adopted": True, "num_quarantined": 2}, "num_quarantined is 2, by the plan 3"),
+    ],
+)
+def test_the_manifest_repeats_the_plan(change: dict[str, object], what: str) -> None:
+    plan = json.dumps(PLAN).encode()
+    assert not list(check_manifest(MANIFEST, plan))
+    assert not list(check_manifest(replace(MANIFEST, adopted=True), plan))
+    (found,) = check_manifest(replace(MANIFEST, **change), plan)  # type: ignore[arg-type]
+    assert what in found
+
+
+@pytest.mark.parametrize(
+    ("rows", "faults"),
+    [
+        ([(0, "a", 3), (1, "b", 0)], 0),
+        ([(0, "a", 3), (1, "c", 0)], 1),
+        ([(0, "a", 2), (1, "b", 1)], 2),
+        ([(0, "a", 3)], 1),
+        ([(1, "a", 3), (0, "b", 0)], 2),
+    ],
+)
+def test_the_label_table(rows: list[tuple[int, str, int]], faults: int) -> None:
+    table = pa.Table.from_pylist([dict(zip(LABELS_SCHEMA.names, row, strict=True)) for row in rows], LABELS_SCHEMA)
+    assert len(list(check_label_table(table, ("a", "b"), {0: 3}))) == faults
+
+
+@pytest.mark.parametrize(
+    ("rows", "whats"),
+    [
+        (QUARANTINE, []),
+        ([], ["position 1 is not in it", "position 3 is not in it", "position 5 is not in it"]),
+        (QUARANTINE[1:], ["position 1 is not in it"]),
+        ([*QUARANTINE, {**QUARANTINE[0], "position": 9}], ["position 9 is in it, but was neither"]),
+        ([*QUARANTINE, QUARANTINE[2]], ["position 5 is in it more than once"]),
+        ([{**QUARANTINE[0], "reason": "?", "source": "?"}, *QUARANTINE[1:]], ["has another source, reason"]),
+        ([QUARANTINE[1], QUARANTINE[0], QUARANTINE[2]], ["not in the order"]),
+    ],
+)
+def test_the_quarantine_list(rows: list[dict[str, object]], whats: list[str]) -> None:
+    found = list(check_quarantine(pa.Table.from_pylist(rows, QUARANTINE_SCHEMA), DROPPED, LEFT_OUT))
+    assert len(found) == len(whats)
+    assert all(what in item for what, item in zip(whats, found, strict=True))
+
+
+@pytest.mark.parametrize(("positions", "faults"), [([], 0), ([0, 5], 0), ([5, 5], 1), ([6], 1), ([-1], 1)])
+def test_the_quarantine_list_of_adopted_tars(positions: list[int], faults: int) -> None:
+    table = pa.Table.from_pylist([{"position": position} for position in positions], QUARANTINE_SCHEMA)
+    assert len(list(check_adopted_quarantine(table, 6))) == faults

@@ -17,7 +17,7 @@ from shards.manifest import index_path
 from shards.sample_rows import BlockTable
 from shards.store import MissingObjectError, open_store
 from shards.verifying import shard_checks as checks
-from shards.verifying.whole_tar import mapped_tar
+from shards.verifying.shard_checks import mapped_tar
 from tests.rigs.datasets import index_rows, packed_folders
 
 Rows = list[IndexRow]
