@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from benchmarks.measure import machine, run
 from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, ShardRecord, sha256_hex
-from shards.packing.config import Dedup
+from shards.packing.config import Dedup, PackSpec
 from shards.packing.evaluation_sets import VIEWS, EvaluationSet, hash_tasks, write_hashes
 from shards.packing.listing import LISTING_PATH
 from shards.packing.scan import SCAN_SCHEMA, scan_footer, scan_path
-from shards.packing.spec import PackSpec
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 

@@ -94,6 +94,12 @@ QUARANTINE_RULES = TableSchema(
     ranges={"position": Range(0, MOST_SAMPLES)},
     may_be_null=frozenset({"match", "distance"}),
 )
+# "list.csv row 27: the weight 'x': allowed: numbers": a reason about a table's row begins with it.
+_ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
+# Details of one image are quoted as Python's repr does it. No quote opens within a word: "the source's root".
+_QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""
+# Numbers and the like come last, or what is allowed: "too large: 70000000 bytes", "a label is a dict; allowed: text".
+_DETAIL = r"(?s)(?:[;,] allowed)?: .*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,3 +238,12 @@ def read_labels(data: bytes) -> pa.Table:
 def read_quarantine(data: bytes) -> pa.Table:
     """The images left out."""
     return read_checked(data, QUARANTINE_RULES, most_rows=MOST_ROWS)
+
+
+def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """Each reason without the details of one image; null becomes empty."""
+    general = pc.fill_null(reasons, "")
+    # Quoted parts go first: they may contain what looks like a row or a detail.
+    for pattern, replacement in ((_QUOTED, "…"), (_ROW, ""), (_DETAIL, "")):
+        general = pc.replace_substring_regex(general, pattern=pattern, replacement=replacement)
+    return general

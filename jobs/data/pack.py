@@ -16,6 +16,7 @@ from shards.manifest import MANIFEST_PATH, Manifest
 from shards.output.progress import Progress
 from shards.output.quantities import plural
 from shards.packing.about import describe
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.merge import discard_work, merge, refuse_quarantine
@@ -23,7 +24,6 @@ from shards.packing.missing import shards_of_part
 from shards.packing.plan import Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
-from shards.packing.spec import PackSpec
 from shards.packing.summary import class_warnings, class_words, packed_words, refused_words
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.reading.parallel import run_tasks

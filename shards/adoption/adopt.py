@@ -20,12 +20,11 @@ from shards.adoption.foreign_samples import RefusalCause
 from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, is_integer, read_tar
 from shards.adoption.tar_lists import ListedTar
 from shards.errors import UserError
-from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, index_bytes, read_commit
+from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, general_reasons, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
 from shards.output.progress import Progress
 from shards.packing.merge import Merged
 from shards.packing.plan import PLAN_PATH
-from shards.packing.reasons import general_reasons
 from shards.reading.parallel import run_tasks
 from shards.schema.config_values import shown_text
 from shards.sources.tar_header import BLOCK_BYTES

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from shards.card.pictures import CardMatch, Mosaic, Tile, read_matches, read_tiles
 from shards.card.tally import TALLY_COLUMNS, Tally
 from shards.dataset import Dataset
-from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, read_index, read_labels, read_sample_rows
+from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, general_reasons, read_index, read_labels, read_sample_rows
 from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path
 from shards.order import ORDER_VERSION
 from shards.output.progress import Progress
 from shards.packing.plan import PLAN_PATH, AdoptedRecord, Plan
-from shards.packing.reasons import general_reasons
 from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile
 from shards.tables import TableSchema, arrow_faults, open_checked, refuse_labels, refuse_rows, refuse_values

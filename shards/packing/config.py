@@ -1,10 +1,25 @@
-"""Which duplicates are left out of a dataset. Loads neither numpy nor Pillow: the command line reads it."""
+"""What is packed, and how: everything that decides a byte of a dataset, frozen before the first shard.
 
-from dataclasses import dataclass
+It loads neither numpy nor Pillow: the command line reads it.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Annotated, Literal
 
-from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS
+from shards.images.config import (
+    CODEC_PACKAGES,
+    DEFAULT_MAX_DISTANCE,
+    HASH_BITS,
+    HASH_PACKAGES,
+    PERCEPTUAL_HASH,
+    ImageLimits,
+    Resize,
+)
 from shards.schema.config_values import Range, refuse_wrong_values
+from shards.sources.kinds import Source, tool_versions
 
 MOST_SEED = 2**63 - 1
 
@@ -24,3 +39,59 @@ class Dedup:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="dedup.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSpec:
+    """The settings of a packing."""
+
+    source: Source
+    """Images to pack, and their labels."""
+    split: str
+    """Name of the split, such as train or test."""
+    samples_per_shard: Annotated[int, Range(1)]
+    """Images per shard."""
+    samples_per_block: Annotated[int, Range(1)]
+    """Images per block."""
+    seed: Annotated[int, Range(0, MOST_SEED)]
+    """Seed for the order of the images in the shards."""
+    labels_file: str = ""
+    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
+    limits: ImageLimits = field(default_factory=ImageLimits)
+    """Largest images that are accepted."""
+    dedup: Dedup = field(default_factory=Dedup)
+    """Duplicates to leave out."""
+    resize: Resize = field(default_factory=Resize)
+    """Images to store as smaller copies."""
+    unlabeled: Literal["refuse", "keep"] = "refuse"
+    """Whether images without a label are quarantined, or packed: scores then leave them out, as ImageNet-ReaL does."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the scan makes perceptual hashes, for which it decodes every image."""
+        return bool(self.dedup.against)
+
+    def settings(self) -> dict[str, object]:
+        """The settings as plan.json records them."""
+        settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
+            del settings["unlabeled"]
+        return settings
+
+    def versions(self) -> dict[str, str]:
+        """Versions of the libraries that can change a written byte."""
+        packages = [*CODEC_PACKAGES, *(HASH_PACKAGES if self.is_hashed else ())]
+        return tool_versions(self.source) | {package: version(package) for package in packages}
+
+    def scan_hash(self) -> str:
+        """sha256 of what decides the scan: two jobs that share it can share listing and scan files."""
+        decides = {
+            "source": asdict(self.source),
+            "limits": asdict(self.limits),
+            "perceptual_hash": PERCEPTUAL_HASH if self.is_hashed else "",
+            "versions": self.versions(),
+        }
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from shards.index import table_bytes
 from shards.manifest import MOST_SAMPLES, sha256_hex
+from shards.packing.config import PackSpec
 from shards.packing.duplicates import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
-from shards.packing.spec import PackSpec
 from shards.packing.survey import NO_LABEL, reasons
 from shards.schema.config_values import Range
 from shards.store import open_store

@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 from shards.dataset import open_dataset
 from shards.errors import StorageError, UserError
 from shards.images.thumbnails import thumbnail
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import EvaluationSet
-from shards.packing.spec import PackSpec
-from shards.packing.staging import StagedReader
-from shards.sources.entry import ImageBytes, Reader
+from shards.packing.staging import reader_of
+from shards.sources.entry import ImageBytes
 from shards.store import MissingObjectError, Store
 
 MOST_MATCHES = 48
@@ -55,11 +55,6 @@ def closest_matches(
             }
         )
     return pa.Table.from_pylist(rows, schema=_SCHEMA)
-
-
-def reader_of(store: Store, spec: PackSpec) -> Reader:
-    """The reader that finds the images of a packing by their locators."""
-    return StagedReader(store=store) if spec.source.staged else spec.source.reader()
 
 
 def _small(image: ImageBytes) -> bytes | None:

@@ -35,9 +35,9 @@ from shards.manifest import (
     shard_path,
 )
 from shards.output.progress import Progress
+from shards.packing.config import PackSpec
 from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
-from shards.packing.spec import PackSpec
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
 from shards.tables import TableSchema, read_checked

@@ -7,11 +7,11 @@ from shards.files.typed_json import read_record
 from shards.images.config import PERCEPTUAL_HASH
 from shards.index import read_commit
 from shards.manifest import index_path, shard_path
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import find_sets, hash_tasks, is_hashed
 from shards.packing.listing import LISTING_PATH, Listing
 from shards.packing.plan import Plan
 from shards.packing.scan import is_scanned, scan_footer
-from shards.packing.spec import PackSpec
 from shards.pool import Pool
 from shards.store import MissingObjectError, Store
 

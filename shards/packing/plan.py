@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, record_from
 from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
-from shards.packing.spec import PackSpec
+from shards.packing.config import PackSpec
 from shards.schema.config_values import Range, shown_value
 from shards.schema.differences import as_lines, differences
 from shards.store import MissingObjectError, Store

@@ -17,6 +17,7 @@ from shards.index import table_bytes
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
 from shards.output.terminal import printable_name
+from shards.packing.config import PackSpec
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
 from shards.packing.duplicates import Duplicates, candidates, find_duplicates
 from shards.packing.evaluation_sets import EvaluationSet, find_sets
@@ -24,7 +25,6 @@ from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
 from shards.packing.scan import read_scan, scan_path
-from shards.packing.spec import PackSpec
 from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import FolderSource, Source

@@ -16,8 +16,8 @@ from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
 from shards.images.perceptual import perceptual_hash
+from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
-from shards.packing.spec import PackSpec
 from shards.packing.staging import StagedFile
 from shards.parquet.files import ParquetPieces
 from shards.schema.config_values import Range

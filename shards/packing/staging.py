@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from shards.errors import ImageRefusedError
-from shards.sources.entry import MOST_BYTES_AHEAD, Entry, ImageBytes
+from shards.packing.config import PackSpec
+from shards.sources.entry import MOST_BYTES_AHEAD, Entry, ImageBytes, Reader
 from shards.storage.ahead import Hold, in_order_within
 from shards.store import MissingObjectError, Store
 
@@ -64,6 +65,11 @@ class StagedReader:
             return self.store.read_range(_path(number), first, first + size)
         except (MissingObjectError, EOFError) as error:
             return OSError(f"the copy in the work folder is gone: {error}")
+
+
+def reader_of(store: Store, spec: PackSpec) -> Reader:
+    """The reader that finds the images of a packing by their locators."""
+    return StagedReader(store=store) if spec.source.staged else spec.source.reader()
 
 
 def _path(number: int) -> str:

@@ -12,9 +12,9 @@ from shards.images.config import PERCEPTUAL_HASH
 from shards.images.image_header import ImageHeader
 from shards.images.resize import refusal
 from shards.manifest import sha256_hex
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import EvaluationMatch, EvaluationSet, bytes_rows, load_images
 from shards.packing.scan import is_scanned, read_scan, scan_footer, scan_path
-from shards.packing.spec import PackSpec
 from shards.store import open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.

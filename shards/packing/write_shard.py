@@ -17,9 +17,9 @@ from shards.images.image_header import ImageHeader
 from shards.images.resize import fitted
 from shards.index import IndexRow, LeftOut, ShardCommit, index_bytes, read_commit
 from shards.manifest import index_path, sha256_hex, shard_path
+from shards.packing.config import PackSpec
 from shards.packing.deal import SAMPLES_SCHEMA, samples_path, shards_per_file
-from shards.packing.matches import reader_of
-from shards.packing.spec import PackSpec
+from shards.packing.staging import reader_of
 from shards.packing.tar_writer import TarWriter
 from shards.sources.entry import ImageBytes
 from shards.storage.store_file import StoreFile

@@ -30,7 +30,7 @@ from pipeline.models.weights.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.errors import UserError
-from shards.packing.spec import PackSpec
+from shards.packing.config import PackSpec
 from shards.schema.config_values import Range, allowed_instead, shown_value, without_none, without_range
 from shards.sources.kinds import FolderSource
 from shards.storage.retries import RetryConfig

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from shards.images.config import PERCEPTUAL_HASH
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
 from shards.packing.plan import Plan
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
-from shards.packing.spec import PackSpec
 from shards.sources.kinds import Source
 from shards.store import Store
 

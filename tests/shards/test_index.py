@@ -1,4 +1,4 @@
-"""Index files: rows as arrays, the commit record in the footer."""
+"""Index files: rows as arrays, the commit record in the footer; reasons without the details of one image."""
 
 import re
 from dataclasses import replace
@@ -12,6 +12,7 @@ from shards.index import (
     IndexRow,
     LeftOut,
     ShardCommit,
+    general_reasons,
     index_bytes,
     read_commit,
     read_rows,
@@ -117,3 +118,24 @@ def test_weights_that_cannot_be_right_are_refused(weights: tuple[float, ...], me
     wrong = [ROWS[0], replace(ROWS[1], weights=weights), ROWS[2]]
     with pytest.raises(ValueError, match=re.escape(message)):
         read_sample_rows(index_bytes(7, wrong, COMMIT))
+
+
+@pytest.mark.parametrize(
+    ("reason", "general"),
+    [
+        (None, ""),
+        ("empty file", "empty file"),
+        ("too large: 7 bytes, allowed: 5", "too large"),
+        ("unknown label 'a: b'", "unknown label …"),
+        ('unknown label "it\'s"', "unknown label …"),
+        (r"unknown label 'it\'s \"'", "unknown label …"),
+        ("'../x' is not a path below the source's root: no '..'", "… is not a path below the source's root"),
+        ("some list.csv row 12: a label with a weight appears twice", "a label with a weight appears twice"),
+        ("x.parquet row 3: the weight '1: 2': allowed: numbers", "the weight …"),
+        ("bob's list.tsv.gz row 3: no label", "no label"),
+        ("a quote 'that never ends: so", "a quote 'that never ends"),
+        ("damaged\nfile: a\nb", "damaged\nfile"),
+    ],
+)
+def test_the_general_part(reason: str | None, general: str) -> None:
+    assert general_reasons(pa.chunked_array([[reason]], pa.string())).to_pylist() == [general]

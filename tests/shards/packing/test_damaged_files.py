@@ -10,12 +10,12 @@ import pytest
 from shards.errors import InvalidDataError, UserError
 from shards.index import index_bytes, read_commit, read_rows, table_bytes
 from shards.manifest import index_path, sha256_hex
+from shards.packing.config import PackSpec
 from shards.packing.listing import LISTING_PATH, listed
 from shards.packing.merge import merge
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan, read_plan
 from shards.packing.planning import make_plan
 from shards.packing.scan import SCAN_SCHEMA, is_scanned, scan_footer, scan_path
-from shards.packing.spec import PackSpec
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store

@@ -7,9 +7,8 @@ import pytest
 
 from shards.errors import UserError
 from shards.images.config import ImageLimits, Resize
-from shards.packing.config import Dedup
+from shards.packing.config import Dedup, PackSpec
 from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
-from shards.packing.spec import PackSpec
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
 from tests.rigs.images import class_folders

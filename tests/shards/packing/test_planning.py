@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shards.errors import UserError
-from shards.packing.config import Dedup
+from shards.packing.config import Dedup, PackSpec
 from shards.packing.deal import shards_per_file
 from shards.packing.listing import listed
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.planning import known_labels, make_plan, permutation, sorted_labels
 from shards.packing.scan import scan_path
-from shards.packing.spec import PackSpec
 from shards.packing.write_shard import PlannedSample, planned_samples
 from shards.sources.kinds import FolderSource, ParquetSource
 from shards.store import Store, open_store

@@ -1,7 +1,4 @@
-"""The first pass over scan files: why an image cannot be packed, and how duplicates are recognised.
-
-Reasons are counted without the details of one image.
-"""
+"""The first pass over scan files: why an image cannot be packed, and how duplicates are recognised."""
 
 from pathlib import Path
 
@@ -11,7 +8,6 @@ import pytest
 
 from shards.errors import UserError
 from shards.images.config import Resize
-from shards.packing.reasons import general_reasons
 from shards.packing.scan import SCAN_SCHEMA, scan_path
 from shards.packing.survey import SurveyTask, reasons, survey
 from shards.sources.kinds import FolderSource
@@ -81,24 +77,3 @@ def test_a_missing_scan_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"scan-000003\.parquet is missing.*run --phase scan"):
         survey(task)
-
-
-@pytest.mark.parametrize(
-    ("reason", "general"),
-    [
-        (None, ""),
-        ("empty file", "empty file"),
-        ("too large: 7 bytes, allowed: 5", "too large"),
-        ("unknown label 'a: b'", "unknown label …"),
-        ('unknown label "it\'s"', "unknown label …"),
-        (r"unknown label 'it\'s \"'", "unknown label …"),
-        ("'../x' is not a path below the source's root: no '..'", "… is not a path below the source's root"),
-        ("some list.csv row 12: a label with a weight appears twice", "a label with a weight appears twice"),
-        ("x.parquet row 3: the weight '1: 2': allowed: numbers", "the weight …"),
-        ("bob's list.tsv.gz row 3: no label", "no label"),
-        ("a quote 'that never ends: so", "a quote 'that never ends"),
-        ("damaged\nfile: a\nb", "damaged\nfile"),
-    ],
-)
-def test_the_general_part(reason: str | None, general: str) -> None:
-    assert general_reasons(pa.chunked_array([[reason]], pa.string())).to_pylist() == [general]

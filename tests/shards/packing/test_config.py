@@ -6,8 +6,7 @@ import pytest
 
 from shards.errors import UserError
 from shards.images.config import ImageLimits, Resize
-from shards.packing.config import Dedup
-from shards.packing.spec import PackSpec
+from shards.packing.config import Dedup, PackSpec
 from shards.sources.digits import DigitsSource
 from tests.rigs.packing import pack_spec
 
