@@ -1,11 +1,15 @@
-"""The eight orientations of EXIF 2.32: how stored pixels become upright."""
+"""The eight orientations of EXIF 2.32: how an EXIF block says one, and how stored pixels become upright."""
 
+import struct
 from dataclasses import dataclass
 
 from PIL.Image import Transpose
 
 TAG = 0x0112
 UPRIGHT = 1
+EXIF_PREFIX = b"Exif\0\0"
+_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are wrong, but occur
+_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT by the standard; some programs write LONG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +35,32 @@ TURNS = {
         8: (True, True, False, Transpose.ROTATE_90),
     }.items()
 }
+
+
+def orientation_of(exif: bytes) -> int:
+    """1 to 8; 1 (upright) if the block, given without its EXIF_PREFIX, has no orientation or is damaged.
+
+    XMP may have an orientation too. Few decoders read it, and neither do we.
+    """
+    order = _BYTE_ORDERS.get(exif[:4])
+    if order is None:
+        return UPRIGHT
+    try:
+        return _search(exif, order)
+    except struct.error:  # the block ends within its first directory
+        return UPRIGHT
+
+
+def _search(exif: bytes, order: str) -> int:
+    (directory,) = struct.unpack_from(f"{order}I", exif, 4)
+    (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
+    entry = struct.Struct(f"{order}HHI4s")
+    for number in range(num_entries):
+        tag, kind, count, value = entry.unpack_from(exif, directory + 2 + 12 * number)
+        if tag != TAG:
+            continue
+        if count != 1 or kind not in _NUMBER_FORMATS:
+            return UPRIGHT
+        orientation = int(struct.unpack_from(order + _NUMBER_FORMATS[kind], value)[0])
+        return orientation if orientation in TURNS else UPRIGHT
+    return UPRIGHT

@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.config import HeldOutConfig, SubsetConfig
 from shards.dataset import Dataset
 from shards.errors import UserError
 from shards.hashing import HELD_OUT, SUBSETS
 from shards.sample_rows import BlockTable, SampleRows
 from shards.single_labels import labels_of, refuse_too_few
 from shards.subset import Ids, Runs, between, chosen, cut, per_class, single, without
-from shards.subset_config import HeldOutConfig, SubsetConfig
 
 PART_VERSION = 1
 

@@ -95,7 +95,7 @@ ORDER = {
         "class_names files images",
         "local_file store",
         "storage",
-        "parquet read_config subset_config",
+        "config parquet",
         "mixing order pages pool schema subset",
         "errors hashing orientation output sample_rows",
     ),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pipeline.evaluation.config import FewshotImages, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
 from pipeline.training.settings.job import TrainingJob
+from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
-from shards.subset_config import HeldOutConfig, SubsetConfig
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
 

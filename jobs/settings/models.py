@@ -14,9 +14,9 @@ from pipeline.evaluation.config import EvaluationConfig, FewshotConfig, FewshotI
 from pipeline.models.config import MOST_PIXELS, Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format, PixelName, Take
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
+from shards.config import HeldOutConfig, SubsetConfig
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
-from shards.subset_config import HeldOutConfig, SubsetConfig
 
 
 @dataclass(frozen=True, kw_only=True)

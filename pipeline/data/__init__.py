@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
-from shards.read_config import ReadConfig
+from shards.config import ReadConfig
 
 if TYPE_CHECKING:
     from pipeline.data.batches import Batch

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pipeline.evaluation_transform import ResizeFilter, refuse_antialiased_area
+from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.errors import UserError
-from shards.read_config import ReadConfig
 from shards.schema.config_values import Range, refuse_wrong_values
-from shards.subset_config import HeldOutConfig, SubsetConfig
 
 # Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
 MAX_MAGNITUDE = 20

@@ -16,11 +16,11 @@ from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.config import ReadConfig
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockSlice
 from shards.pool import Pool
-from shards.read_config import ReadConfig
 from shards.reading.read import RawSample, locate_row, read_slice, verified
 from shards.reading.stream_reader import StreamReader
 

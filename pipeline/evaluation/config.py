@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.config import HeldOutConfig, SubsetConfig
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
-from shards.subset_config import HeldOutConfig, SubsetConfig
 
 _MOST_ALSO = 32
 

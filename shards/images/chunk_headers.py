@@ -4,7 +4,7 @@ import struct
 import zlib
 
 from shards.errors import ImageRefusedError
-from shards.images.exif import PREFIX, orientation_of
+from shards.orientation import EXIF_PREFIX, orientation_of
 
 # (bits, colour type) -> Pillow's mode. Pillow reads 16-bit colours as 8-bit.
 _PNG_MODES = {
@@ -96,7 +96,7 @@ def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
             mode = _lossless_webp(data, contents)[2]
         has_pixels = has_pixels or name in {b"VP8 ", b"VP8L", b"ANMF"}
         if name == b"EXIF":
-            exif = data[contents : contents + length].removeprefix(PREFIX)
+            exif = data[contents : contents + length].removeprefix(EXIF_PREFIX)
     if not has_pixels:
         raise ImageRefusedError("WebP without pixels")
     return height, width, mode, orientation_of(exif)

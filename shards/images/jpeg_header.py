@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 from shards.errors import ImageRefusedError
-from shards.images.exif import PREFIX, orientation_of
+from shards.orientation import EXIF_PREFIX, orientation_of
 
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # skips fill bytes, and bytes between two segments
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
@@ -36,8 +36,8 @@ def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
             if frame:
                 raise ImageRefusedError("damaged JPEG header: two frames")
             frame = _frame(data[position:following])
-        elif marker == _APP1 and data.startswith(PREFIX, position):
-            exif.append(data[position + len(PREFIX) : following])
+        elif marker == _APP1 and data.startswith(EXIF_PREFIX, position):
+            exif.append(data[position + len(EXIF_PREFIX) : following])
         position = following
     if frame is None:
         raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
@@ -89,4 +89,4 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
 
 def _orientation(exif: Iterable[bytes]) -> int:
     """The orientation, from all segments: a block of more than 64 KiB is split over several."""
-    return orientation_of(b"".join(exif).removeprefix(PREFIX))
+    return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))

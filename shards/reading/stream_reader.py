@@ -4,11 +4,11 @@ import os
 import sys
 from dataclasses import asdict, fields
 
+from shards.config import ReadConfig
 from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.order import SampleOrder
 from shards.pool import Pool, close_all
-from shards.read_config import ReadConfig
 from shards.reading.read import SampleReader
 from shards.storage.ranges import RangeReads
 from shards.storage.traffic import TrafficCounts

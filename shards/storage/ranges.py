@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from shards.config import ReadConfig
 from shards.pool import Pool, close_all
-from shards.read_config import ReadConfig
 from shards.storage.fork_lock import ForkLock
 from shards.storage.objects import Store
 from shards.storage.retries import ReadStoppedError

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from shards.card.facts import gather_facts
+from shards.config import ReadConfig
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError
 from shards.index import table_bytes
 from shards.manifest import MANIFEST_PATH, sha256_hex
 from shards.order import SampleOrder
-from shards.read_config import ReadConfig
 from shards.reading.stream_reader import StreamReader
 from shards.store import Store
 from shards.verifying.verify import verify_dataset

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, index_path
-from shards.read_config import ReadConfig
 from shards.reading.samples import read_sample
 from shards.storage.ranges import RangeReads
 from tests.rigs.datasets import index_rows, packed_folders

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from shards import sample_rows
+from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.order import SampleOrder
 from shards.part import Part, opened_parts, settings_of
-from shards.read_config import ReadConfig
 from shards.reading.read import RawSample, read_sample, verified, window_bound_bytes
 from shards.reading.stream_reader import StreamReader
 from shards.sample_rows import BlockTable
 from shards.store import open_store
 from shards.subset import Ids
-from shards.subset_config import HeldOutConfig, SubsetConfig
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.watched import watched
 from tests.shards.adoption.test_adopt import adoption_of, run, with_cls, write_tars

@@ -18,7 +18,7 @@ from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.weights.usage import Usage
-from shards.subset_config import HeldOutConfig
+from shards.config import HeldOutConfig
 from tests.jobs.models.test_evaluate import weights_that_say
 from tests.jobs.reports.test_compare_facts import written
 from tests.pipeline.models.parity import imported

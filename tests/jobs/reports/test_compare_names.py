@@ -10,7 +10,7 @@ from jobs.reports.compare_names import ScoredOn, dataset_names, fewshot_on, mode
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
-from shards.subset_config import HeldOutConfig, SubsetConfig
+from shards.config import HeldOutConfig, SubsetConfig
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from jobs.reports.compare_facts import Point, gather, point_json, point_of, repe
 from jobs.reports.compare_page import render
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotImages, FewshotInTraining
-from shards.subset_config import HeldOutConfig
+from shards.config import HeldOutConfig
 from tests.jobs.reports.test_compare_facts import written
 
 ALSO = EvaluationConfig(url="d/a-test", also=("d/b-test", "d/c-test"))

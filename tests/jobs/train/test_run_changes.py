@@ -12,7 +12,7 @@ from jobs.train.trials import run_changes
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.settings.job import InitialConfig, TrainingJob
-from shards.read_config import ReadConfig
+from shards.config import ReadConfig
 
 DATA = DataConfig(url="d", lanes=8)
 JOB = replace(digits_smoke(), data=DATA, steps=60)

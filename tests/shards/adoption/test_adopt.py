@@ -16,11 +16,11 @@ from shards.adoption.adopt import Adoption, adopt, label_names
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.adoption.tar_lists import find_tars
+from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
-from shards.read_config import ReadConfig
 from shards.reading.read import verified
 from shards.reading.stream_reader import StreamReader
 from shards.store import Store, open_store

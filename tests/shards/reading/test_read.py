@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import index_path
 from shards.mixing import Mixture
 from shards.order import BlockSlice, SampleOrder, WindowId
-from shards.read_config import ReadConfig
 from shards.reading.read import (
     FIRST_READS,
     RawBatch,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shards.config import ReadConfig
 from shards.order import SampleOrder
-from shards.read_config import ReadConfig
 from shards.reading.read import read_sample
 from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
 from tests.rigs.datasets import packed_folders

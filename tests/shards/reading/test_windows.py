@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.order import SampleOrder, WindowId
-from shards.read_config import ReadConfig
 from shards.reading.windows import HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
 from shards.sample_rows import BlockTable
 from shards.storage.ranges import RangeReads, StreamStore

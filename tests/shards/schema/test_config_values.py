@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from shards.config import ReadConfig
 from shards.errors import UserError
-from shards.read_config import ReadConfig
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
 
 

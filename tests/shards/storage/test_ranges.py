@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from shards.config import ReadConfig
 from shards.errors import StorageError
-from shards.read_config import ReadConfig
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError
 from shards.storage.ranges import HedgedRequest, RangeReads
@@ -358,7 +358,7 @@ def test_closing_does_not_wait_for_a_stalled_read(
 
 STALLED_SCRIPT = """
 import sys
-from shards.read_config import ReadConfig
+from shards.config import ReadConfig
 from shards.storage.ranges import RangeReads
 from shards.store import open_store
 RangeReads(ReadConfig()).submit(open_store(sys.argv[1]), "x", 0, 1000)
@@ -379,7 +379,7 @@ def test_the_interpreter_ends_while_a_read_is_stalled(any_bucket: str, proxy: Fa
 
 GLOBAL_SCRIPT = """
 import sys
-from shards.read_config import ReadConfig
+from shards.config import ReadConfig
 from shards.storage.ranges import RangeReads
 from shards.store import open_store
 

@@ -11,8 +11,8 @@ from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
+from shards.config import HeldOutConfig
 from shards.errors import UserError
-from shards.subset_config import HeldOutConfig
 from tests.rigs.faults import differs, every_fault
 
 RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}

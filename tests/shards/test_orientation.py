@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from shards.images.exif import orientation_of
-from shards.orientation import TURNS
+from shards.orientation import TURNS, orientation_of
 
 
 def exif_block(*entries: tuple[int, int, int, int], order: str = "<", magic: bytes = b"II*\0") -> bytes:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shards.config import HeldOutConfig, SubsetConfig
 from shards.errors import UserError
-from shards.subset_config import HeldOutConfig, SubsetConfig
 
 
 def test_what_is_the_whole() -> None:
