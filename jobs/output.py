@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from shards.output.terminal import printable_name, unescaped
-from shards.output.terminal import wrapped as wrapped_text
+from shards.output.terminal import printable_name, unescaped, wrapped_text
 
 if TYPE_CHECKING:
     from rich.table import Table

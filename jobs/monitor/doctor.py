@@ -15,7 +15,7 @@ from pipeline.machine.checks import STATUSES, local_checks
 from pipeline.machine.probes import Probe, run_probes
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.output.terminal import columns_of, printable_name, wrapped
+from shards.output.terminal import columns_of, printable_name, wrapped_text
 
 _MOST_ADVICE = 8
 _PIPE_COLUMNS = 120
@@ -107,5 +107,5 @@ def state_words(found: Evidence) -> str:
 
 def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:
     parts = [head + cause.words, f"   seen: {cause.evidence}"]
-    lines = [wrapped(printable_name(part), columns, indent="     ") for part in parts]
+    lines = [wrapped_text(printable_name(part), columns, indent="     ") for part in parts]
     return [*lines, *(f"   {line}" for line in advice(cause.todo, columns - 3, most_lines=_MOST_ADVICE))]

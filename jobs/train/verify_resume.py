@@ -33,8 +33,7 @@ from pipeline.runs.comparison import StoredRun
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import LoggersConfig
 from shards.errors import UserError
-from shards.output.progress import Ticker
-from shards.output.terminal import Fact
+from shards.output.progress import Fact, Ticker
 from shards.store import open_store
 
 __all__ = ["VerifyResumeJob", "run", "verify"]

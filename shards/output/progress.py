@@ -2,18 +2,50 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from shards.output.quantities import clock, duration
-from shards.output.terminal import Fact, LiveLine, fitted, live_line
+from shards.output.terminal import LiveLine, live_line
 
 log = logging.getLogger(__name__)
 LINE_INTERVAL_SECONDS = 30.0
 _DRAW_INTERVAL_SECONDS = 0.1
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A part of a line: in full in logs and if there is room, else short. The lightest are left out first."""
+
+    full: str
+    short: str
+    weight: int = 1
+
+
+def as_live_line(facts: Sequence[Fact], columns: int) -> str:
+    """The facts in at most `columns` columns: all in full, else without those of weight 0, else all short, else without
+    the lightest (the last of them first)."""
+    heavy = [fact.full for fact in facts if fact.weight]
+    for texts in ([fact.full for fact in facts], heavy):
+        if len(line := _joined(texts)) <= columns:
+            return line
+    kept = list(facts)
+    while len(line := _joined([fact.short for fact in kept])) > columns and len(kept) > 1:
+        lightest = min(fact.weight for fact in kept)
+        kept.pop(max(number for number, fact in enumerate(kept) if fact.weight == lightest))
+    return line[:columns]
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "  ".join(text for text in texts if text)
+
+
+def as_log_line(facts: Sequence[Fact]) -> str:
+    """All facts in full, for a log."""
+    return ", ".join(fact.full for fact in facts if fact.full)
 
 
 class Ticker:
@@ -55,12 +87,7 @@ class Ticker:
                 log.info("%s", as_log_line(facts()))
         elif now - self._last_draw >= _DRAW_INTERVAL_SECONDS:
             self._last_draw = now
-            self._line.draw(fitted(facts(), self._line.columns))
-
-
-def as_log_line(facts: Sequence[Fact]) -> str:
-    """All facts in full, for a log."""
-    return ", ".join(fact.full for fact in facts if fact.full)
+            self._line.draw(as_live_line(facts(), self._line.columns))
 
 
 class Progress:

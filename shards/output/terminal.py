@@ -13,9 +13,8 @@ import re
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 _ECHO = 2  # columns of the ^C that a terminal echoes behind the line
@@ -29,33 +28,6 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
 )
 _NO_JSON_ESCAPE = "\x7f"  # the one control character that JSON holds unescaped; \\x7f would not be JSON
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fact:
-    """A part of a line: in full in logs and if there is room, else short. The lightest are left out first."""
-
-    full: str
-    short: str
-    weight: int = 1
-
-
-def fitted(facts: Sequence[Fact], columns: int) -> str:
-    """The facts in at most `columns` columns: all in full, else without those of weight 0, else all short, else without
-    the lightest (the last of them first)."""
-    heavy = [fact.full for fact in facts if fact.weight]
-    for texts in ([fact.full for fact in facts], heavy):
-        if len(line := _joined(texts)) <= columns:
-            return line
-    kept = list(facts)
-    while len(line := _joined([fact.short for fact in kept])) > columns and len(kept) > 1:
-        lightest = min(fact.weight for fact in kept)
-        kept.pop(max(number for number, fact in enumerate(kept) if fact.weight == lightest))
-    return line[:columns]
-
-
-def _joined(texts: Iterable[str]) -> str:
-    return "  ".join(text for text in texts if text)
 
 
 def printable(text: str) -> str:
@@ -74,7 +46,7 @@ def printable_name(name: str) -> str:
     return printable(name).replace("\t", "\\t").replace("\n", "\\n")
 
 
-def wrapped(text: str, columns: int, *, indent: str = "") -> str:
+def wrapped_text(text: str, columns: int, *, indent: str = "") -> str:
     """The text wrapped between words at `columns`, continuation lines indented. Commands stay whole, so that they can
     be copied."""
     lines = []
@@ -101,7 +73,7 @@ def message_text(text: str, *, columns: int = 0, indent: str = _INDENT) -> str:
     lines below the first are indented, so none can pass for a message of its own."""
     lines = [_cut(line, _MOST_IN_A_LINE) for line in printable(text.rstrip("\n")).split("\n")]
     text = _cut(f"\n{indent}".join(lines), _MOST_IN_A_MESSAGE)
-    return wrapped(text, columns, indent=indent) if columns else text
+    return wrapped_text(text, columns, indent=indent) if columns else text
 
 
 def _cut(text: str, most: int) -> str:

@@ -25,9 +25,8 @@ from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
 from shards.local_file import read_local_text
-from shards.output.progress import Ticker, as_log_line
+from shards.output.progress import Fact, Ticker, as_log_line
 from shards.output.quantities import clock
-from shards.output.terminal import Fact
 
 WINDOW_SECONDS = 30.0
 _MARK_SECONDS = 0.25  # least time between two marks

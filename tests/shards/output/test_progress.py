@@ -5,8 +5,34 @@ from contextlib import suppress
 
 import pytest
 
-from shards.output.progress import Progress, as_log_line
+from shards.output.progress import Fact, Progress, as_live_line, as_log_line
 from tests.rigs.screens import Screen
+
+FACTS = [
+    Fact(full="step 120/300", short="120/300", weight=3),
+    Fact(full="learning rate 0.00097", short="lr 0.00097"),
+    Fact(full="1,843 images/s", short="1,843 img/s", weight=2),
+    Fact(full="2 min 31 s left", short="2:31 left", weight=3),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        pytest.param(80, "step 120/300  learning rate 0.00097  1,843 images/s  2 min 31 s left", id="room for all"),
+        pytest.param(60, "120/300  lr 0.00097  1,843 img/s  2:31 left", id="short"),
+        pytest.param(34, "120/300  1,843 img/s  2:31 left", id="the lightest is gone, the others are short"),
+        pytest.param(20, "120/300  2:31 left", id="and the next"),
+        pytest.param(5, "120/3", id="no room for anything"),
+    ],
+)
+def test_facts_that_fit(columns: int, line: str) -> None:
+    assert as_live_line(FACTS, columns) == line
+
+
+def test_no_facts_are_no_line() -> None:
+    assert as_live_line([], 80) == ""
+    assert as_live_line([Fact(full="", short=""), Fact(full="step 1", short="1")], 80) == "step 1"
 
 
 def test_line_tells_count_rate_and_time_left() -> None:

@@ -10,24 +10,15 @@ from io import StringIO
 import pytest
 
 from shards.output.terminal import (
-    Fact,
     LogFormatter,
     escaped_output,
-    fitted,
     live_line,
     message_text,
     printable,
     printable_name,
-    wrapped,
+    wrapped_text,
 )
 from tests.rigs.screens import Screen
-
-FACTS = [
-    Fact(full="step 120/300", short="120/300", weight=3),
-    Fact(full="learning rate 0.00097", short="lr 0.00097"),
-    Fact(full="1,843 images/s", short="1,843 img/s", weight=2),
-    Fact(full="2 min 31 s left", short="2:31 left", weight=3),
-]
 
 
 @pytest.fixture(params=[80, 120])
@@ -141,25 +132,6 @@ def test_no_line_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "line"),
-    [
-        pytest.param(80, "step 120/300  learning rate 0.00097  1,843 images/s  2 min 31 s left", id="room for all"),
-        pytest.param(60, "120/300  lr 0.00097  1,843 img/s  2:31 left", id="short"),
-        pytest.param(34, "120/300  1,843 img/s  2:31 left", id="the lightest is gone, the others are short"),
-        pytest.param(20, "120/300  2:31 left", id="and the next"),
-        pytest.param(5, "120/3", id="no room for anything"),
-    ],
-)
-def test_facts_that_fit(columns: int, line: str) -> None:
-    assert fitted(FACTS, columns) == line
-
-
-def test_no_facts_are_no_line() -> None:
-    assert fitted([], 80) == ""
-    assert fitted([Fact(full="", short=""), Fact(full="step 1", short="1")], 80) == "step 1"
-
-
-@pytest.mark.parametrize(
     ("name", "shown"),
     [
         pytest.param("cat/1.jpg", "cat/1.jpg", id="plain"),
@@ -189,7 +161,7 @@ def test_names_cannot_move_the_cursor(name: str, shown: str) -> None:
     ],
 )
 def test_long_lines_are_wrapped(text: str, lines: list[str]) -> None:
-    assert wrapped(text, 14, indent="  ").split("\n") == lines
+    assert wrapped_text(text, 14, indent="  ").split("\n") == lines
 
 
 def record(message: str, *arguments: object) -> logging.LogRecord:

@@ -15,7 +15,7 @@ from pipeline.training.reporting.metrics import Metrics, read_metrics
 from pipeline.training.reporting.reporter import Reporter, settings_of
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.settings.schedule import ScheduleConfig
-from shards.output.terminal import fitted
+from shards.output.progress import as_live_line
 from tests.rigs.scores import scores_with
 from tests.rigs.screens import Screen
 
@@ -142,7 +142,7 @@ def test_the_live_line_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, col
     run = Run(tmp_path, monkeypatch, step=18)
     run.step(19)
     run.step(20, scores=SCORES)
-    assert fitted(run.reporter.facts(), columns) == line
+    assert as_live_line(run.reporter.facts(), columns) == line
     run.metrics.close()
 
 
@@ -150,7 +150,7 @@ def test_the_longest_run_fits_80_columns(tmp_path: Path, monkeypatch: pytest.Mon
     run = Run(tmp_path, monkeypatch, step=1_035_000)
     run.reporter.job = replace(run.reporter.job, steps=1_035_645, global_batch=4096)
     run.step(1_035_001, scores=SCORES)
-    line = fitted(run.reporter.facts(), 77)
+    line = as_live_line(run.reporter.facts(), 77)
     assert line == "1035001/1035645  loss 0.000  acc 0.613  lr 0.001  4,096 img/s  10:44 left"
     run.metrics.close()
 
