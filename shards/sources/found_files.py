@@ -9,11 +9,10 @@ from typing import Any
 
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
-from shards.storage.buckets import SCHEME, Buckets
 from shards.storage.local_read import open_regular
 from shards.storage.objects import MissingObjectError
 from shards.storage.store_file import StoreFile
-from shards.store import open_store
+from shards.store import SCHEME, Buckets, open_store
 
 _WILDCARDS = "*?["
 _ANY_DEPTH = "**"

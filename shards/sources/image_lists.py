@@ -13,7 +13,7 @@ from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows
 from shards.sources.tree import MOST_BYTES, REFUSED, fetch, outside, read_ahead, read_below, read_file, refused_entry
 from shards.sources.web import fetch_url, is_address, is_web, secret_reason, shown_address
 from shards.storage.ahead import Hold, no_wait
-from shards.storage.buckets import SCHEME, Buckets
+from shards.store import SCHEME, Buckets
 
 _MOST_CHARACTERS = 1 << 16  # of a path or URL
 

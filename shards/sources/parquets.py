@@ -15,7 +15,7 @@ from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unre
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
-from shards.storage.buckets import SCHEME, Buckets
+from shards.store import SCHEME, Buckets
 
 if TYPE_CHECKING:
     import pyarrow as pa

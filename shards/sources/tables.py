@@ -10,7 +10,7 @@ from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import open_found
 from shards.sources.parquet_groups import MOST_GROUP_ROWS, refuse_groups, unreadable
-from shards.storage.buckets import Buckets
+from shards.store import Buckets
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _BLOCK_BYTES = _MOST_LINE_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""A folder and the S3 servers behave in the same way."""
+"""A folder and the S3 servers behave in the same way; a URL names one object of any bucket."""
 
 import os
 import re
@@ -10,8 +10,8 @@ from typing import Any
 import boto3
 import pytest
 
-from shards.errors import UserError
-from shards.store import LocalStore, MissingObjectError, Store, open_store
+from shards.errors import ImageRefusedError, UserError
+from shards.store import Buckets, LocalStore, MissingObjectError, Store, open_store
 
 SERVERS = ["s3", pytest.param("ceph", marks=pytest.mark.rgw)]
 # UTF-8 order: names above U+FFFF come last, which UTF-16 would sort before U+E000; "-" comes before "/".
@@ -184,3 +184,21 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 
 def test_a_folder_url_is_a_local_store(tmp_path: Path) -> None:
     assert open_store(f"{tmp_path}/x/") == LocalStore(str(tmp_path / "x"))
+
+
+def test_objects_of_several_buckets(s3_bucket: str) -> None:
+    open_store(f"s3://{s3_bucket}").write("a/b c.jpg", b"1")
+    buckets = Buckets()
+    store, key = buckets.locate(f"s3://{s3_bucket}/a/b c.jpg")
+    assert store.read(key) == b"1"
+    assert buckets.locate(f"s3://{s3_bucket}/x")[0] is store
+    assert buckets.locate("s3://another/x")[0] is not store
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3://bucket", "s3://bucket/", "s3://a:b@bucket/key", "s3:///key", "/s3://b/k"]
+)
+def test_what_names_no_object_is_refused(url: str) -> None:
+    with pytest.raises(ImageRefusedError, match="is not s3://bucket/key") as caught:
+        Buckets().locate(url)
+    assert "a:b" not in str(caught.value)

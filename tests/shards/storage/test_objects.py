@@ -1,13 +1,10 @@
-"""Paths of objects, the one that a URL names, and the error for one that is not there."""
+"""Paths of objects, addresses without their secrets, and the error for an object that is not there."""
 
 import pickle
 
 import pytest
 
-from shards.errors import ImageRefusedError
-from shards.storage.buckets import Buckets
 from shards.storage.objects import MissingObjectError, checked_path, folder_prefix, without_secrets
-from shards.store import open_store
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.tar", "a b/ü.json", "..a/b..", "a/.hidden"])
@@ -60,21 +57,3 @@ def test_what_is_below_a_folder_begins_with_its_name_and_a_slash(folder: str, pr
 )
 def test_what_stands_before_a_host_is_not_shown(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
-
-
-def test_objects_of_several_buckets(s3_bucket: str) -> None:
-    open_store(f"s3://{s3_bucket}").write("a/b c.jpg", b"1")
-    buckets = Buckets()
-    store, key = buckets.locate(f"s3://{s3_bucket}/a/b c.jpg")
-    assert store.read(key) == b"1"
-    assert buckets.locate(f"s3://{s3_bucket}/x")[0] is store
-    assert buckets.locate("s3://another/x")[0] is not store
-
-
-@pytest.mark.parametrize(
-    "url", ["s3://", "s3://bucket", "s3://bucket/", "s3://a:b@bucket/key", "s3:///key", "/s3://b/k"]
-)
-def test_what_names_no_object_is_refused(url: str) -> None:
-    with pytest.raises(ImageRefusedError, match="is not s3://bucket/key") as caught:
-        Buckets().locate(url)
-    assert "a:b" not in str(caught.value)
