@@ -1,8 +1,10 @@
 """Vision Transformers and hybrids in published .npz files: vision_transformer's names and big_vision's.
 
 Sources: vit_jax/models_vit.py, models_resnet.py and checkpoint.py; big_vision/models/vit.py (fix_old_checkpoints).
-big_vision adds position embeddings before it prepends the class token: its table has no row for it. Shape letters:
-D width, h heads, d width of a head, P patch, C channels.
+big_vision adds position embeddings before it prepends the class token: its table has no row for it. Its files do not
+hold the fixed embeddings (posemb "sincos2d", `posemb_sincos_2d`), so they are computed here.
+
+Shape letters: D width, Q a quarter of it, h heads, d width of a head, P patch, C channels, N patches.
 """
 
 import math
@@ -11,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion import npz_sincos
 from pipeline.models.conversion.layout import (
     Layout,
     TensorMapping,
@@ -35,6 +36,9 @@ from pipeline.models.conversion.tensor_file import TensorFile
 from shards.errors import UserError
 
 USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
+TABLE = "pos_embedding"
+_TEMPERATURE = 10_000.0
+_IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
 
 
@@ -80,10 +84,38 @@ def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[str, ...]]:
             f"{file.where!r} has no position embeddings ({_POSITIONS[-1]}), which every model of vision_transformer "
             "has; allowed without are big_vision's, which computes them: fetch the file again"
         )
-    file = npz_sincos.with_table(file)
-    _, num_positions, _ = file.shape(npz_sincos.TABLE, 3)
+    file = with_table(file)
+    _, num_positions, _ = file.shape(TABLE, 3)
     side = math.isqrt(num_positions)
     return file, (f"position embeddings sincos2d of {side} x {side} patches",)
+
+
+def sincos_table(side: int, width: int) -> torch.Tensor:
+    """The table (1, N, D), float32, of side x side patches. Raises UserError for a width without such a table."""
+    if width % 4 or width < 8:
+        raise UserError(
+            f"the file has no {TABLE}, and its width {width} has no table of sines; allowed: multiples of 4 from 8 "
+            "on: give the file of a model with position embeddings"
+        )
+    y_N, x_N = (
+        axis.flatten().double() for axis in torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    )
+    exponent = torch.arange(width // 4, dtype=torch.float64) / (width // 4 - 1)
+    omega = 1 / _TEMPERATURE**exponent
+    x_NQ, y_NQ = torch.outer(x_N, omega), torch.outer(y_N, omega)
+    return torch.cat([x_NQ.sin(), x_NQ.cos(), y_NQ.sin(), y_NQ.cos()], dim=1).float()[None]
+
+
+def with_table(file: TensorFile) -> TensorFile:
+    """A file without position embeddings, and big_vision's table added to its tensors; not for hybrids."""
+    patch, _, _, width = file.shape("embedding/kernel", 4)
+    side = max(1, _IMAGE_SIZE // patch)
+
+    def read(name: str) -> torch.Tensor:
+        return sincos_table(side, width) if name == TABLE else file.read(name)
+
+    sincos_table(1, width)  # refuses a width without a table before anything is read
+    return TensorFile(where=file.where, shapes={**file.shapes, TABLE: (1, side**2, width)}, read=read)
 
 
 def _is_old(file: TensorFile) -> bool:

@@ -14,8 +14,15 @@ import torch
 
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.npz import Dialect, save_npz
-from pipeline.models.conversion.npz_sincos import TABLE, sincos_table, with_table
-from pipeline.models.conversion.npz_vit import BIG_VISION, VISION_TRANSFORMER, NpzNames, layout
+from pipeline.models.conversion.npz_vit import (
+    BIG_VISION,
+    TABLE,
+    VISION_TRANSFORMER,
+    NpzNames,
+    layout,
+    sincos_table,
+    with_table,
+)
 from pipeline.models.conversion.tensor_file import TensorFile
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
