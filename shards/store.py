@@ -1,5 +1,6 @@
 """Where bytes lie: a folder, an S3 prefix, or objects of any bucket."""
 
+import os
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +31,7 @@ def open_store(url: str) -> Store:
     if not separator:
         if not url:
             raise UserError("a dataset URL is empty; give a folder or s3://bucket/prefix")
-        return LocalStore(str(Path(url)))
+        return LocalStore(str(Path(os.path.expanduser(url))))  # noqa: PTH111 - Path raises where there is no such user
     shown = without_secrets(url)
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:

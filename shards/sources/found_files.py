@@ -59,16 +59,25 @@ def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         yield from _at_any_depth(pattern)
     else:
         # Path.glob refuses absolute patterns.
-        yield from (name for name in glob.iglob(pattern) if Path(name).is_file())  # noqa: PTH207
+        begin, rest = _literal(pattern.split("/"))
+        names = glob.iglob("/".join([*map(glob.escape, begin), *rest]))  # noqa: PTH207
+        yield from (name for name in names if Path(name).is_file())
+
+
+def _literal(parts: list[str]) -> tuple[list[str], list[str]]:
+    """Divides a pattern after the folders that exist: brackets in their names are no wildcards."""
+    num = next((num for num in range(len(parts) - 1, 0, -1) if Path("/".join(parts[:num]) or "/").is_dir()), 0)
+    return parts[:num], parts[num:]
 
 
 def _at_any_depth(pattern: str) -> Iterator[str]:
     """The files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
-    parts = pattern.split("/")
-    first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
-    start = "".join(f"{part}/" for part in parts[:first])
+    begin, rest = _literal(pattern.split("/"))
+    while not glob.has_magic(rest[0]):
+        begin, rest = [*begin, rest[0]], rest[1:]
+    start = "".join(f"{part}/" for part in begin)
     for path in open_store(start or ".").list():
-        if _fits(path.split("/"), parts[first:]):
+        if _fits(path.split("/"), rest):
             yield start + path
 
 
@@ -87,7 +96,8 @@ def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     bucket, _, key = pattern.removeprefix(SCHEME).partition("/")
     root = open_store(f"{pattern[: len(pattern) - len(pattern.removeprefix(SCHEME))]}{bucket}")
     key = key.rstrip("/")
-    if any(mark in key for mark in _WILDCARDS):
+    is_pattern = any(mark in key for mark in _WILDCARDS)
+    if is_pattern and not root.exists(key) and next(root.list(key), None) is None:
         folder = key[: min(key.find(mark) for mark in _WILDCARDS if mark in key)].rpartition("/")[0]
         yield from (f"{root.url}/{path}" for path in root.list(folder) if fnmatchcase(path, key))
     elif key.lower().endswith(suffixes):

@@ -34,6 +34,28 @@ def test_a_name_with_marks_of_patterns_is_a_name_first(tmp_path: Path) -> None:
     assert find_files([f"{tmp_path}/c[1].parquet"], suffixes=(".parquet",)) == [f"{tmp_path}/c[1].parquet"]
 
 
+@pytest.mark.parametrize(
+    ("where", "place", "found"),
+    [
+        ("folder", "photos [2024]", ["1.parquet", "sub/2.parquet"]),
+        ("folder", "photos [2024]/1.parquet", ["1.parquet"]),
+        ("folder", "photos [2024]/*.parquet", ["1.parquet"]),
+        ("folder", "photos [2024]/**/*.parquet", ["1.parquet", "sub/2.parquet"]),
+        ("folder", "photos [2024]/s*/*.parquet", ["sub/2.parquet"]),
+        ("bucket", "photos [2024]", ["1.parquet", "sub/2.parquet"]),
+        ("bucket", "photos [2024]/1.parquet", ["1.parquet"]),
+    ],
+)
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(
+    where: str, place: str, found: list[str], tmp_path: Path, s3_bucket: str
+) -> None:
+    root = str(tmp_path) if where == "folder" else f"s3://{s3_bucket}/brackets"
+    for name in ("photos [2024]/1.parquet", "photos [2024]/sub/2.parquet", "photos 2/3.parquet"):
+        open_store(root).write(name, b"x")
+    names = [f"{root}/photos [2024]/{name}" for name in found]
+    assert find_files([f"{root}/{place}"], suffixes=(".parquet",)) == names
+
+
 @pytest.mark.parametrize("name", ["none.parquet", "none*.parquet", "none"])
 def test_a_place_without_any_is_the_users_mistake(name: str, tmp_path: Path, s3_bucket: str) -> None:
     for root in (str(tmp_path), f"s3://{s3_bucket}"):
