@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from jobs import exit_codes
+from jobs.arguments import RunOptions, second_word_first, take_run_flags
 from jobs.completion import ASK, candidates
 from jobs.endings import end_of
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
-from jobs.flags import RunOptions, flags_of, take_run_flags
+from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
 from jobs.mistakes import (
@@ -33,7 +34,7 @@ from jobs.mistakes import (
 from jobs.output import put
 from jobs.ranks import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, WEIGHTS, WITH_SMOKE, Stage, recipes_of
+from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.output.command_output import command_output
@@ -104,11 +105,9 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if starts_ranks:
         logging.getLogger().setLevel(logging.WARNING)  # rank 0 logs what there is to say about the job
     requested = [word for word in words if word in HELP_WORDS]
-    words = _second_word_first(STAGES[stage], words, requested=bool(requested))
+    words = second_word_first(stage, words, is_help=bool(requested))
     if not words or words[0].startswith("-"):
         return _no_second_word(stage, requested=bool(requested))
-    if STAGES[stage].second == WEIGHTS:
-        words = [words[0], *importlib.import_module(STAGES[stage].module).arranged(words[1:])]
     default = default_job(stage, words[0])
     if requested:
         return _help(stage, words[0], default, everything="--help-all" in requested)
@@ -149,8 +148,8 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
     recipe = _recipes(stage).get(word)
-    about = recipe.__doc__ if recipe else ""
-    return _show(of_job(stage, word, job, about=about or "", everything=everything, width=columns()), requested=True)
+    about, shown = (recipe.__doc__ or "") if recipe else "", word or STAGES[stage].usage
+    return _show(of_job(stage, shown, job, about=about, everything=everything, width=columns()), requested=True)
 
 
 def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrupts: Interrupts) -> int:
@@ -223,25 +222,13 @@ def _changed(default: Any, words: list[str], *, command: str) -> Any:
         raise UserError(f"these arguments could not be parsed: {' '.join(words)}. See {command} --help-all") from end
 
 
-def _second_word_first(stage: Stage, words: list[str], *, requested: bool) -> list[str]:
-    """The words with the command's second word first, even if it was given as a flag; for help, any word will do."""
-    if stage.second == RECIPE:
-        return words
-    if stage.module == "jobs.monitor.doctor" and words and not requested:
-        return [stage.second, *importlib.import_module(stage.module).arranged(words)]
-    if not stage.second or requested:
-        return [stage.second, *words]
-    return _place_first(words, flag=f"--{stage.field}")
-
-
 def _no_second_word(stage: str, *, requested: bool) -> int:
-    is_recipe = STAGES[stage].second == RECIPE
-    missing = "" if requested or is_recipe else f"{STAGES[stage].field.upper()} is missing\n"
+    missing = "" if requested or STAGES[stage].recipes else f"{STAGES[stage].field.upper()} is missing\n"
     return _show(missing + second_words(stage, _recipes(stage), columns()), requested=requested)
 
 
 def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
-    return recipes_of(stage) if STAGES[stage].second == RECIPE else {}
+    return recipes_of(stage) if STAGES[stage].recipes else {}
 
 
 def _show(text: str, *, requested: bool) -> int:
@@ -252,18 +239,6 @@ def _show(text: str, *, requested: bool) -> int:
     else:
         sys.stderr.write(text)
     return exit_codes.DONE if requested else exit_codes.USER_MISTAKE
-
-
-def _place_first(words: list[str], *, flag: str) -> list[str]:
-    """The words with the value of --path (or --url) first, if it was given as a flag."""
-    if not words or not words[0].startswith("-"):
-        return words
-    for at, word in enumerate(words):
-        if word.startswith(f"{flag}="):
-            return [word.removeprefix(f"{flag}="), *words[:at], *words[at + 1 :]]
-        if word == flag and at + 1 < len(words):
-            return [words[at + 1], *words[:at], *words[at + 2 :]]
-    return words
 
 
 def _say(message: str) -> None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs import exit_codes
-from jobs.flags import Flag, flags_of, run_flags_of
+from jobs.arguments import run_flags_of
+from jobs.flags import Flag, flags_of
 from jobs.lookup import SHOWN
 from jobs.output import put
 from jobs.resolve import WITH_RECIPES, default_job
-from jobs.stages import COMMANDS, RECIPE, STAGES, TOOLS, recipes_of
+from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
 from shards.errors import UserError
 from shards.schema.config_values import refuse_wrong_values
 
@@ -71,7 +72,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return [*COMMANDS, "--help", "--version"]
     stage = before[0]
     if stage in TOOLS and begun.startswith("-"):
-        return [*_FLAG.findall(TOOLS[stage].second), "--help"]
+        return [*_FLAG.findall(TOOLS[stage].usage), "--help"]
     if stage in TOOLS:
         return _shown_words(before[1:]) if TOOLS[stage].is_about_jobs else ()
     if stage not in STAGES:
@@ -95,13 +96,13 @@ def _shown_words(before: Sequence[str]) -> Iterable[str]:
 
 
 def _second_words(stage: str) -> Iterable[str]:
-    if STAGES[stage].second == RECIPE:
+    if STAGES[stage].recipes:
         return recipes_of(stage)
     return _SCRIPTS if stage == "completion" else ()
 
 
 def _flags(stage: str, word: str) -> list[Flag]:
     try:
-        return list(flags_of(default_job(stage, word or STAGES[stage].second)))
+        return list(flags_of(default_job(stage, word)))
     except UserError:  # an unknown recipe, or a file that cannot be read
         return []

@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jobs.flags import Flag, default_text, flags_of, groups_of, run_flags_of, shown_run_flags
+from jobs.arguments import run_flags_of, shown_run_flags
+from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.mistakes import required_flags
 from jobs.recipes.smoke import SUFFIX
-from jobs.stages import COMMANDS, RECIPE, STAGES, WITH_SMOKE
+from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
@@ -53,10 +54,10 @@ def overview(width: int) -> str:
 def second_words(name: str, recipes: Recipes, width: int) -> str:
     """`patchline STAGE`: what the second word can be."""
     stage = COMMANDS[name]
-    flags = " [--any.flag VALUE ...]" if stage.is_about_jobs else ""
-    usage = _filled(f"usage: patchline {name} {stage.second}{flags}", width, indent=" " * len("usage: "))
+    flags = " [--any.flag VALUE ...]" if name in STAGES or TOOLS[name].is_about_jobs else ""
+    usage = _filled(f"usage: patchline {name} {stage.usage}{flags}", width, indent=" " * len("usage: "))
     blocks = [usage, f"{_sentence(stage.summary)}"]
-    if stage.second == RECIPE:
+    if recipes:
         rows = [(recipe, _first_line(function)) for recipe, function in recipes.items()]
         blocks.append(_rows(rows, width))
         hints = [f"patchline {name} RECIPE{SUFFIX} runs any of them at a size that takes seconds on a CPU"] * (

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs.resolve import OF_TRAINING, PLAN, default_job, is_file, stages_of
-from jobs.stages import RECIPE, STAGES, WITH_FILE
+from jobs.stages import STAGES
 from shards.errors import UserError
 
-SHOWN = tuple(
-    name for name, stage in STAGES.items() if stage.second in (RECIPE, *WITH_FILE) and name not in OF_TRAINING
-)
+SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
 
 def split_stage(words: list[str]) -> tuple[str, list[str]]:

@@ -87,6 +87,7 @@ def nested(name: str) -> str:
     return "".join(f"{group}: {{" for group in groups) + f"{last}: ..." + "}" * len(groups)
 
 
+Required = Sequence[str | tuple[str, ...]]  # as `Stage.required`
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
 _INSTEAD = {"--data.url": "--data.mix"}  # either will do
@@ -239,10 +240,11 @@ def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
     return UserError(f"unknown flag {name} of {command}; {meant}{command} --help-all lists all flags")
 
 
-def required_flags(flags: Sequence[Flag], required: Sequence[str]) -> list[Flag]:
+def required_flags(flags: Sequence[Flag], required: Required) -> list[Flag]:
     """The flags that a stage requires (see `Stage.required`) and that have no value in this job yet."""
     by_name = {flag.name: flag for flag in flags}
-    first = [next((name for name in names.split("|") if name in by_name), "") for names in required]
+    groups = [(names,) if isinstance(names, str) else names for names in required]
+    first = [next((name for name in names if name in by_name), "") for names in groups]
     return [by_name[name] for name in first if name and not by_name[name].default]
 
 
@@ -267,7 +269,7 @@ def refuse_lost_folder() -> None:
         raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
 
 
-def refuse_missing(flags: Sequence[Flag], required: Sequence[str]) -> None:
+def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
     """UserError that names every required flag which has no value in the job."""
     given = {flag.name for flag in flags if flag.default}
     missing = [flag for flag in required_flags(flags, required) if _INSTEAD.get(flag.name) not in given]

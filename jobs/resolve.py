@@ -17,7 +17,7 @@ from typing import Any
 
 from jobs.mistakes import unknown_recipe
 from jobs.recipes.smoke import SUFFIX, smoke
-from jobs.stages import RECIPE, STAGES, WITH_FILE, WITH_SMOKE, job_class, recipes_of
+from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from jobs.warmup import shortened
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -95,11 +95,12 @@ def _run(function: Callable[[], Any], path: Path) -> Any:
 PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
 _TRAINING = WITH_SMOKE
 _TRIAL_STEPS = 20  # of verify-resume, without --steps
-WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.second == RECIPE and name not in OF_TRAINING)
+WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 
 
 def default_job(stage: str, word: str) -> Any:
-    """The job that a stage's second word stands for. UserError if it stands for no job of this stage."""
+    """The job that a stage's second word stands for; of an empty one, the job without it, as help shows. UserError if
+    it stands for no job of this stage."""
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
         return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
@@ -108,12 +109,10 @@ def default_job(stage: str, word: str) -> Any:
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
-    kind, second = job_class(stage), STAGES[stage].second
-    if word == second:  # help for no URL or path in particular, or a stage without a second word
-        return kind()
-    if is_file(word) and second in WITH_FILE:
+    if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
-    return kind(**{STAGES[stage].field: word})
+    field = STAGES[stage].field
+    return job_class(stage)(**({field: word} if field and word else {}))
 
 
 def stages_of(word: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
 and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
-own words. The tables name modules instead of importing them: a command loads only its own.
+own flags (`jobs/arguments.py`). The tables name modules instead of importing them: a command loads only its own.
 """
 
 import importlib
@@ -13,38 +13,58 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One word of the command line."""
+    """A command that runs a job. Its second word is a recipe, or sets one field of the job, or there is none."""
 
     summary: str
-    second: str
-    """What the second word is; empty: there is none."""
     module: str
     """Where `run` is."""
-    job: tuple[str, str] = ("", "")
+    job: tuple[str, str]
     """Module and name of the job's dataclass."""
     recipes: str = ""
-    """Where RECIPES is, name -> function that returns a job, if the second word can be a recipe."""
+    """Where RECIPES is, name -> function that returns a job, if the second word is a recipe or a YAML file."""
+    field: str = ""
+    """The job's field that the second word sets if it is no recipe."""
+    takes_file: bool = False
+    """Whether the second word may be a YAML file with every field instead."""
+    is_optional: bool = False
+    """Whether the second word may be missing."""
+    more: str = ""
+    """The job's field that takes the words after the second one which are no flag's."""
     loads_torch: bool = False
     """Whether `run` loads torch, which takes seconds: the command says first that it is starting."""
-    required: tuple[str, ...] = ()
-    """Flags that must have a value, if the job has them. Of several between bars, the first that the job has."""
+    required: tuple[str | tuple[str, ...], ...] = ()
+    """Flags that must have a value, if the job has them; of several in one place, the first that the job has."""
     usual: tuple[str, ...] = ()
     """Flags that --help shows; --help-all shows the others. Empty: all."""
-    is_about_jobs: bool = True
-    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `second` has all."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
     @property
-    def field(self) -> str:
-        """The job's field that the second word sets, if it is not a recipe: `url` of URL|FILE.yaml."""
-        return self.second.replace("|", " ").partition(" ")[0].lower()
+    def usage(self) -> str:
+        """What follows the command, as its usage shows it."""
+        if self.recipes:
+            return "RECIPE|FILE.yaml"
+        if not self.field or self.is_optional:
+            return ""
+        words = f"{self.field.upper()}|FILE.yaml" if self.takes_file else self.field.upper()
+        return f"{words} {self.more.removesuffix('s').upper()}..." if self.more else words
 
 
-RECIPE, URL, PATH, OF_WEIGHTS = "RECIPE|FILE.yaml", "URL|FILE.yaml", "PATH|FILE.yaml", "WEIGHTS|FILE.yaml"
-WITH_FILE = (URL, PATH, OF_WEIGHTS)  # a value, or a file
-WEIGHTS = "WEIGHTS IMAGE..."  # the second word, and the words after it without a flag
-RUN = "RUN"
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A command that runs no job."""
+
+    summary: str
+    usage: str
+    """What follows the command, as its usage shows it."""
+    module: str
+    """Where `run` is."""
+    is_about_jobs: bool = True
+    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `usage` has all."""
+    examples: tuple[str, ...] = ()
+    """Commands, without the first word `patchline`."""
+
+
 WITH_SMOKE = ("pretrain", "finetune")
 
 
@@ -65,11 +85,10 @@ _TRAINING = (
 STAGES = {
     "pack": Stage(
         summary="pack images into verified WebDataset shards",
-        second=RECIPE,
         module="jobs.data.pack",
         job=("jobs.settings.data", "PackJob"),
         recipes="jobs.recipes.pack",
-        required=("--source.files|--source.path|--source.root", "--out"),
+        required=(("--source.files", "--source.path", "--source.root"), "--out"),
         usual=(
             "--split",
             "--labels-file",
@@ -91,31 +110,33 @@ STAGES = {
     ),
     "index": Stage(
         summary="index existing WebDataset tars in place",
-        second=URL,
         module="jobs.data.index",
         job=("jobs.settings.data", "IndexJob"),
+        field="url",
+        takes_file=True,
         required=("--url",),
         examples=("index s3://bucket/tars --index-url s3://mine/index", "index 'tars/train-{0000..1023}.tar'"),
     ),
     "verify": Stage(
         summary="check a dataset against its manifest",
-        second=URL,
         module="jobs.data.verify",
         job=("jobs.settings.data", "VerifyJob"),
+        field="url",
+        takes_file=True,
         required=("--url",),
         examples=("verify data/photos", "verify s3://bucket/photos --deep --workers 8"),
     ),
     "card": Stage(
         summary="write an HTML page that shows what is in a dataset",
-        second=URL,
         module="jobs.data.card",
         job=("jobs.settings.data", "CardJob"),
+        field="url",
+        takes_file=True,
         required=("--url",),
         examples=("card data/photos",),
     ),
     "pretrain": Stage(
         summary="pre-train; the same command resumes the run",
-        second=RECIPE,
         module="jobs.train.pretrain",
         job=("pipeline.training.settings.job", "TrainingJob"),
         recipes="jobs.recipes.pretrain",
@@ -129,7 +150,6 @@ STAGES = {
     ),
     "finetune": Stage(
         summary="fine-tune a run's weights, usually at higher resolution",
-        second=RECIPE,
         module="jobs.train.finetune",
         job=("pipeline.training.settings.job", "TrainingJob"),
         recipes="jobs.recipes.finetune",
@@ -142,7 +162,6 @@ STAGES = {
     ),
     "evaluate": Stage(
         summary="measure the accuracy of a run's weights on a dataset",
-        second=RECIPE,
         module="jobs.models.evaluate",
         job=("jobs.settings.models", "EvaluateJob"),
         recipes="jobs.recipes.evaluate",
@@ -152,9 +171,10 @@ STAGES = {
     ),
     "fewshot": Stage(
         summary="measure a run's representation with a few images per class",
-        second=OF_WEIGHTS,
         module="jobs.models.fewshot",
         job=("jobs.settings.models", "FewshotJob"),
+        field="weights",
+        takes_file=True,
         loads_torch=True,
         required=("--weights", "--data.url"),
         examples=(
@@ -164,23 +184,24 @@ STAGES = {
     ),
     "predict": Stage(
         summary="predict the classes of images with a run's weights",
-        second=WEIGHTS,
         module="jobs.models.predict",
         job=("jobs.models.predict", "PredictJob"),
+        field="weights",
+        more="images",
         required=("--weights",),
         examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
     ),
     "inspect": Stage(
         summary="draw what a model has learned: filters, positions, attention",
-        second=OF_WEIGHTS,
         module="jobs.models.inspect",
         job=("jobs.models.inspect", "InspectJob"),
+        field="weights",
+        takes_file=True,
         required=("--weights",),
         examples=("inspect runs/vit --images photos",),
     ),
     "plan": Stage(
         summary="show what a recipe costs: parameters, operations, memory, days",
-        second=RECIPE,
         module="jobs.planning.plan",
         job=("jobs.settings.models", "PlanJob"),
         recipes="jobs.recipes.plan",
@@ -200,7 +221,6 @@ STAGES = {
     ),
     "verify-resume": Stage(
         summary="kill a short run of a recipe, continue it, and compare every bit",
-        second=RECIPE,
         module="jobs.train.verify_resume",
         job=("jobs.settings.models", "VerifyResumeJob"),
         recipes="jobs.recipes.verify_resume",
@@ -229,25 +249,25 @@ STAGES = {
     ),
     "ls": Stage(
         summary="list the runs in a folder: state, step, loss, accuracy, speed",
-        second="DIR",
         module="jobs.reports.ls",
         job=("jobs.settings.models", "LsJob"),
+        field="dir",
         required=("--dir",),
         examples=("ls runs", "ls runs --sort accuracy", "ls /shared/runs --json"),
     ),
     "report": Stage(
         summary="show what a run did: curves, time, restarts; write report.html",
-        second=RUN,
         module="jobs.reports.report",
         job=("jobs.settings.models", "ReportJob"),
+        field="run",
         required=("--run",),
         examples=("report runs/digits", "report runs/digits --out digits.html"),
     ),
     "weights": Stage(
         summary="take the weights out of any checkpoint of a run",
-        second=RUN,
         module="jobs.models.weights",
         job=("jobs.settings.models", "WeightsJob"),
+        field="run",
         required=("--run", "--out"),
         examples=(
             "weights runs/digits --out weights/digits-newest",
@@ -257,25 +277,28 @@ STAGES = {
     ),
     "import": Stage(
         summary="import weights from .npz, timm or Hugging Face",
-        second=PATH,
         module="jobs.models.import_weights",
         job=("jobs.settings.models", "ImportJob"),
+        field="path",
+        takes_file=True,
         required=("--path", "--out"),
         examples=("import ViT-B_16.npz --out weights/vit_b16", "import hf_folder --out weights/hf --image-size 384"),
     ),
     "export": Stage(
         summary="export a run's weights to .npz, timm or Hugging Face",
-        second=PATH,
         module="jobs.models.export_weights",
         job=("jobs.settings.models", "ExportJob"),
+        field="path",
+        takes_file=True,
         required=("--path", "--out"),
         examples=("export runs/digits/weights --out digits_hf --format hugging_face",),
     ),
     "doctor": Stage(
         summary="check this machine, or say what went wrong with a run",
-        second="",
         module="jobs.monitor.doctor",
         job=("jobs.settings.models", "DoctorJob"),
+        field="run",
+        is_optional=True,
         examples=(
             "doctor",
             "doctor runs/digits",
@@ -285,7 +308,6 @@ STAGES = {
     ),
     "preflight": Stage(
         summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
-        second="",
         module="jobs.cluster.preflight",
         job=("jobs.settings.cluster", "PreflightJob"),
         examples=(
@@ -295,39 +317,36 @@ STAGES = {
     ),
     "demo": Stage(
         summary="run the whole pipeline on real images in five minutes",
-        second="",
         module="jobs.train.demo",
         job=("jobs.settings.models", "DemoJob"),
         examples=("demo", "demo --run-dir /tmp/demo --num-ranks 1"),
     ),
     "completion": Stage(
         summary="print a completion script for your shell",
-        second="SHELL",
         module="jobs.completion",
         job=("jobs.completion", "CompletionJob"),
+        field="shell",
         required=("--shell",),
         examples=('completion bash  # eval "$(patchline completion bash)" in ~/.bashrc', "completion zsh"),
     ),
 }
 
-JOB = "RECIPE|FILE|RUN"
-
 TOOLS = {
-    "show": Stage(
+    "show": Tool(
         summary="print a recipe or file with every field, as YAML",
-        second=f"[STAGE] {JOB}",
+        usage="[STAGE] RECIPE|FILE|RUN",
         module="jobs.reports.show",
         examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
     ),
-    "diff": Stage(
+    "diff": Tool(
         summary="list the fields in which two recipes, files or runs differ",
-        second="[STAGE] A B",
+        usage="[STAGE] A B",
         module="jobs.reports.show",
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),
-    "submit": Stage(
+    "submit": Tool(
         summary="submit a stage, or a chain of stages, to Slurm",
-        second="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
+        usage="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
         module="jobs.chains.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
@@ -336,9 +355,9 @@ TOOLS = {
             "submit sweep finetune imagenet_384 --schedule.learning-rate .003 .01 --cluster cluster.yaml ...",
         ),
     ),
-    "sweep": Stage(
+    "sweep": Tool(
         summary="try values of flags, then repeat the best with several seeds",
-        second="pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
+        usage="pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
         "[--select-on URL] [--score accuracy|mean_per_class] [--seeds N] [--phase tries|seeds [--part I/N]] "
         "[--dry-run]",
         module="jobs.train.sweep",
@@ -350,64 +369,69 @@ TOOLS = {
             "--evaluation.url data/cifar10-test --run-dir runs/five-seeds",
         ),
     ),
-    "vtab": Stage(
+    "vtab": Tool(
         summary="fine-tune on the tasks of VTAB-1k, and show their mean",
-        second="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N]",
+        usage="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N]",
         module="jobs.train.vtab",
         examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
     ),
-    "compare": Stage(
+    "compare": Tool(
         summary="draw accuracy over compute and data of runs, on one page",
-        second="RUN|FOLDER ... [--out FILE.html] [--json]",
+        usage="RUN|FOLDER ... [--out FILE.html] [--json]",
         module="jobs.reports.compare",
         is_about_jobs=False,
         examples=("compare runs/study", "compare runs/b16 runs/l16 --out b16-l16.html", "compare runs --json"),
     ),
-    "status": Stage(
+    "status": Tool(
         summary="show where runs and chains stand, and what their jobs wait for",
-        second="[RUN|CHAIN ...] [--json]",
+        usage="[RUN|CHAIN ...] [--json]",
         module="jobs.monitor.status",
         is_about_jobs=False,
         examples=("status /shared/h14", "status /shared/runs/* --json"),
     ),
-    "watch": Stage(
+    "watch": Tool(
         summary="watch a run or a chain, its jobs and its log, drawn again",
-        second="RUN|CHAIN [--seconds N]",
+        usage="RUN|CHAIN [--seconds N]",
         module="jobs.monitor.watch",
         is_about_jobs=False,
         examples=("watch /shared/h14", "watch /shared/birds"),
     ),
-    "logs": Stage(
+    "logs": Tool(
         summary="show the last lines of a run's job, of all ranks or of one",
-        second="RUN [--rank N] [--lines N] [--follow]",
+        usage="RUN [--rank N] [--lines N] [--follow]",
         module="jobs.monitor.logs",
         is_about_jobs=False,
         examples=("logs /shared/h14 --rank 3", "logs /shared/h14 --follow"),
     ),
-    "stop": Stage(
+    "stop": Tool(
         summary="ask a run to save and stop, and to stay stopped",
-        second=RUN,
+        usage="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,
         examples=("stop /shared/h14",),
     ),
-    "save": Stage(
+    "save": Tool(
         summary="ask a running run to save now, and to go on",
-        second=RUN,
+        usage="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,
         examples=("save /shared/h14",),
     ),
-    "cancel": Stage(
+    "cancel": Tool(
         summary="cancel all jobs of a run or a chain, waiting or running",
-        second="RUN|CHAIN",
+        usage="RUN|CHAIN",
         module="jobs.monitor.cancel",
         is_about_jobs=False,
         examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),
 }
 
-COMMANDS = {**STAGES, **TOOLS}
+COMMANDS: Mapping[str, Stage | Tool] = {**STAGES, **TOOLS}
+
+
+def usage_of(name: str) -> str:
+    """How a command is called."""
+    return f"patchline {name} {COMMANDS[name].usage}"
 
 
 def job_class(stage: str) -> Any:

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.flags import flags_of, take_run_flags
+from jobs.arguments import take_run_flags
+from jobs.flags import flags_of
 from jobs.lookup import file_of
 from jobs.mistakes import refuse_missing, similar
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES
+from jobs.stages import STAGES
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 
@@ -56,7 +57,7 @@ def submitted_stage(stage: str) -> Submitted:
 def job_of_words(words: list[str], override: Override) -> Any:
     """The job of a command's words, the stage first. UserError for whatever the stage itself would refuse."""
     stage, second = words[:2]
-    word = file_of(second) if STAGES[stage].second == RECIPE else second
+    word = file_of(second) if STAGES[stage].recipes else second
     fields, _ = take_run_flags(stage, words[2:])
     job = override(default_job(stage, word), fields, f"patchline {stage} {second}")
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
@@ -100,14 +101,3 @@ def work_name(words: Sequence[str], job: Any) -> str:
 def place_of(path: str) -> str:
     """One text for a folder or a URL, even if it is spelled differently."""
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())
-
-
-def value_in(words: tuple[str, ...] | list[str], flag: str) -> str:
-    """The last value of a flag among words of the form --flag=value or --flag value; empty if it has none."""
-    found = ""
-    for place, word in enumerate(words):
-        if word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
-        elif word == flag and place + 1 < len(words):
-            found = words[place + 1]
-    return found

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from jobs.arguments import value_in
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.schema.config_values import whole_number
@@ -35,9 +36,9 @@ def with_warmup(stage: str, default: Any, words: Sequence[str], *, extends: bool
         return (replace(default, training=training), note) if note else (default, "")
     if not isinstance(default, TrainingJob):
         return default, ""
-    run_dir = _value(words, _RUN_DIR) or default.run_dir
+    run_dir = value_in(words, _RUN_DIR) or default.run_dir
     recorded = _recorded(Path(run_dir) / "job.yaml")
-    if recorded and (extends or str(recorded.steps) == _value(words, _STEPS.format(""))):
+    if recorded and (extends or str(recorded.steps) == value_in(words, _STEPS.format(""))):
         return _kept(default, recorded.warmup, words, run_dir=run_dir)
     return (default, "") if extends else _scaled_by_words(default, words)
 
@@ -69,9 +70,8 @@ def _steps(number: int) -> str:
 
 
 def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str = "") -> tuple[TrainingJob, str]:
-    steps, flag = _value(words, _STEPS.format(prefix)), _WARMUP.format(prefix)
-    number = whole_number(steps or "")
-    if number is None or _value(words, flag) is not None:
+    number, flag = whole_number(value_in(words, _STEPS.format(prefix))), _WARMUP.format(prefix)
+    if number is None or value_in(words, flag):
         return recipe, ""
     return scaled(recipe, steps=number, keep=f"{flag} {recipe.schedule.warmup_steps}")
 
@@ -79,7 +79,7 @@ def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str =
 def _kept(recipe: TrainingJob, warmup: int, words: Sequence[str], *, run_dir: str) -> tuple[TrainingJob, str]:
     """The recipe with the warm-up of the run in the run directory."""
     own = recipe.schedule.warmup_steps
-    if warmup == own or warmup >= recipe.steps or _value(words, _WARMUP.format("")) is not None:
+    if warmup == own or warmup >= recipe.steps or value_in(words, _WARMUP.format("")):
         return recipe, ""
     return _warmed_up(recipe, warmup), f"warm-up {_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
 
@@ -108,13 +108,3 @@ def _number_in(tree: "Tree", *names: str) -> int | None:
 
 def _warmed_up(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:
     return replace(recipe, schedule=replace(recipe.schedule, warmup_steps=warmup_steps))
-
-
-def _value(words: Sequence[str], flag: str) -> str | None:
-    """The value of a flag, as `--flag VALUE` or `--flag=VALUE`; the last if it is given twice, None without it."""
-    found = None
-    for at, word in enumerate(words):
-        name, is_assigned, value = word.partition("=")
-        if name.replace("_", "-") == flag:
-            found = value if is_assigned else next(iter(words[at + 1 :]), "")
-    return found

@@ -45,7 +45,7 @@ ORDER = {
         "record",
         "cluster warmup",
         "help job_files planning",
-        "endings mistakes ranks recipes",
+        "arguments endings mistakes ranks recipes",
         "environment exit_codes flags interrupts out_file output settings stages",
     ),
     "pipeline": (

@@ -12,9 +12,10 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jobs import exit_codes
+from jobs.arguments import take_own_flags, value_in
 from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.done import has_ended, refuse_stopped
 from jobs.chains.file import ChainConfig, StepConfig, read_chain
@@ -33,69 +34,70 @@ from jobs.cluster.submit_checks import (
     refuse_wrong_place,
 )
 from jobs.output import put
-from jobs.stages import WITH_SMOKE
-from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, value_in, work_name
-from jobs.train.sweep import USAGE as SWEEP
+from jobs.stages import TOOLS, WITH_SMOKE
+from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, work_name
 from shards.errors import UserError
 from shards.files.json_lines import append_line
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value, whole_number
+from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
 USAGE = (
     "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
     "[--dry-run] [--no-check] [--any.field VALUE ...]"
 )
-_NUMBERS = {"--nodes": (1, 100_000), "--links": (1, 1000), "--spares": (0, 1024)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """The flags of submit itself."""
+class SubmitFlags:
+    """The flags of submit itself. None: as in the cluster's settings."""
 
     cluster: str = ""
-    nodes: int = 1
-    time_limit: str = ""
-    links: int = 1
-    spares: int | None = None
-    """None: as in the cluster's settings."""
-    is_dry: bool = False
-    has_checks: bool = True
+    nodes: Annotated[int, Range(1, 100_000)] = 1
+    time: str | None = None
+    links: Annotated[int, Range(1, 1000)] = 1
+    spares: Annotated[int, Range(0, 1024)] | None = None
+    dry_run: bool = False
+    no_check: bool = False
+
+    def __post_init__(self) -> None:
+        if self.time is not None:
+            refuse_wrong_limit(self.time, what="--time")
 
 
 def run(words: list[str], *, override: Override, environ: MutableMapping[str, str]) -> int:
     """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
-    options, words = take_options(words)
+    flags, words = take_own_flags(SubmitFlags, words)
     if words[:1] and words[0].endswith((".yaml", ".yml")):
-        _refuse_flags_of_runs(options, words[1:])
-        return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), options, override, environ)
+        _refuse_flags_of_runs(flags, words[1:])
+        return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), flags, override, environ)
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
-        config = _chain_of_sweep(words[1:], options)
-        return _submit_chain(config, json.dumps(asdict(config), indent=1) + "\n", options, override, environ)
+        config = _chain_of_sweep(words[1:], flags)
+        return _submit_chain(config, json.dumps(asdict(config), indent=1) + "\n", flags, override, environ)
     if len(words) < 2 or words[1].startswith("-"):
         raise UserError(f"usage: {USAGE}\n    or: patchline submit CHAIN.yaml --cluster FILE [--dry-run] [--no-check]")
     stage, row = words[0], submitted_stage(words[0])
-    _refuse_wrong_numbers(options, stage, has_ranks=row.has_ranks)
+    _refuse_wrong_numbers(flags, stage, has_ranks=row.has_ranks)
     refuse_secret_words(words)
-    cluster = read_settings(options.cluster, environ)
-    if options.spares is not None:
-        cluster = replace(cluster, spares=options.spares)
+    cluster = read_settings(flags.cluster, environ)
+    if flags.spares is not None:
+        cluster = replace(cluster, spares=flags.spares)
     job = job_of_words(words, override)
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     refuse_unprintable(run_dir)
-    if _is_done(job, words) and not options.is_dry:
+    if _is_done(job, words) and not flags.dry_run:
         return exit_codes.DONE
-    if options.has_checks:
-        _check(words, options, cluster, environ, job=job)
-    request = _request(words, options, job=job, has_ranks=row.has_ranks)
+    if not flags.no_check:
+        _check(words, flags, cluster, environ, job=job)
+    request = _request(words, flags, job=job, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
-    if options.is_dry:
+    if flags.dry_run:
         put(text)
         return _tell_test(request, text, environ)
-    return _submit(request, text, environ, links=options.links)
+    return _submit(request, text, environ, links=flags.links)
 
 
 def _is_done(job: Any, words: Sequence[str]) -> bool:
@@ -108,25 +110,25 @@ def _is_done(job: Any, words: Sequence[str]) -> bool:
 
 
 def _submit_chain(
-    config: ChainConfig, text: str, options: Options, override: Override, environ: MutableMapping[str, str]
+    config: ChainConfig, text: str, flags: SubmitFlags, override: Override, environ: MutableMapping[str, str]
 ) -> int:
-    cluster = read_settings(options.cluster, environ)
+    cluster = read_settings(flags.cluster, environ)
     reach_store(cluster, environ)
     return submit_chain(
         config,
         cluster,
-        copies={"chain.yaml": text, "cluster.yaml": Path(options.cluster).read_text()},
-        is_dry=options.is_dry,
-        has_checks=options.has_checks,
+        copies={"chain.yaml": text, "cluster.yaml": Path(flags.cluster).read_text()},
+        is_dry=flags.dry_run,
+        has_checks=not flags.no_check,
         override=override,
         environ=environ,
     )
 
 
-def _chain_of_sweep(words: list[str], options: Options) -> ChainConfig:
+def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
     """A sweep as a chain of one step, in the folder of the sweep."""
-    if len(words) < 2 or words[0] not in WITH_SMOKE or options.links > 1:
-        raise UserError(f"usage: patchline submit {SWEEP.removeprefix('patchline ')} --cluster FILE [--nodes N]")
+    if len(words) < 2 or words[0] not in WITH_SMOKE or flags.links > 1:
+        raise UserError(f"usage: patchline submit sweep {TOOLS['sweep'].usage} --cluster FILE [--nodes N]")
     if not value_in(words, "--run-dir"):
         raise UserError("--run-dir is missing: the folder of the sweep, in which each run has its own")
     step = StepConfig(
@@ -134,32 +136,32 @@ def _chain_of_sweep(words: list[str], options: Options) -> ChainConfig:
         stage=words[0],
         recipe=words[1],
         sweep=tuple(words[2:]),
-        nodes=options.nodes,
-        time=options.time_limit,
+        nodes=flags.nodes,
+        time=flags.time or "",
     )
     return ChainConfig(folder=value_in(words, "--run-dir"), steps=(step,))
 
 
-def _check(words: list[str], options: Options, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any) -> None:
+def _check(
+    words: list[str], flags: SubmitFlags, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any
+) -> None:
     run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
     partition = cluster.partition_for(has_ranks=has_ranks)
     refuse_unreachable(words, cluster)
-    refuse_wrong_place(cluster, run_dir=run_dir, nodes=options.nodes, limit=options.time_limit, job=job)
-    refuse_local(run_dir, nodes=options.nodes, partition=partition, environ=environ)
+    refuse_wrong_place(cluster, run_dir=run_dir, nodes=flags.nodes, limit=flags.time or "", job=job)
+    refuse_local(run_dir, nodes=flags.nodes, partition=partition, environ=environ)
     refuse_over_limits(
         limits_of(partition, environ),
-        nodes=options.nodes + cluster.spares * has_ranks,
-        time_limit=options.time_limit or cluster.time_limit,
+        nodes=flags.nodes + cluster.spares * has_ranks,
+        time_limit=flags.time or cluster.time_limit,
         margin=cluster.margin_seconds,
     )
 
 
-def _refuse_flags_of_runs(options: Options, words: Sequence[str]) -> None:
+def _refuse_flags_of_runs(flags: SubmitFlags, words: Sequence[str]) -> None:
     """UserError for what a chain does not take."""
-    flags = ((options.nodes != 1, "--nodes"), (options.links != 1, "--links"), (options.spares is not None, "--spares"))
-    given = [flag for is_given, flag in flags if is_given]
-    given += ["--time"] if options.time_limit else []
-    given += [printable_name(word) for word in words]
+    plain, names = asdict(SubmitFlags()), ("nodes", "links", "spares", "time")
+    given = [f"--{name}" for name in names if asdict(flags)[name] != plain[name]] + [*map(printable_name, words)]
     if given:
         raise UserError(
             f"a chain takes no {given[0]}: its steps have `nodes:`, `time:`, `links:` and `flags:` of their own, and "
@@ -167,59 +169,28 @@ def _refuse_flags_of_runs(options: Options, words: Sequence[str]) -> None:
         )
 
 
-def _request(words: list[str], options: Options, *, job: Any, has_ranks: bool) -> Request:
+def _request(words: list[str], flags: SubmitFlags, *, job: Any, has_ranks: bool) -> Request:
     folder = submit_folder(getattr(job, "run_dir", ""), words[0])
     comment, name = work_name(words, job), names_of(words)
     return Request(
         words=tuple(words),
-        name=f"{name}-{comment[-8:]}" if options.links > 1 else name,  # singleton: jobs of one name wait for each other
+        name=f"{name}-{comment[-8:]}" if flags.links > 1 else name,  # singleton: jobs of one name wait for each other
         comment=comment,
-        nodes=options.nodes,
-        time_limit=options.time_limit,
+        nodes=flags.nodes,
+        time_limit=flags.time or "",
         folder=folder,
         chdir=Path.cwd(),
         has_ranks=has_ranks,
-        dependency="singleton" if options.links > 1 else "",
+        dependency="singleton" if flags.links > 1 else "",
     )
 
 
-def take_options(words: list[str]) -> tuple[Options, list[str]]:
-    """The flags of submit out of a command's words, and the other words. UserError if one is wrong."""
-    options, rest, left = Options(), [], iter(words)
-    for word in left:
-        name, has_value, value = word.partition("=")
-        if word == "--dry-run":
-            options = replace(options, is_dry=True)
-        elif word == "--no-check":
-            options = replace(options, has_checks=False)
-        elif name not in ("--cluster", "--nodes", "--time", "--links", "--spares"):
-            rest.append(word)
-        else:
-            given = value if has_value else next(left, "")
-            options = _with(options, name, given)
-    return options, rest
-
-
-def _with(options: Options, name: str, value: str) -> Options:
-    if name == "--cluster":
-        return replace(options, cluster=value)
-    if name == "--time":
-        refuse_wrong_limit(value, what="--time")
-        return replace(options, time_limit=value)
-    number, (least, most) = whole_number(value), _NUMBERS[name]
-    if number is None or not least <= number <= most:
-        raise UserError(f"{name} is {shown_value(value)}; allowed: {least} to {most:,}")
-    if name == "--nodes":
-        return replace(options, nodes=number)
-    return replace(options, links=number) if name == "--links" else replace(options, spares=number)
-
-
-def _refuse_wrong_numbers(options: Options, stage: str, *, has_ranks: bool) -> None:
-    if options.nodes > 1 and not has_ranks:
-        raise UserError(f"--nodes is {options.nodes}, and {stage} runs on one; leave it out")
-    if options.spares and not has_ranks:
-        raise UserError(f"--spares is {options.spares}, and {stage} runs on one node; leave it out")
-    if options.links > 1 and stage not in WITH_SMOKE:
+def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) -> None:
+    if flags.nodes > 1 and not has_ranks:
+        raise UserError(f"--nodes is {flags.nodes}, and {stage} runs on one; leave it out")
+    if flags.spares and not has_ranks:
+        raise UserError(f"--spares is {flags.spares}, and {stage} runs on one node; leave it out")
+    if flags.links > 1 and stage not in WITH_SMOKE:
         raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
 
 

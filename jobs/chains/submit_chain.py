@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.arguments import value_in
 from jobs.chains.advance import Chain, advance, script_of
 from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.done import refuse_changed
@@ -42,7 +43,7 @@ from jobs.cluster.submit_checks import (
     refuse_wrong_place,
 )
 from jobs.output import put
-from jobs.submittable import SUBMITTED, Override, job_of_words, value_in
+from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.json_lines import write_whole
 from shards.output.terminal import printable_name

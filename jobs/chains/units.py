@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jobs.arguments import value_in
 from jobs.chains.file import INPUTS, STATE, ChainConfig, StepConfig
 from jobs.resolve import default_job
-from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, value_in
+from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name
 from jobs.train.sweep import swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.sweep_results import best_of

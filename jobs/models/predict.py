@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor
 
 log = logging.getLogger(__name__)
-_SWITCHES = ("--json", "--no-json", "-h", "--help", "--help-all")  # every other flag has a value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +52,6 @@ def run(job: PredictJob) -> int:
     if num_failed:
         log.warning("%d of %s could not be used", num_failed, plural(len(job.images), "image"))
     return exit_codes.FAULTS_FOUND if num_failed else exit_codes.DONE
-
-
-def arranged(words: Sequence[str]) -> list[str]:
-    """The words with all images, which may stand anywhere after WEIGHTS, behind one --images. All words after `--` are
-    images."""
-    flags: list[str] = []
-    images: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word == "--":
-            images += left
-            break
-        if not word.startswith("-"):
-            images.append(word)
-        elif word != "--images":
-            takes_value = "=" not in word and word not in _SWITCHES
-            flags += [word, left.pop(0)] if takes_value and left else [word]
-    return [*flags, "--images", *images] if images else flags
 
 
 def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -> int:

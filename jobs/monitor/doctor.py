@@ -51,11 +51,6 @@ def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
     return exit_codes.FAULTS_FOUND if counts["fault"] else exit_codes.DONE
 
 
-def arranged(words: Sequence[str]) -> list[str]:
-    """The words with a run, which may stand first, behind --run; without one it is about this machine."""
-    return ["--run", *words] if words and words[0][:1] not in ("", "-") else [*words]
-
-
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
     """Prints the causes; 1 if something is wrong, else 0. UserError if there is no run."""
     found = evidence_of(run_dir, environ)

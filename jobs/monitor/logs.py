@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from jobs import exit_codes
+from jobs.arguments import only_word, take_own_flags
 from jobs.monitor.run_logs import asked_log
 from jobs.monitor.status import refuse_no_run
 from jobs.output import put
+from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import read_tail
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value, whole_number
+from shards.schema.config_values import Range
 
 Wanted = Callable[[bytes], bool]
 _MOST_HEAD = 64
@@ -59,29 +62,28 @@ def ranks_per_task(run_dir: Path) -> int:
 
 
 log = logging.getLogger(__name__)
-USAGE = "patchline logs RUN [--rank N] [--lines N] [--follow]"
 _TAIL_BYTES = 8 << 20
 _POLL_SECONDS = 0.5
 _MOST_LINE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What is shown. `rank` None: all lines, those of the batch script with them."""
+class LogsFlags:
+    """The flags of the command. `rank` None: all lines, including the batch script's."""
 
-    run_dir: Path
-    rank: int | None = None
-    num_lines: int = 100
-    follows: bool = False
+    rank: Annotated[int, Range(0, 999_999)] | None = None
+    lines: Annotated[int, Range(0, 999_999)] = 100
+    follow: bool = False
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Prints the lines, control characters escaped; with --follow until Ctrl-C. UserError if there is no log."""
-    wish = wish_of(words)
-    refuse_no_run(wish.run_dir)
-    path = asked_log(wish.run_dir, environ)
+    wanted, others = take_own_flags(LogsFlags, words)
+    run_dir = Path(only_word(others, usage=usage_of("logs")))
+    refuse_no_run(run_dir)
+    path = asked_log(run_dir, environ)
     if path is None:
-        folder = shlex.quote(str(wish.run_dir))
+        folder = shlex.quote(str(run_dir))
         raise UserError(
             f"no log of a job of {folder} is found: a job has one once it has started; "
             f"`patchline status {folder}` says what its jobs wait for"
@@ -94,42 +96,17 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     position = tail.num_bytes if tail else 0
     whole, _, half = data.rpartition(b"\n")
     there = whole.split(b"\n") if whole else []
-    is_wanted = _all if wish.rank is None else lines_of_rank(wish.rank, wish.run_dir, there)
+    is_wanted = _all if wanted.rank is None else lines_of_rank(wanted.rank, run_dir, there)
     lines = [line for line in there if is_wanted(line)]
-    if wish.rank is not None and not lines:
-        log.warning("its log has no line of rank %s; without --rank, all lines are shown", wish.rank)
-    put("".join(f"{shown(line)}\n" for line in lines[max(0, len(lines) - wish.num_lines) :]))
-    if not wish.follows:
+    if wanted.rank is not None and not lines:
+        log.warning("its log has no line of rank %s; without --rank, all lines are shown", wanted.rank)
+    put("".join(f"{shown(line)}\n" for line in lines[max(0, len(lines) - wanted.lines) :]))
+    if not wanted.follow:
         return exit_codes.DONE
     for line in new_lines(path, position, half):
         if is_wanted(line):
             put(f"{shown(line)}\n")
     return exit_codes.DONE
-
-
-def wish_of(words: list[str]) -> Wish:
-    """UserError if a word is wrong."""
-    folders, numbers, follows, left = [], {"--rank": -1, "--lines": 100}, False, iter(words)
-    for word in left:
-        name, has_value, value = word.partition("=")
-        if word == "--follow":
-            follows = True
-        elif name in numbers:
-            given = value if has_value else next(left, "")
-            number = whole_number(given)
-            if number is None or not 0 <= number < 1_000_000:
-                raise UserError(f"{name} is {shown_value(given)}; allowed: 0 to 999,999")
-            numbers[name] = number
-        elif word.startswith("-"):
-            raise UserError(f"there is no flag {shown_value(word)}; usage: {USAGE}")
-        else:
-            folders.append(word)
-    if len(folders) != 1:
-        raise UserError(f"usage: {USAGE}")
-    rank = numbers["--rank"]
-    return Wish(
-        run_dir=Path(folders[0]), rank=None if rank < 0 else rank, num_lines=numbers["--lines"], follows=follows
-    )
 
 
 def shown(line: bytes) -> str:

@@ -16,19 +16,21 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
+from jobs.arguments import only_word, take_own_flags
 from jobs.chains.state import is_chain
 from jobs.chains.status import ChainStatus
 from jobs.monitor.status import refuse_no_run
 from jobs.monitor.view import View, drawn, drawn_chain, view_of
 from jobs.output import put
+from jobs.stages import usage_of
 from shards.errors import UserError
 from shards.output.quantities import clock
 from shards.output.terminal import columns_of, printable_name, unescaped
 from shards.pool import Pool
-from shards.schema.config_values import shown_value, whole_number
+from shards.schema.config_values import Range
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -93,9 +95,15 @@ def chain_line(chain: ChainStatus) -> str:
     return "  ".join([f"{done}/{len(chain.steps)} steps complete", chain.ending or ", ".join(going[:4])]).rstrip()
 
 
-USAGE = "patchline watch RUN|CHAIN [--seconds N]"
 _SLURM_SECONDS, _LINE_SECONDS = 10.0, 30.0
 _ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal, for Slurm's first answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchFlags:
+    """The flags of the command: the seconds between two pictures."""
+
+    seconds: Annotated[int, Range(1, 3600)] = 2
 
 
 class Asked:
@@ -153,7 +161,8 @@ class Asked:
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
     neither."""
-    folder, seconds = _wish(words)
+    flags, others = take_own_flags(WatchFlags, words)
+    folder = Path(only_word(others, usage=usage_of("watch")))
     if not is_chain(folder):
         refuse_no_run(folder)
         if view_of(folder) is None:
@@ -163,31 +172,12 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     try:
         if columns_of(sys.stdout) and sys.stdin.isatty():
             with suppress(KeyboardInterrupt):
-                _show(asked, seconds)
+                _show(asked, flags.seconds)
         else:
             _tell(asked)
     finally:
         asked.close()
     return exit_codes.DONE
-
-
-def _wish(words: list[str]) -> tuple[Path, int]:
-    folders, seconds, left = [], 2, iter(words)
-    for word in left:
-        name, has_value, value = word.partition("=")
-        if name == "--seconds":
-            given = value if has_value else next(left, "")
-            number = whole_number(given)
-            if number is None or not 1 <= number <= 3600:
-                raise UserError(f"--seconds is {shown_value(given)}; allowed: 1 to 3,600")
-            seconds = number
-        elif word.startswith("-"):
-            raise UserError(f"there is no flag {shown_value(word)}; usage: {USAGE}")
-        else:
-            folders.append(word)
-    if len(folders) != 1:
-        raise UserError(f"usage: {USAGE}")
-    return Path(folders[0]), seconds
 
 
 def _view(asked: Asked) -> View | None:

@@ -6,36 +6,53 @@ Figures 3, 4 and 5 of "An Image is Worth 16x16 Words". It reads the runs' own fi
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.arguments import take_own_flags
 from jobs.out_file import PAGES, refuse_no_page, write_page
 from jobs.output import put
 from jobs.reports.compare_facts import Point, gather, point_json, told_apart
 from jobs.reports.compare_page import render
 from jobs.reports.ls import folders_below
+from jobs.stages import usage_of
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
-USAGE = "patchline compare RUN|FOLDER ... [--out FILE.html] [--json]"
 _NAME, _MOST_POINTS, _MOST_NOTES = "compare.html", 2000, 3
 _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareFlags:
+    """The flags of the command: the page that is written, or, with `json`, none."""
+
+    out: str | None = None
+    json: bool = False
 
 
 def run(words: list[str]) -> int:
     """Writes the page and prints the table (with --json, only one JSON object for each point). UserError if there is no
     run in the folders, or the page cannot be written."""
-    folders, out, is_json = _taken(words)
+    flags, folders = take_own_flags(CompareFlags, words)
+    if unknown := next((word for word in folders if word.startswith("-")), ""):
+        raise UserError(f"unknown flag {shown_value(unknown)}; usage: {usage_of('compare')}")
+    if not folders:
+        raise UserError(f"no run is given; usage: {usage_of('compare')}")
+    if flags.out is not None:
+        _refuse_no_page(flags.out)
+    out = Path(flags.out or _NAME)
     logging.getLogger("jobs.record").setLevel(logging.WARNING)  # it tells of each record of an older version
     points, notes = _points(folders)
     if not points:
         raise _nothing(folders, notes)
     for note in notes:
         log.warning("left out: %s", printable_name(note))
-    if is_json:
+    if flags.json:
         put("".join(f"{json.dumps(point_json(one), allow_nan=False)}\n" for one in points))
         return exit_codes.DONE
     page = render(points, notes)
@@ -85,26 +102,6 @@ def _score(value: float | None, deviation: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
-
-
-def _taken(words: Sequence[str]) -> tuple[list[str], Path, bool]:
-    """The folders, the page and whether JSON is asked for."""
-    folders, out, is_json, left = list[str](), "", False, list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        if name == "--json" and not equals:
-            is_json = True
-        elif name == "--out":
-            out = value if equals else left.pop(0) if left else ""
-            _refuse_no_page(out)
-        elif word.startswith("-"):
-            raise UserError(f"unknown flag {shown_value(word)}; usage: {USAGE}")
-        else:
-            folders.append(word)
-    if not folders:
-        raise UserError(f"no run is given; usage: {USAGE}")
-    return folders, Path(out or _NAME), is_json
 
 
 def _refuse_no_page(out: str) -> None:

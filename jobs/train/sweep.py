@@ -12,7 +12,7 @@ from dataclasses import asdict
 from jobs import exit_codes
 from jobs.output import put
 from jobs.resolve import default_job
-from jobs.stages import TOOLS, WITH_SMOKE
+from jobs.stages import WITH_SMOKE, usage_of
 from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.sweep_results import best_of, scores_of, sweep_facts, sweep_json, sweep_table
@@ -24,14 +24,13 @@ from shards.schema.config_values import shown_value
 from shards.schema.differences import differences
 
 log = logging.getLogger(__name__)
-USAGE = f"patchline sweep {TOOLS['sweep'].second}"
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Runs what is not done, writes sweep.json and prints the table. The exit code of the first run that ends otherwise
     than with 0, but for one that cannot succeed (which is no candidate). UserError for what a run would refuse."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
-        raise UserError(f"usage: {USAGE}")
+        raise UserError(f"usage: {usage_of('sweep')}")
     plan = plan_of(words, default_job(words[0], words[1]))
     check(plan, override)
     tries = plan.tries()

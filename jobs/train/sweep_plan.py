@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.flags import Flag, flags_of, shown_run_flags
+from jobs.arguments import shown_run_flags, value_in
+from jobs.flags import Flag, flags_of
 from jobs.mistakes import unknown_flag
-from jobs.submittable import value_in
 from jobs.train.trials import METRICS, Metric, Trial
 from shards.errors import UserError
 from shards.schema.config_values import shown_value, whole_number, without_range

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from jobs import exit_codes
-from jobs.flags import take_run_flags
+from jobs.arguments import take_run_flags
 from jobs.ranks import run_ranks
 from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words, place_of

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.arguments import take_own_flags
 from jobs.output import put
 from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
-from jobs.submittable import Override, job_of_words, value_in
+from jobs.submittable import Override, job_of_words
 from jobs.train.sweep_plan import seeds_of
 from jobs.train.trials import Trial, TrialScore, refuse_others, run_all, score_of
 from shards.dataset import open_dataset
@@ -101,18 +102,25 @@ def mean_of(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> float | None:
 log = logging.getLogger(__name__)
 USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
 _NUM_IMAGES = 1000
-_OWN = ("--data-root", "--run-dir", "--tasks", "--seeds")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Words:
-    """The arguments of the command, parsed. `seeds`: of each task's runs; None: one, with the seed of its recipe."""
+class VtabFlags:
+    """The flags of the command itself. `seeds` None: each task is run once, with the seed of its recipe."""
 
-    root: str
-    folder: Path
-    names: tuple[str, ...]
-    seeds: tuple[int | None, ...]
-    more: tuple[str, ...]
+    data_root: str = ""
+    run_dir: str = ""
+    tasks: tuple[str, ...] = ()
+    seeds: str | None = None
+
+    def __post_init__(self) -> None:
+        known = [task.name for task in TASKS]
+        for name in self.tasks:
+            if name not in known:
+                raise UserError(f"{shown_value(name)} is no task of VTAB; allowed: {', '.join(known)}")
+        for flag, value in (("--data-root", self.data_root), ("--run-dir", self.run_dir)):
+            if not value:
+                raise UserError(f"{flag} is missing. usage: {USAGE}")
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
@@ -121,14 +129,19 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     one was run with other values."""
     if not words or words[0].startswith("-"):
         raise UserError(f"usage: {USAGE}")
-    taken = _taken(words[1:])
-    tasks = [task for task in TASKS if not taken.names or task.name in taken.names]
-    lacks = {task.name: _lacks(taken.root, task) for task in tasks}
+    flags, more = take_own_flags(VtabFlags, words[1:])
+    root, seeds = flags.data_root.rstrip("/"), _seeds(flags, more)
+    tasks = [task for task in TASKS if not flags.tasks or task.name in flags.tasks]
+    lacks = {task.name: _lacks(root, task) for task in tasks}
     there = [task for task in tasks if not lacks[task.name]]
-    trials = {(seed, task.name): _trial(task, words[0], taken, seed) for seed in taken.seeds for task in there}
+    trials = {
+        (seed, task.name): _trial(task, flags, weights=words[0], seed=seed, more=more)
+        for seed in seeds
+        for task in there
+    }
     if not trials:
         raise UserError(
-            f"{taken.root} has no task of VTAB: {lacks[tasks[0].name]}; pack each as TASK and TASK-test, TASK one of "
+            f"{root} has no task of VTAB: {lacks[tasks[0].name]}; pack each as TASK and TASK-test, TASK one of "
             f"{', '.join(task.name for task in TASKS)}"
         )
     for trial in trials.values():
@@ -140,10 +153,10 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     scores = {key: score_of(trial, override) for key, trial in trials.items()}
     rows = {
         seed: [TaskRow(task=task, score=scores.get((seed, task.name)), lacks=lacks[task.name]) for task in tasks]
-        for seed in taken.seeds
+        for seed in seeds
     }
     facts, table = _shown(rows)
-    write_whole(taken.folder / "vtab.json", (json.dumps(facts, indent=2, allow_nan=False) + "\n").encode())
+    write_whole(Path(flags.run_dir) / "vtab.json", (json.dumps(facts, indent=2, allow_nan=False) + "\n").encode())
     put(table)
     return code
 
@@ -156,29 +169,14 @@ def _shown(rows: Mapping[int | None, Sequence[TaskRow]]) -> tuple[dict[str, Any]
     return seed_facts(by_seed), seed_table(by_seed)
 
 
-def _taken(words: Sequence[str]) -> _Words:
-    """UserError for wrong words."""
-    names, more, group = [], [], ""
-    for word in words:
-        group = word.partition("=")[0] if word.startswith("--") else group
-        if group == "--tasks":
-            names += [one for one in (word.partition("=")[2] if word.startswith("--") else word,) if one]
-        elif group not in _OWN:
-            more.append(word)
-    known = [task.name for task in TASKS]
-    for name in names:
-        if name not in known:
-            raise UserError(f"{shown_value(name)} is no task of VTAB; allowed: {', '.join(known)}")
-    root, run_dir = (value_in(list(words), flag) for flag in ("--data-root", "--run-dir"))
-    for flag, value in (("--data-root", root), ("--run-dir", run_dir)):
-        if not value:
-            raise UserError(f"{flag} is missing. usage: {USAGE}")
-    seeds: tuple[int | None, ...] = (None,)
-    if any(word.partition("=")[0] == "--seeds" for word in words):
-        seeds = tuple(range(seeds_of(value_in(list(words), "--seeds"))))
-        if any(word.partition("=")[0] == "--seed" for word in words):
-            raise UserError("--seed and --seeds do not go together; --seeds N runs each task with the seeds 0 to N-1")
-    return _Words(root=root.rstrip("/"), folder=Path(run_dir), names=tuple(names), seeds=seeds, more=tuple(more))
+def _seeds(flags: VtabFlags, more: Sequence[str]) -> tuple[int | None, ...]:
+    """The seeds of each task's runs."""
+    if flags.seeds is None:
+        return (None,)
+    seeds = tuple(range(seeds_of(flags.seeds)))
+    if any(word.partition("=")[0] == "--seed" for word in more):
+        raise UserError("--seed and --seeds do not go together; --seeds N runs each task with the seeds 0 to N-1")
+    return seeds
 
 
 def _lacks(root: str, task: VtabTask) -> str:
@@ -194,12 +192,13 @@ def _lacks(root: str, task: VtabTask) -> str:
     return ""
 
 
-def _trial(task: VtabTask, weights: str, taken: _Words, seed: int | None) -> Trial:
-    data = (f"--data.url={taken.root}/{task.name}", f"--evaluation.url={taken.root}/{task.name}-test")
-    words = ("finetune", f"vtab_{task.name}", f"--initial.weights={weights}", *data, *taken.more)
-    folder, seeded = taken.folder / task.name, tuple[str, ...]()
+def _trial(task: VtabTask, flags: VtabFlags, *, weights: str, seed: int | None, more: Sequence[str]) -> Trial:
+    root = flags.data_root.rstrip("/")
+    data = (f"--data.url={root}/{task.name}", f"--evaluation.url={root}/{task.name}-test")
+    words = ("finetune", f"vtab_{task.name}", f"--initial.weights={weights}", *data, *more)
+    folder, seeded = Path(flags.run_dir) / task.name, tuple[str, ...]()
     if seed is not None:
-        folder, seeded = taken.folder / f"seed-{seed}" / task.name, (f"--seed={seed}",)
+        folder, seeded = Path(flags.run_dir) / f"seed-{seed}" / task.name, (f"--seed={seed}",)
     return Trial(folder=folder, values=(), words=(*words, f"--run-dir={folder}", *seeded), seed=seed)
 
 

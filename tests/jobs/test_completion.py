@@ -38,6 +38,8 @@ SCRIPTS = ("bash", "zsh", "fish")
         (["verify", ""], []),
         (["status", "--"], ["--json", "--help"]),
         (["logs", "runs/a", "--"], ["--rank", "--lines", "--follow", "--help"]),
+        (["doctor", "runs/a", "--j"], ["--json"]),
+        (["preflight", "--nodes", "2", "--d"], ["--deep"]),
         (["cancel", ""], []),
         (["nothing", ""], []),
         (["pretrain", "nothing", "--"], ["--help", "--help-all"]),

@@ -10,14 +10,14 @@ from jobs.flags import default_text, flags_of, sentences
 from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of
+from jobs.stages import STAGES, recipes_of
 from tests.rigs.faults import every_fault
 
 
 def jobs() -> Iterator[tuple[str, Any]]:
     """Stage and job, for every stage, and for every recipe of stages with recipes."""
     for stage, entry in STAGES.items():
-        words = list(recipes_of(stage)) if entry.second == RECIPE else [entry.second]
+        words = list(recipes_of(stage)) if entry.recipes else [""]
         yield from ((stage, default_job(stage, word)) for word in words)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import help as pages
-from jobs.flags import flags_of, shown_run_flags
+from jobs.arguments import second_word_first, shown_run_flags
+from jobs.flags import flags_of
 from jobs.mistakes import refuse_wrong_words, required_flags
-from jobs.models.predict import arranged
-from jobs.monitor.doctor import arranged as with_run
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of
+from jobs.stages import STAGES, recipes_of
 from tests.rigs.faults import differs, every_fault
 
 WIDTHS = (80, 120)
@@ -20,16 +19,16 @@ WIDTHS = (80, 120)
 
 def page(stage: str, word: str, *, everything: bool = False, width: int = 80) -> str:
     job = default_job(stage, word)
-    about = recipes_of(stage)[word].__doc__ or "" if STAGES[stage].second == RECIPE else ""
-    return pages.of_job(stage, word, job, about=about, everything=everything, width=width)
+    about = recipes_of(stage)[word].__doc__ or "" if STAGES[stage].recipes else ""
+    return pages.of_job(stage, word or STAGES[stage].usage, job, about=about, everything=everything, width=width)
 
 
 def words_of(stage: str) -> list[str]:
-    return list(recipes_of(stage)) if STAGES[stage].second == RECIPE else [STAGES[stage].second]
+    return list(recipes_of(stage)) if STAGES[stage].recipes else [""]
 
 
 def pages_of(stage: str, width: int) -> Iterator[str]:
-    yield pages.second_words(stage, recipes_of(stage) if STAGES[stage].second == RECIPE else {}, width)
+    yield pages.second_words(stage, recipes_of(stage) if STAGES[stage].recipes else {}, width)
     for word in words_of(stage):
         yield page(stage, word, width=width)
         yield page(stage, word, everything=True, width=width)
@@ -87,14 +86,12 @@ def test_choices_that_do_not_fit_beside_their_flag_are_below_it() -> None:
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "completion"])
 def test_examples_are_commands_that_would_run(stage: str) -> None:
     for example in STAGES[stage].examples:
-        first, *words = example.replace("'", "").split()
+        first, *given_words = example.replace("'", "").split()
         assert first == stage
-        has_second = bool(STAGES[stage].second)
-        second = words.pop(0) if has_second else ""
+        second, *words = second_word_first(stage, given_words, is_help=False)
         if second.endswith(".yaml"):
             continue
         job = default_job(stage, second)
-        words = {"predict": arranged, "doctor": with_run}.get(stage, list)(words)
         refuse_wrong_words(words, list(flags_of(job)), command=stage)
         given = {word for word in words if word.startswith("--")}
         assert {flag.name for flag in required_flags(list(flags_of(job)), STAGES[stage].required)} <= given
@@ -103,7 +100,7 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
 @every_fault
 def test_the_commands_in_docstrings_are_examples() -> Iterator[str]:
     for stage in STAGES:
-        for word in words_of(stage) if STAGES[stage].second == RECIPE else []:
+        for word in words_of(stage) if STAGES[stage].recipes else []:
             text = page(stage, word, width=140)
             is_example = f"patchline {stage} {word}" in text.partition("examples:")[2]
             if not is_example and stage not in ("plan", "verify-resume"):

@@ -18,7 +18,7 @@ from jobs.mistakes import (
 from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
-from jobs.stages import RECIPE, STAGES, recipes_of
+from jobs.stages import STAGES, recipes_of
 from pipeline.data.config import DataConfig
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -150,14 +150,12 @@ def test_a_folder_in_the_place_of_a_recipe(tmp_path: Path, stage: str, says: str
 
 def test_all_that_is_ever_suggested_is_there() -> None:
     """A table of words is of no use once a flag has another name."""
-    words = [
-        (stage, next(iter(recipes_of(stage))) if STAGES[stage].second == RECIPE else STAGES[stage].second)
-        for stage in STAGES
-    ]
+    words = [(stage, next(iter(recipes_of(stage))) if STAGES[stage].recipes else "") for stage in STAGES]
     there = {flag.name for stage, word in words for flag in flags_of(default_job(stage, word))}
     there |= {flag.name for recipe in recipes_of("pack").values() for flag in flags_of(recipe())}
     assert {flag for flags in _SYNONYMS.values() for flag in flags} - there == set()
     later = {"predict", "show"}
     assert set(_STAGES.values()) - set(STAGES) <= later
     for entry in STAGES.values():
-        assert {name for names in (*entry.required, *entry.usual) for name in names.split("|")} <= there
+        required = {name for names in entry.required for name in ((names,) if isinstance(names, str) else names)}
+        assert {*required, *entry.usual} <= there

@@ -7,7 +7,7 @@ from typing import get_type_hints
 import pytest
 
 from jobs.settings import models
-from jobs.stages import COMMANDS, RECIPE, STAGES, job_class, recipes_of
+from jobs.stages import COMMANDS, STAGES, job_class, recipes_of
 from tests.rigs.faults import differs, every_fault
 
 
@@ -30,7 +30,7 @@ def test_run_takes_the_job_of_the_table() -> Iterator[str]:
 
 @every_fault
 def test_recipes_return_the_job_of_the_table() -> Iterator[str]:
-    for stage in (name for name in STAGES if STAGES[name].second == RECIPE):
+    for stage in (name for name in STAGES if STAGES[name].recipes):
         for name, recipe in recipes_of(stage).items():
             yield from differs(f"{stage} {name}: the type of the job", type(recipe()), job_class(stage))
 

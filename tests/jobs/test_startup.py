@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.stages import RECIPE, STAGES, recipes_of
+from jobs.stages import STAGES, recipes_of
 from tests.rigs.images import class_folders
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -23,9 +23,9 @@ ANSWERED = [
     ["--version"],
     ["pretain"],
     ["completion", "bash"],
-    *([stage] for stage in STAGES if STAGES[stage].second),
+    *([stage] for stage in STAGES if STAGES[stage].usage),
     *([stage, "--help"] for stage in STAGES),
-    *([stage, next(iter(recipes_of(stage))), "--help-all"] for stage in STAGES if STAGES[stage].second == RECIPE),
+    *([stage, next(iter(recipes_of(stage))), "--help-all"] for stage in STAGES if STAGES[stage].recipes),
     ["pretrain", "cifar10_small_smoke", "--help"],
     ["pretrain", "digit"],
     ["pretrain", "digits_smoke"],

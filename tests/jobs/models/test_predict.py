@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from jobs.models.predict import PredictJob, arranged, run
+from jobs.models.predict import PredictJob, run
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset
 from shards.errors import UserError
@@ -107,19 +107,3 @@ def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
 def test_weights_are_asked_for() -> None:
     with pytest.raises(UserError, match="WEIGHTS is missing: give a run directory or its weights folder"):
         run(PredictJob(images=("a.png",)))
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        pytest.param(["a", "b"], ["--images", "a", "b"], id="images alone"),
-        pytest.param(["a", "--top", "3", "b"], ["--top", "3", "--images", "a", "b"], id="a flag between them"),
-        pytest.param(["--json", "a", "--top=3"], ["--json", "--top=3", "--images", "a"], id="flags without a word"),
-        pytest.param(["--images", "a", "b"], ["--images", "a", "b"], id="named"),
-        pytest.param(["--json", "--", "-a", "--b"], ["--json", "--images", "-a", "--b"], id="names that begin with -"),
-        pytest.param(["--top"], ["--top"], id="no value, which is said later"),
-        pytest.param(["--help"], ["--help"], id="help"),
-    ],
-)
-def test_images_may_stand_anywhere(words: list[str], expected: list[str]) -> None:
-    assert arranged(words) == expected

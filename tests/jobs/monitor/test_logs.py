@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.monitor.logs import shown, wish_of
+from jobs.monitor.logs import run, shown
 from shards.errors import UserError
 from tests.jobs.reports.test_ls import CHECKOUT, make
 from tests.rigs.processes import patchline
@@ -96,7 +96,7 @@ def test_follow(run_dir: Path) -> None:
 )
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        wish_of(words)
+        run(words, environ={})
     assert message in str(caught.value)
 
 

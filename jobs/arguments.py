@@ -1,0 +1,237 @@
+"""Takes the arguments of a command apart, before its job is known.
+
+Run flags are not fields of a job: they say where it runs and what it may do this once, and are never recorded. A tool,
+which has no job, declares its own flags as the fields of a dataclass.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, get_args, get_origin
+
+from jobs.flags import Flag, flags_of
+from jobs.stages import STAGES, job_class
+from shards.errors import UserError
+from shards.schema.config_values import shown_value, whole_number, without_none
+
+Own = TypeVar("Own")
+_MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory
+_TRAINING = ("pretrain", "finetune")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlag:
+    """A flag of `stages` with its sentence for the help; `value` is empty for a switch, which has no `default`."""
+
+    name: str
+    says: str
+    stages: tuple[str, ...]
+    value: str = ""
+    default: int | str = 1
+
+
+RUN_FLAGS = (
+    RunFlag(
+        name="--processes",
+        value="N",
+        says="Processes (ranks) to start on this machine: one per GPU, or sharing the CPUs.",
+        stages=(*_TRAINING, "evaluate", "fewshot"),
+    ),
+    RunFlag(
+        name="--extend",
+        says="Continue a run with more --steps than it was started with; the learning rate follows the longer "
+        "schedule from there on, and may jump: the command prints the change.",
+        stages=_TRAINING,
+    ),
+    RunFlag(
+        name="--profile",
+        value="FIRST:LAST",
+        says="Trace these steps with PyTorch's profiler, on rank 0: RUN/profile/steps-FIRST-LAST.json.gz, for "
+        "https://ui.perfetto.dev.",
+        stages=_TRAINING,
+        default="",
+    ),
+    RunFlag(
+        name="--overwrite",
+        says="Write to --out even though it has other content; only files of the same names are replaced.",
+        stages=("weights", "import", "export"),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The values of a command's run flags: the number of processes, the switches that are on (`extend`), and the steps
+    to trace."""
+
+    processes: int = 1
+    switches: tuple[str, ...] = ()
+    profile: range | None = None
+
+    def words(self) -> list[str]:
+        """The words that each rank gets."""
+        steps = self.profile
+        return [*(f"--{switch}" for switch in self.switches), *([f"--profile={steps[0]}:{steps[-1]}"] if steps else [])]
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that a stage's `run` takes beside its job."""
+        switches: dict[str, Any] = dict.fromkeys(self.switches, True)
+        return switches | ({"profile": self.profile} if self.profile else {})
+
+
+def run_flags_of(stage: str) -> tuple[RunFlag, ...]:
+    """The run flags of a stage."""
+    return tuple(flag for flag in RUN_FLAGS if stage in flag.stages)
+
+
+def shown_run_flags(stage: str) -> list[Flag]:
+    """The run flags as help and completion show them."""
+    return [
+        Flag(name=flag.name, takes=flag.value, sentence=flag.says, default=flag.default if flag.value else False)
+        for flag in run_flags_of(stage)
+    ]
+
+
+def take_run_flags(stage: str, words: Sequence[str]) -> tuple[list[str], RunOptions]:
+    """The words without the run flags, and the values of these. UserError if a value is wrong."""
+    known = {flag.name: flag for flag in run_flags_of(stage)}
+    left: list[str] = []
+    switches: list[str] = []
+    values: dict[str, Any] = {}
+    coming = iter(words)
+    for word in coming:
+        flag, equals, value = word.partition("=")
+        if flag not in known:
+            left.append(word)
+        elif known[flag].value:
+            given = value if equals else next(coming, "")
+            values[flag.removeprefix("--")] = _READ[flag](flag, given)
+        elif equals:
+            raise UserError(f"{flag} takes no value, and has {value!r}; leave out '={value}'")
+        else:
+            switches.append(flag.removeprefix("--"))
+    return left, RunOptions(switches=tuple(switches), **values)
+
+
+def _count(flag: str, value: str) -> int:
+    if not (number := whole_number(value)):
+        raise UserError(f"{flag} is {shown_value(value)}; allowed: whole numbers from 1 on, for example {flag} 2")
+    return number
+
+
+def _steps(flag: str, value: str) -> range:
+    first, _, last = value.partition(":")
+    found = whole_number(first), whole_number(last or first)
+    steps = range(found[0], found[1] + 1) if found[0] and found[1] else range(0)
+    if not 0 < len(steps) <= _MOST_PROFILED:
+        raise UserError(
+            f"{flag} is {shown_value(value)}; allowed: the first and the last step to trace, at most {_MOST_PROFILED} "
+            f"of them, for example {flag} 10:12"
+        )
+    return steps
+
+
+_READ: Mapping[str, Callable[[str, str], Any]] = {"--processes": _count, "--profile": _steps}
+
+
+def take_own_flags(kind: type[Own], words: Sequence[str]) -> tuple[Own, list[str]]:
+    """The flags of a tool as an instance of its dataclass `kind`, and the other words.
+
+    A field is a switch (bool), a text, several texts (a tuple), or a whole number with its range. UserError for a
+    number outside its range.
+    """
+    own = {f"--{field.name.replace('_', '-')}": field for field in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    others, left = list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        flag, equals, value = word.partition("=")
+        type_ = own[flag].type if flag in own else None
+        if type_ is None or (type_ is bool and equals):
+            others.append(word)
+            continue
+        name, given = own[flag].name, [value] if equals else []
+        if type_ is bool:
+            values[name] = True
+        elif get_origin(type_) is tuple:
+            while left and not left[0].startswith("--"):
+                given.append(left.pop(0))
+            values[name] = (*values.get(name, ()), *filter(None, given))
+        else:
+            text = value if equals else left.pop(0) if left else ""
+            values[name] = _own_value(flag, text, type_)
+    return kind(**values), others
+
+
+def only_word(others: Sequence[str], *, usage: str) -> str:
+    """The one word that a tool takes beside its flags. UserError with the usage for an unknown flag or other words."""
+    if unknown := next((word for word in others if word.startswith("-")), ""):
+        raise UserError(f"there is no flag {shown_value(unknown)}; usage: {usage}")
+    if len(others) != 1:
+        raise UserError(f"usage: {usage}")
+    return others[0]
+
+
+def _own_value(flag: str, text: str, type_: Any) -> str | int:
+    (plain,) = without_none(type_)
+    if plain is str:
+        return text
+    number, (_, allowed) = whole_number(text), get_args(plain)
+    if number is None or not allowed.holds(number):
+        raise UserError(f"{flag} is {shown_value(text)}; allowed: {allowed}")
+    return number
+
+
+def value_in(words: Sequence[str], flag: str) -> str:
+    """The last value of a flag among words of the form --flag=value or --flag value; empty if it has none."""
+    found = ""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            found = value if equals else next(iter(words[place + 1 :]), "")
+    return found
+
+
+def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str]:
+    """The words with the command's second word first, even if it was given as a flag; for help, it may be empty."""
+    stage = STAGES[name]
+    if stage.recipes:
+        return words
+    if is_help or not stage.field:
+        return ["", *words]
+    flag = f"--{stage.field}"
+    if stage.is_optional:
+        return ["", flag, *words] if words and words[0][:1] not in ("", "-") else ["", *words]
+    words = _placed_first(words, flag)
+    if not stage.more:
+        return words
+    switches = [word for one in flags_of(job_class(name)()) if not one.takes for word in one.names]
+    return [*words[:1], *_gathered(words[1:], f"--{stage.more}", switches=switches)]
+
+
+def _placed_first(words: list[str], flag: str) -> list[str]:
+    """The words with the value of a flag first, if it was given as a flag instead."""
+    if not words or not words[0].startswith("-"):
+        return words
+    for place, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            return [word.removeprefix(f"{flag}="), *words[:place], *words[place + 1 :]]
+        if word == flag and place + 1 < len(words):
+            return [words[place + 1], *words[:place], *words[place + 2 :]]
+    return words
+
+
+def _gathered(words: Sequence[str], flag: str, *, switches: Collection[str]) -> list[str]:
+    """The words with those that are no flag's value behind one `flag`, wherever they stand, and all after `--`.
+    `switches`: the flags without a value."""
+    others, values, left = list[str](), list[str](), list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            values += left
+            break
+        if not word.startswith("-"):
+            values.append(word)
+        elif word != flag:
+            takes_value = "=" not in word and word not in switches
+            others += [word, left.pop(0)] if takes_value and left else [word]
+    return [*others, flag, *values] if values else others
