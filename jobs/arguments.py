@@ -5,13 +5,21 @@ which has no job, declares its own flags as the fields of a dataclass.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, get_args, get_origin
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from jobs.flags import Flag, flags_of
+from jobs.mistakes import unknown_flag
 from jobs.stages import STAGES, job_class
 from shards.errors import UserError
-from shards.schema.config_values import shown_value, whole_number, without_none
+from shards.schema.config_values import (
+    allowed_instead,
+    shown_text,
+    shown_value,
+    whole_number,
+    without_none,
+    without_range,
+)
 
 Own = TypeVar("Own")
 _MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory
@@ -179,6 +187,93 @@ def _own_value(flag: str, text: str, type_: Any) -> str | int:
     if number is None or not allowed.holds(number):
         raise UserError(f"{flag} is {shown_value(text)}; allowed: {allowed}")
     return number
+
+
+def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> dict[str, Any]:
+    """The values of a job's flags among the words, by the names of the flags. UserError for the first word that is
+    neither a flag of the job nor a value of its flag."""
+    known = {name: flag for flag in flags for name in flag.names}
+    found: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, text = word.partition("=")
+        flag = known.get(name.replace("_", "-"))
+        if not word.startswith("-"):
+            raise UserError(
+                f"unexpected word {word!r}; a value follows its flag, as in --flag VALUE. See {command} --help"
+            )
+        if flag is None:
+            raise unknown_flag(name, [flag.name for flag in flags], command=command)
+        texts = [text] if equals else []
+        while not equals and left and not left[0].startswith("--") and (flag.is_many or not texts):
+            texts.append(left.pop(0))
+        found[flag.name] = _value(flag, texts, name=name)
+    return found
+
+
+def with_values(job: Any, values: Mapping[str, Any]) -> Any:
+    """The job with the values of some of its flags. UserError if the job refuses one."""
+    own: dict[str, Any] = {}
+    inside: dict[str, dict[str, Any]] = {}
+    for flag, value in values.items():
+        group, dot, rest = flag.removeprefix("--").replace("-", "_").partition(".")
+        if dot:
+            inside.setdefault(group, {})[rest] = value
+        else:
+            own[group] = value
+    return replace(job, **own, **{group: with_values(getattr(job, group), inner) for group, inner in inside.items()})
+
+
+def _value(flag: Flag, texts: list[str], *, name: str) -> Any:
+    if not flag.takes:
+        if texts:
+            raise UserError(f"{name} is a switch and takes no value; give {flag.name} or {flag.off}")
+        return name.replace("_", "-") == flag.name
+    if not texts and not flag.is_many:
+        raise UserError(f"{name} needs a value: {_allowed(flag)}")
+    if flag.may_be_none and texts == ["None"]:
+        return None
+    if get_origin(flag.kind) is tuple:
+        return _groups(flag, texts, name=name)
+    values = []
+    for text in texts:
+        value = _typed(text, without_range(flag.kind))
+        if value is None:
+            raise UserError(f"{name} is {shown_value(text)}; allowed: {_allowed(flag)}")
+        if instead := allowed_instead(value, flag.kind):
+            raise UserError(f"{name} is {shown_text(text)}; {instead}")
+        values.append(value)
+    return tuple(values) if flag.is_many else values[0]
+
+
+def _groups(flag: Flag, texts: Sequence[str], *, name: str) -> tuple[tuple[Any, ...], ...]:
+    """The values of a flag that takes several together, such as a URL and its weight. The job checks their ranges."""
+    kinds = [without_range(kind) for kind in get_args(flag.kind)]
+    values = [_typed(text, kinds[place % len(kinds)]) for place, text in enumerate(texts)]
+    if None in values or len(values) % len(kinds):
+        raise UserError(f"{name} is {shown_value(' '.join(texts))}; allowed: {flag.takes}")
+    return tuple(zip(*(values[place :: len(kinds)] for place in range(len(kinds))), strict=True))
+
+
+def _typed(text: str, kind: Any) -> Any:
+    """The value of a type that a text spells; None if it spells none."""
+    if get_origin(kind) is Literal:
+        return next((choice for choice in get_args(kind) if str(choice) == text), None)
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
+def _allowed(flag: Flag) -> str:
+    if flag.choices:
+        return " or ".join(flag.choices)
+    kinds = (text for word, text in _KINDS.items() if flag.takes.startswith(word))
+    return next(kinds, f"{flag.takes}, as in {flag.name} {flag.takes}")
+
+
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}
 
 
 def value_in(words: Sequence[str], flag: str) -> str:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from jobs import exit_codes
-from jobs.arguments import RunOptions, second_word_first, take_run_flags
+from jobs.arguments import RunOptions, second_word_first, take_run_flags, values_of, with_values
 from jobs.completion import ASK, candidates
 from jobs.endings import end_of
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
@@ -28,7 +28,6 @@ from jobs.mistakes import (
     refuse_bytes,
     refuse_lost_folder,
     refuse_missing,
-    refuse_wrong_words,
     unknown_stage,
 )
 from jobs.output import put
@@ -36,7 +35,7 @@ from jobs.ranks import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from jobs.warmup import with_warmup
-from shards.errors import StorageError, UnreachableError, UserError
+from shards.errors import StorageError, UnreachableError
 from shards.output.command_output import command_output
 from shards.output.terminal import columns_of, message_text
 
@@ -205,21 +204,11 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
 def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False, is_said: bool = True) -> Any:
     """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
     logged. UserError if a flag is wrong."""
-    refuse_wrong_words(words, list(flags_of(default)), command=command)
+    values = values_of(words, list(flags_of(default)), command=command)
     default, note = with_warmup(command.split()[1], default, words, extends=extends)
     if note and is_said and _rank() == 0:
         log.info(note)
-    return _changed(default, words, command=command) if words else default
-
-
-def _changed(default: Any, words: list[str], *, command: str) -> Any:
-    import tyro  # noqa: PLC0415 - takes 0.2 s, which help and errors can do without
-
-    try:
-        config = (tyro.conf.AvoidSubcommands,)
-        return tyro.cli(type(default), default=default, args=words, config=config, console_outputs=False)
-    except SystemExit as end:
-        raise UserError(f"these arguments could not be parsed: {' '.join(words)}. See {command} --help-all") from end
+    return with_values(default, values) if values else default
 
 
 def _no_second_word(stage: str, *, requested: bool) -> int:

@@ -13,7 +13,6 @@ from typing import Any, get_args, get_type_hints
 from jobs.flags import Flag
 from pipeline.models.config import NAMES, RESNETS, SIZES, ModelConfig
 from shards.errors import UserError
-from shards.schema.config_values import allowed_instead, shown_text, shown_value, without_range
 
 
 def kept_sizes(job: Any, words: Sequence[str]) -> str:
@@ -216,24 +215,6 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
     )
 
 
-def refuse_wrong_words(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> None:
-    """UserError for the first word that is neither a flag of the job nor a value of its flag."""
-    known = {name: flag for flag in flags for name in flag.names}
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        flag = known.get(name.replace("_", "-"))
-        if not word.startswith("-"):
-            raise UserError(
-                f"unexpected word {word!r}; a value follows its flag, as in --flag VALUE. See {command} --help"
-            )
-        if flag is None:
-            raise unknown_flag(name, [flag.name for flag in flags], command=command)
-        values = [value] if equals else _values_of(flag, left)
-        _refuse_wrong_values(flag, values, name=name)
-
-
 def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
     """The error for a flag that a command does not know."""
     meant = _meant(similar_flags(name, flags))
@@ -302,48 +283,3 @@ def _meant(near: Sequence[str]) -> str:
 
 def _last(flag: str) -> str:
     return flag.removeprefix("--").rpartition(".")[2]
-
-
-def _values_of(flag: Flag, left: list[str]) -> list[str]:
-    """Takes the values that follow a flag off the words that are left."""
-    values: list[str] = []
-    while left and not left[0].startswith("--") and (flag.is_many or not values):
-        values.append(left.pop(0))
-    return values
-
-
-def _refuse_wrong_values(flag: Flag, values: Sequence[str], *, name: str) -> None:
-    if not flag.takes:
-        if values:
-            raise UserError(f"{name} is a switch and takes no value; give {flag.name} or {flag.off}")
-        return
-    if not values and not flag.is_many:
-        raise UserError(f"{name} needs a value: {_allowed(flag)}")
-    for value in values:
-        try:
-            read = _read(flag, value)
-        except ValueError as error:
-            raise UserError(f"{name} is {shown_value(value)}; allowed: {_allowed(flag)}") from error
-        instead = allowed_instead(read, flag.kind) if isinstance(read, int | float) else ""
-        if instead:
-            raise UserError(f"{name} is {shown_text(value)}; {instead}")
-
-
-def _read(flag: Flag, value: str) -> Any:
-    """The value of a flag. ValueError if it is not of the flag's type."""
-    if flag.may_be_none and value == "None":
-        return None
-    if flag.choices and value not in flag.choices:
-        raise ValueError(value)
-    kind = without_range(flag.kind)
-    return kind(value) if kind in (int, float) else value
-
-
-def _allowed(flag: Flag) -> str:
-    if flag.choices:
-        return " or ".join(flag.choices)
-    kinds: Iterator[str] = (text for end, text in _KINDS.items() if flag.takes.startswith(end))
-    return next(kinds, f"{flag.takes}, as in {flag.name} {flag.takes}")
-
-
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}

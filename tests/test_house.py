@@ -45,7 +45,8 @@ ORDER = {
         "record",
         "cluster warmup",
         "help job_files planning",
-        "arguments endings mistakes ranks recipes",
+        "arguments",
+        "endings mistakes ranks recipes",
         "environment exit_codes flags interrupts out_file output settings stages",
     ),
     "pipeline": (
@@ -126,7 +127,6 @@ DOORS = {
     "torch.utils.tensorboard": ("pipeline/training/reporting/metrics.py",),
     "mlflow": ("pipeline/training/reporting/mlflow_logger.py",),
     "wandb": ("pipeline/training/reporting/wandb_logger.py",),
-    "tyro": ("jobs/cli.py",),
     "torch": ("pipeline/",),
     "simplejpeg": ("pipeline/data/", "shards/verifying/shard_checks.py"),
     "cv2": ("pipeline/data/",),

@@ -1,7 +1,7 @@
-"""Run flags, the flags of tools, and where the second word of a stage may stand."""
+"""Run flags, the flags of tools and of jobs, and where the second word of a stage may stand."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import pytest
 
@@ -14,10 +14,16 @@ from jobs.arguments import (
     take_own_flags,
     take_run_flags,
     value_in,
+    values_of,
+    with_values,
 )
+from jobs.flags import flags_of
+from jobs.recipes import pack
+from jobs.recipes.pretrain import digits_smoke
 from jobs.stages import STAGES
 from shards.errors import UserError
 from shards.schema.config_values import Range
+from shards.schema.differences import differences
 
 
 @pytest.mark.parametrize(
@@ -171,3 +177,76 @@ def test_the_second_word_comes_first(stage: str, words: list[str], expected: lis
 )
 def test_the_images_of_predict_may_stand_anywhere(words: list[str], expected: list[str]) -> None:
     assert second_word_first("predict", ["w", *words], is_help=False) == ["w", *expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps"], "--steps needs a value: a whole number"),
+        (["--steps", "--seed", "1"], "--steps needs a value: a whole number"),
+        (["--steps", "ten"], "--steps is 'ten'; allowed: a whole number"),
+        (["--steps=1.5"], "--steps is '1.5'; allowed: a whole number"),
+        (["--clip-norm", "x"], "--clip-norm is 'x'; allowed: a number"),
+        (["--engine.zero-stage", "4"], "--engine.zero-stage is '4'; allowed: 1 or 2 or 3"),
+        (["--model.resnet-units", "3", "x"], "--model.resnet-units is 'x'; allowed: a whole number"),
+        (["--steps", "0"], "--steps is 0; allowed: 1 to 1,000,000,000"),
+        (["--optimizer.weight-decay", "-1"], "--optimizer.weight-decay is -1; allowed: 0 or more"),
+        (["--optimizer.weight-decay=nan"], "--optimizer.weight-decay is nan; allowed: a finite number"),
+        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed: 1 to 1,000"),
+        (["--evaluation.transform.short_side", "-1"], "--evaluation.transform.short_side is -1; allowed: 0 (256/224"),
+        (["--steps", "1", "2"], "unexpected word '2'; a value follows its flag"),
+        (["stray"], "unexpected word 'stray'"),
+        (
+            ["--data.augment.flip", "yes"],
+            "--data.augment.flip is a switch and takes no value; give --data.augment.flip or",
+        ),
+        (["--data.augment.flip=no"], "is a switch and takes no value"),
+        (["-s", "3"], "unknown flag -s"),
+        (["--out-dir", "-x"], "unknown flag --out-dir"),
+        (["--steps", "-x"], "--steps is '-x'; allowed: a whole number"),
+        (["--data.mix", "a"], "--data.mix is 'a'; allowed: URL WEIGHT ..."),
+        (["--data.mix", "a", "b"], "--data.mix is 'a b'; allowed: URL WEIGHT ..."),
+    ],
+)
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        values_of(words, list(flags_of(digits_smoke())), command="patchline pretrain digits_smoke")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ([], {}),
+        (["--steps", "3", "--seed=4", "--run_dir", "-x"], {"--steps": 3, "--seed": 4, "--run-dir": "-x"}),
+        (["--data.augment.flip", "--data.augment.no-flip"], {"--data.augment.flip": False}),
+        (["--data.augment.no_flip", "--data.augment.flip"], {"--data.augment.flip": True}),
+        (["--steps", "3", "--steps", "4", "--run-dir", ""], {"--steps": 4, "--run-dir": ""}),
+        (["--model.resnet-units", "3", "4"], {"--model.resnet-units": (3, 4)}),
+        (["--model.resnet-units", "None", "--model.patch=None"], {"--model.resnet-units": None, "--model.patch": None}),
+        (["--schedule.learning-rate", "1e-3"], {"--schedule.learning-rate": 1e-3}),
+        (["--model.head-bias", "-10"], {"--model.head-bias": -10.0}),
+        (["--data.mix", "s3://a/b", "2", "c", "0.5"], {"--data.mix": (("s3://a/b", 2.0), ("c", 0.5))}),
+        (["--data.mix"], {"--data.mix": ()}),
+        (["--engine.zero-stage", "3", "--device", "cpu"], {"--engine.zero-stage": 3, "--device": "cpu"}),
+    ],
+)
+def test_the_values_of_a_jobs_flags(words: list[str], values: dict[str, Any]) -> None:
+    found = values_of(words, list(flags_of(digits_smoke())), command="patchline pretrain digits_smoke")
+    assert found == values
+    assert list(map(type, found.values())) == list(map(type, values.values()))  # 3 is also 3.0
+
+
+def test_a_job_with_other_values() -> None:
+    recipe = digits_smoke()
+    values = {"--steps": 70, "--data.augment.flip": True, "--data.url": "d", "--schedule.learning-rate": 0.5}
+    found = differences(asdict(recipe), asdict(with_values(recipe, values)))
+    assert {f"--{each.field}".replace("_", "-"): each.now for each in found} == values
+    assert with_values(recipe, {}) == recipe
+    with pytest.raises(UserError, match=r"schedule\.warmup_steps is 30, not below the 7 steps of the run"):
+        with_values(recipe, {"--steps": 7})
+
+
+def test_a_source_keeps_its_kind() -> None:
+    found = with_values(pack.folder(), {"--source.root": "photos"})
+    assert asdict(found.source) == asdict(pack.folder().source) | {"root": "photos"}

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from jobs import help as pages
+from jobs.arguments import values_of
 from jobs.chains.file import ChainConfig, StepConfig
 from jobs.cluster.settings import ClusterConfig
 from jobs.flags import Flag, flags_of, groups_of, sentences
 from jobs.job_files import Fields, job_from, read_tree
-from jobs.mistakes import refuse_wrong_words, required_flags
+from jobs.mistakes import required_flags
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
@@ -289,7 +290,7 @@ def test_flags_name_the_wrong_value() -> Iterator[str]:
             where = f"{type(job).__name__}: the refusal of {wrong.flag.name} {wrong.value}"
             message = ""
             try:
-                refuse_wrong_words([wrong.flag.name, str(wrong.value)], flags, command="patchline x")
+                values_of([wrong.flag.name, str(wrong.value)], flags, command="patchline x")
             except UserError as error:
                 message = str(error)
             yield from differs(where, repr(message), repr(wrong.message(wrong.flag.name)))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import help as pages
-from jobs.arguments import second_word_first, shown_run_flags
+from jobs.arguments import second_word_first, shown_run_flags, values_of
 from jobs.flags import flags_of
-from jobs.mistakes import refuse_wrong_words, required_flags
+from jobs.mistakes import required_flags
 from jobs.resolve import default_job
 from jobs.stages import STAGES, recipes_of
 from tests.rigs.faults import differs, every_fault
@@ -92,7 +92,7 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
         if second.endswith(".yaml"):
             continue
         job = default_job(stage, second)
-        refuse_wrong_words(words, list(flags_of(job)), command=stage)
+        values_of(words, list(flags_of(job)), command=stage)
         given = {word for word in words if word.startswith("--")}
         assert {flag.name for flag in required_flags(list(flags_of(job)), STAGES[stage].required)} <= given
 

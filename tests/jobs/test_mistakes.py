@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from jobs.arguments import values_of
 from jobs.flags import flags_of
 from jobs.mistakes import (
     _STAGES,
     _SYNONYMS,
     refuse_missing,
-    refuse_wrong_words,
     required_flags,
     similar_flags,
     unknown_recipe,
@@ -49,7 +49,7 @@ def test_flags_that_may_be_meant_in_training(word: str, meant: str) -> None:
     names = [flag.name for flag in TRAINING]
     assert similar_flags(word, names)[0] == meant
     with pytest.raises(UserError, match=rf"unknown flag {word} of patchline x; did you mean {meant}"):
-        refuse_wrong_words([word, "1"], TRAINING, command="patchline x")
+        values_of([word, "1"], TRAINING, command="patchline x")
 
 
 @pytest.mark.parametrize(
@@ -61,50 +61,7 @@ def test_the_same_word_means_another_flag_in_packing(word: str, meant: str) -> N
 
 def test_nothing_is_suggested_for_nonsense() -> None:
     with pytest.raises(UserError, match="unknown flag --xyzzy of patchline x; patchline x --help-all lists all flags"):
-        refuse_wrong_words(["--xyzzy"], TRAINING, command="patchline x")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--steps"], "--steps needs a value: a whole number"),
-        (["--steps", "--seed", "1"], "--steps needs a value: a whole number"),
-        (["--steps", "ten"], "--steps is 'ten'; allowed: a whole number"),
-        (["--steps=1.5"], "--steps is '1.5'; allowed: a whole number"),
-        (["--clip-norm", "x"], "--clip-norm is 'x'; allowed: a number"),
-        (["--engine.zero-stage", "4"], "--engine.zero-stage is '4'; allowed: 1 or 2 or 3"),
-        (["--model.resnet-units", "3", "x"], "--model.resnet-units is 'x'; allowed: a whole number"),
-        (["--steps", "0"], "--steps is 0; allowed: 1 to 1,000,000,000"),
-        (["--optimizer.weight-decay", "-1"], "--optimizer.weight-decay is -1; allowed: 0 or more"),
-        (["--optimizer.weight-decay=nan"], "--optimizer.weight-decay is nan; allowed: a finite number"),
-        (["--model.resnet-units", "3", "0"], "--model.resnet-units is 0; allowed: 1 to 1,000"),
-        (["--evaluation.transform.short_side", "-1"], "--evaluation.transform.short_side is -1; allowed: 0 (256/224"),
-        (["--steps", "1", "2"], "unexpected word '2'; a value follows its flag"),
-        (["stray"], "unexpected word 'stray'"),
-        (
-            ["--data.augment.flip", "yes"],
-            "--data.augment.flip is a switch and takes no value; give --data.augment.flip or",
-        ),
-        (["--data.augment.flip=no"], "is a switch and takes no value"),
-        (["-s", "3"], "unknown flag -s"),
-    ],
-)
-def test_wrong_words(words: list[str], message: str) -> None:
-    with pytest.raises(UserError) as raised:
-        refuse_wrong_words(words, TRAINING, command="patchline pretrain digits_smoke")
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--steps", "3", "--seed=4", "--run_dir", "x", "--data.augment.no-flip", "--data.augment.flip"],
-        ["--model.resnet-units", "3", "4", "--model.patch", "None", "--schedule.learning-rate", "1e-3"],
-        ["--model.head-bias", "-10", "--data.mix", "s3://a/b", "2", "c", "0.5"],
-    ],
-)
-def test_right_words(words: list[str]) -> None:
-    refuse_wrong_words(words, TRAINING, command="patchline pretrain digits_smoke")
+        values_of(["--xyzzy"], TRAINING, command="patchline x")
 
 
 def test_what_is_missing_is_named_all_at_once() -> None:

@@ -14,7 +14,7 @@ from tests.rigs.images import class_folders
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 HEAVY = (
     *("torch", "numpy", "pyarrow", "PIL", "cv2", "scipy", "sklearn", "deepspeed", "boto3", "webdataset", "simplejpeg"),
-    *("matplotlib", "jinja2", "tensorboard", "tyro", "pydantic", "rich", "yaml"),
+    *("matplotlib", "jinja2", "tensorboard", "pydantic", "rich", "yaml"),
 )
 MOST_MODULES = 340  # about 320 are loaded, most of them Python's own
 ANSWERED = [

@@ -9,7 +9,7 @@ import pytest
 from tests.rigs.images import class_folders
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-_LIBRARIES = ("torch", "yaml", "numpy", "pyarrow", "tyro", "pydantic", "boto3", "rich", "moto", "deepspeed")
+_LIBRARIES = ("torch", "yaml", "numpy", "pyarrow", "pydantic", "boto3", "rich", "moto", "deepspeed")
 THEIRS = ("jobs/__init__.py", "pipeline/__init__.py", "shards/__init__.py", *(f"{name}.py" for name in _LIBRARIES))
 
 
