@@ -205,7 +205,7 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
     """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
     logged. UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
-    default, note = with_warmup(command.split()[1], default, words, extends=extends)
+    default, note = with_warmup(command.split()[1], default, values, extends=extends)
     if note and is_said and _rank() == 0:
         log.info(note)
     return with_values(default, values) if values else default

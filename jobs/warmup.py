@@ -1,11 +1,10 @@
 """Scales the warm-up of a run that is shorter than its recipe, as with `--steps 3` of 300."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jobs.arguments import value_in
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.schema.config_values import whole_number
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from jobs.job_files import Tree
 
 Job = TypeVar("Job", bound=TrainingJob)
-_STEPS, _WARMUP, _RUN_DIR = "--{}steps", "--{}schedule.warmup-steps", "--run-dir"
+_WARMUP = "schedule.warmup-steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +24,22 @@ class _Recorded:
     warmup: int
 
 
-def with_warmup(stage: str, default: Any, words: Sequence[str], *, extends: bool = False) -> tuple[Any, str]:
-    """The job that a command starts from, with a warm-up that fits the flags in `words`, and a note for the user (empty
-    if nothing changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
+def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends: bool = False) -> tuple[Any, str]:
+    """The job that a command starts from, with a warm-up that fits the `values` of its flags, and a note for the user
+    (empty if nothing changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
 
     An existing run keeps its warm-up if the command has the same steps or `extends` it.
     """
     if stage == "plan":
-        training, note = _scaled_by_words(default.training, words, prefix="training.")
+        training, note = _scaled_by_flags(default.training, values, prefix="--training.")
         return (replace(default, training=training), note) if note else (default, "")
     if not isinstance(default, TrainingJob):
         return default, ""
-    run_dir = value_in(words, _RUN_DIR) or default.run_dir
+    run_dir = values.get("--run-dir") or default.run_dir
     recorded = _recorded(Path(run_dir) / "job.yaml")
-    if recorded and (extends or str(recorded.steps) == value_in(words, _STEPS.format(""))):
-        return _kept(default, recorded.warmup, words, run_dir=run_dir)
-    return (default, "") if extends else _scaled_by_words(default, words)
+    if recorded and (extends or recorded.steps == values.get("--steps")):
+        return _kept(default, recorded.warmup, values, run_dir=run_dir)
+    return (default, "") if extends else _scaled_by_flags(default, values)
 
 
 def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
@@ -69,17 +68,17 @@ def _steps(number: int) -> str:
     return f"{number} {'step' if number == 1 else 'steps'}"
 
 
-def _scaled_by_words(recipe: TrainingJob, words: Sequence[str], *, prefix: str = "") -> tuple[TrainingJob, str]:
-    number, flag = whole_number(value_in(words, _STEPS.format(prefix))), _WARMUP.format(prefix)
-    if number is None or value_in(words, flag):
+def _scaled_by_flags(recipe: TrainingJob, values: Mapping[str, Any], *, prefix: str = "--") -> tuple[TrainingJob, str]:
+    steps, flag = values.get(f"{prefix}steps"), f"{prefix}{_WARMUP}"
+    if steps is None or flag in values:
         return recipe, ""
-    return scaled(recipe, steps=number, keep=f"{flag} {recipe.schedule.warmup_steps}")
+    return scaled(recipe, steps=steps, keep=f"{flag} {recipe.schedule.warmup_steps}")
 
 
-def _kept(recipe: TrainingJob, warmup: int, words: Sequence[str], *, run_dir: str) -> tuple[TrainingJob, str]:
+def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_dir: str) -> tuple[TrainingJob, str]:
     """The recipe with the warm-up of the run in the run directory."""
     own = recipe.schedule.warmup_steps
-    if warmup == own or warmup >= recipe.steps or value_in(words, _WARMUP.format("")):
+    if warmup == own or warmup >= recipe.steps or f"--{_WARMUP}" in values:
         return recipe, ""
     return _warmed_up(recipe, warmup), f"warm-up {_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
 
