@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,6 +91,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if argv[0] in HIDDEN:
         return _of_scripts(argv[0], argv[1:])
     if argv[0] == "--version":
+        from importlib.metadata import version  # noqa: PLC0415 - with 40 modules that help can do without
+
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], argv[1:]
     if stage in TOOLS:

@@ -194,7 +194,7 @@ STAGES = {
     "inspect": Stage(
         summary="draw what a model has learned: filters, positions, attention",
         module="jobs.models.inspect",
-        job=("jobs.models.inspect", "InspectJob"),
+        job=("jobs.settings.models", "InspectJob"),
         field="weights",
         takes_file=True,
         required=("--weights",),

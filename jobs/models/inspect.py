@@ -2,43 +2,19 @@
 
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from jobs import exit_codes
 from jobs.out_file import write_out
 from jobs.output import put
-from pipeline.config_values import Device
+from jobs.settings.models import InspectJob
 from pipeline.runs.facts import read_facts
 from shards.errors import UserError
 from shards.output.terminal import printable_name
-from shards.schema.config_values import Range, refuse_wrong_values
 
 log = logging.getLogger(__name__)
 _KINDS = (".jpg", ".jpeg", ".png", ".webp")
 _FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "tensorboard"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InspectJob:
-    """Which weights to look into, and on which images."""
-
-    weights: str = ""
-    """Weights folder (RUN/weights), or the run directory."""
-    images: str = ""
-    """Folder of JPEG, PNG or WebP files to show attention on; empty: only figures that need no image."""
-    out: str = ""
-    """Folder for the figures and inspect.json; empty: inspect/ in the run directory or weights folder."""
-    max_images: Annotated[int, Range(1, 4096)] = 128
-    """Images to average attention distances over, the first of the folder by name; the paper has 128."""
-    resample_to: Annotated[int, Range(0, 16_384, zero="384/224 of the model's size")] = 0
-    """Image size in pixels to show resampled position embeddings for; 0: 384/224 of the model's size."""
-    device: Device = "auto"
-    """Where to compute; auto: the GPU if there is one, else the CPU."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
 
 def run(job: InspectJob) -> int:

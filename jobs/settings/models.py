@@ -211,6 +211,27 @@ class DoctorJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InspectJob:
+    """Which weights to look into, and on which images."""
+
+    weights: str = ""
+    """Weights folder (RUN/weights), or the run directory."""
+    images: str = ""
+    """Folder of JPEG, PNG or WebP files to show attention on; empty: only figures that need no image."""
+    out: str = ""
+    """Folder for the figures and inspect.json; empty: inspect/ in the run directory or weights folder."""
+    max_images: Annotated[int, Range(1, 4096)] = 128
+    """Images to average attention distances over, the first of the folder by name; the paper has 128."""
+    resample_to: Annotated[int, Range(0, 16_384, zero="384/224 of the model's size")] = 0
+    """Image size in pixels to show resampled position embeddings for; 0: 384/224 of the model's size."""
+    device: Device = "auto"
+    """Where to compute; auto: the GPU if there is one, else the CPU."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightsJob:
     """Which checkpoint of a run, and where its weights go."""
 

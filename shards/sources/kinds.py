@@ -1,7 +1,5 @@
 """Every kind of image collection that can be packed. `kind` tells them apart in a written job."""
 
-from importlib.metadata import version
-
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.digits import DigitsSource
 from shards.sources.entry import Entry, Reader
@@ -27,5 +25,7 @@ Source = DigitsSource | FolderSource | FlatSource | ClassTarsSource | TarOfTarsS
 
 def tool_versions(source: Source) -> dict[str, str]:
     """Versions of the libraries that can change a written byte."""
+    from importlib.metadata import version
+
     packages = ["numpy", "pillow", "pyarrow"] + ["scikit-learn"] * isinstance(source, DigitsSource)
     return {package: version(package) for package in packages}
