@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 
@@ -126,6 +126,8 @@ _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _MOST_DIGITS = 400  # of a whole number: any with more is far out of range, and Python reads no more than 4,300
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_MOST_FAULTS = 8  # that a message lists
+Config = TypeVar("Config")
 _WRONG = object()  # in place of a faulty value, until the whole file is read
 
 
@@ -162,6 +164,31 @@ def job_from(
     """
     report = Report(root=kind, later=later, renamed=renamed)
     return _group(kind, tree, base=base, name="", report=report), report
+
+
+def read_config(
+    path: Path,
+    kind: type[Config],
+    *,
+    example: str,
+    todo: str,
+    base: Config | None = None,
+    later: Mapping[str, tuple[str, ...]] = _NOTHING,
+) -> Config:
+    """The dataclass in a YAML file that is no job; `base` and `later` as for `job_from`. UserError with the lines of
+    what is wrong. `example` is a file to copy, and `todo` says what to give instead of a file that cannot be read."""
+    tree = read_tree(path, todo=todo)
+    if not isinstance(tree, Fields):
+        raise UserError(f"{path} has no fields; copy {example} and change it")
+    found, report = job_from(tree, kind=kind, base=base, later=later)
+    faults = [
+        f"{path}, line {line}: {message}" if line else f"{path}: {message}" for line, message in sorted(report.faults)
+    ]
+    faults += [f"{path}: {name} is missing" for name in report.missing]
+    if faults:
+        raise UserError("\n".join(faults[:_MOST_FAULTS]))
+    config: Config = found
+    return config
 
 
 def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> Any:

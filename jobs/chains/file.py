@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 from jobs.cluster.settings import refuse_wrong_limit
-from jobs.job_files import Fields, job_from, read_tree
+from jobs.job_files import read_config
 from jobs.mistakes import similar
 from jobs.submittable import SUBMITTED, submitted_stage
 from shards.errors import UserError
@@ -126,20 +126,9 @@ class ChainConfig:
 
 def read_chain(path: Path) -> ChainConfig:
     """The chain in a YAML file. UserError, with the line, for what is wrong."""
-    tree = read_tree(path, todo="give a chain, such as your copy of slurm/chain.example.yaml")
-    if not isinstance(tree, Fields):
-        raise UserError(f"{path} has no fields; copy slurm/chain.example.yaml and change it")
+    example = "slurm/chain.example.yaml"
     optional = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
-    try:
-        found, report = job_from(
-            tree, kind=ChainConfig, base=None, later={"StepConfig": optional, "ChainConfig": ("rounds",)}
-        )
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    faults = [
-        f"{path}, line {line}: {message}" if line else f"{path}: {message}" for line, message in sorted(report.faults)
-    ]
-    faults += [f"{path}: {name} is missing" for name in report.missing]
-    if faults:
-        raise UserError("\n".join(faults[:8]))
-    return cast("ChainConfig", found)
+    later = {"StepConfig": optional, "ChainConfig": ("rounds",)}
+    return read_config(
+        path, ChainConfig, example=example, todo=f"give a chain, such as your copy of {example}", later=later
+    )

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from jobs.cluster.secret_names import refuse_secret_lines
-from jobs.job_files import Fields, job_from, read_tree
+from jobs.job_files import read_config
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
@@ -161,17 +161,10 @@ def asked_seconds(limit: str) -> int | None:
 
 def read_cluster(path: Path) -> ClusterConfig:
     """The settings in a YAML file. UserError, with the line, for what is wrong."""
-    tree = read_tree(path, todo="give --cluster your copy of slurm/cluster.example.yaml")
-    if not isinstance(tree, Fields):
-        raise UserError(f"{path} has no fields; copy slurm/cluster.example.yaml and change it")
-    try:
-        found, report = job_from(tree, kind=ClusterConfig, base=ClusterConfig())
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    if report.faults:
-        faults = [(f"{path}, line {line}" if line else str(path), message) for line, message in sorted(report.faults)]
-        raise UserError("\n".join(f"{where}: {message}" for where, message in faults[:8]))
-    return cast("ClusterConfig", found)
+    example = "slurm/cluster.example.yaml"
+    return read_config(
+        path, ClusterConfig, example=example, todo=f"give --cluster your copy of {example}", base=ClusterConfig()
+    )
 
 
 def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:

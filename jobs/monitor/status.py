@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.arguments import take_own_flags
 from jobs.chains.state import is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.unit_jobs import chain_tasks
@@ -45,13 +44,6 @@ _PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusFlags:
-    """The flags of the command: whether it prints JSON instead of tables."""
-
-    json: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Status:
     """A run's jobs, newest first, and what is to be said about them, most important first. `complaint`: why Slurm says
     nothing of them."""
@@ -68,10 +60,10 @@ class Status:
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Prints a table, or one line of JSON per run; 0 if every run could be read. UserError for what is no run."""
-    flags, others = take_own_flags(StatusFlags, words)
-    if unknown := next((word for word in others if word.startswith("-")), ""):
-        raise UserError(f"there is no flag {unknown}; usage: {usage_of('status')}")
-    named = others or ["."]
+    unknown = [word for word in words if word.startswith("-") and word != "--json"]
+    if unknown:
+        raise UserError(f"there is no flag {unknown[0]}; usage: {usage_of('status')}")
+    named = [word for word in words if word != "--json"] or ["."]
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
     outputs = outputs_in(named, environ) if has_slurm else {}
     folders = [Path(word) for word in named if word not in outputs]
@@ -82,7 +74,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     shown = _statuses(_runs(folders, now), asked, silence)
     if silence := silence or next((status.complaint for _, status in shown if status.complaint), ""):
         log.warning("%s", silence)
-    if flags.json:
+    if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
         lines += outputs_json(outputs)
         put("".join(json.dumps(line) + "\n" for line in lines))
