@@ -35,6 +35,7 @@ from jobs.resolve import default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError
+from shards.local_file import at_home
 from shards.output.command_output import command_output
 from shards.output.terminal import columns_of, message_text
 
@@ -94,7 +95,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         from importlib.metadata import version  # noqa: PLC0415 - with 40 modules that help can do without
 
         return _show(f"patchline {version('patchline')}\n", requested=True)
-    stage, words = argv[0], argv[1:]
+    stage, words = argv[0], [_at_home(word) for word in argv[1:]]
     if stage in TOOLS:
         return _tool(stage, words, interrupts)
     if stage not in STAGES:
@@ -116,6 +117,12 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
         again = [stage, *words, *options.words()]
         return run_ranks(again, num_ranks=options.processes, environ=os.environ, run_dir=job.run_dir)
     return _start(stage, words, job, options, interrupts)
+
+
+def _at_home(word: str) -> str:
+    """The word with the home folder for `~`, which a shell leaves as it is in `--flag=~/x` and in quotes."""
+    flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{flag}{equals}{at_home(value)}"
 
 
 def _of_scripts(name: str, words: list[str]) -> int:

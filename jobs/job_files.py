@@ -17,7 +17,7 @@ import yaml
 
 from jobs.mistakes import known_instead
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.local_file import at_home, read_local_file
 from shards.schema.config_values import allowed_instead, shown_text, without_range
 
 MOST_BYTES = 256 * 1024  # a job has 4 kB
@@ -103,7 +103,8 @@ def _refused(problem: str, node: Any) -> yaml.MarkedYAMLError:
 def _tree(node: yaml.Node) -> Tree:
     line = node.start_mark.line + 1
     if isinstance(node, yaml.ScalarNode):
-        return Scalar(text=node.value, is_plain=node.style is None, line=line)
+        text = at_home(node.value) if "/" in node.value else node.value  # `~` alone is YAML's null
+        return Scalar(text=text, is_plain=node.style is None, line=line)
     if isinstance(node, yaml.SequenceNode):
         return Items(items=tuple(_tree(item) for item in node.value), line=line)
     return _fields(node, line)

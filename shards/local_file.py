@@ -8,6 +8,11 @@ from shards.errors import InvalidDataError
 from shards.storage.local_read import open_regular, read_whole
 
 
+def at_home(path: str) -> str:
+    """A path with `~` or `~user` at its beginning replaced by the home folder, as a shell does it; else as it is."""
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111 - Path raises for unknown users
+
+
 def read_local_file(path: str | Path, *, most_bytes: int) -> bytes:
     """The file's bytes, whatever links lead to it.
 

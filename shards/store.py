@@ -1,6 +1,5 @@
 """Where bytes lie: a folder, an S3 prefix, or objects of any bucket."""
 
-import os
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shards.errors import ImageRefusedError, UserError
+from shards.local_file import at_home
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError, Store, checked_path, without_secrets
 
@@ -31,7 +31,7 @@ def open_store(url: str) -> Store:
     if not separator:
         if not url:
             raise UserError("a dataset URL is empty; give a folder or s3://bucket/prefix")
-        return LocalStore(str(Path(os.path.expanduser(url))))  # noqa: PTH111 - Path raises where there is no such user
+        return LocalStore(str(Path(at_home(url))))
     shown = without_secrets(url)
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
