@@ -186,7 +186,7 @@ def _lacks(root: str, task: VtabTask) -> str:
     except UnreachableError:
         raise
     except UserError as error:
-        return str(error).partition(",")[0]
+        return str(error).partition(";")[0].partition(",")[0]
     if train.num_samples != _NUM_IMAGES:
         log.warning("%s has %s images; VTAB-1k has %s", task.name, f"{train.num_samples:,}", f"{_NUM_IMAGES:,}")
     return ""

@@ -81,7 +81,7 @@ def test_tasks_that_are_there_are_run_and_the_others_named(tmp_path: Path) -> No
     assert ended.code == 0, ended.errors
     assert "dtd has 359 images; VTAB-1k has 1,000" in ended.errors
     assert re.search(r"natural +dtd +0\.\d{4}\n", ended.output)
-    assert re.search(r"specialized +eurosat +missing: .*/eurosat-test has no manifest\.json\n", ended.output)
+    assert re.search(r"specialized +eurosat +missing: there is nothing at .*/eurosat-test'\n", ended.output)
     assert json.loads((tmp_path / "runs" / "vtab.json").read_text())["tasks"]["dtd"]["state"] == "done"
 
 
@@ -97,7 +97,7 @@ def test_tasks_that_are_there_are_run_and_the_others_named(tmp_path: Path) -> No
         ),
         (
             ("w", "--data-root", "/nowhere", "--run-dir", "r"),
-            "/nowhere has no task of VTAB: /nowhere/caltech101 has no",
+            "/nowhere has no task of VTAB: there is nothing at '/nowhere/caltech101'; pack each",
         ),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_missing_compiler_is_one_message_before_the_run_begins(
 def test_auto_compiles_on_gpus(
     monkeypatch: pytest.MonkeyPatch, asked: str, stage: int, device: torch.device, expected: bool
 ) -> None:
-    monkeypatch.setattr("pipeline.training.start.compile_fault", lambda _: "")
+    monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "")
     config = EngineConfig(compile=asked, zero_stage=stage)  # type: ignore[arg-type]
     assert will_compile(config, device) is expected
 
@@ -135,7 +135,7 @@ def test_auto_compiles_on_gpus(
 def test_where_compiling_fails_auto_goes_on_and_on_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pipeline.training.start.compile_fault", lambda _: "no C compiler")
+    monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "no C compiler")
     assert will_compile(EngineConfig(), GPU) is False
     assert "does not work on this cuda: no C compiler" in caplog.text
     with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):
