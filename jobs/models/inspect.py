@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from jobs import exit_codes
@@ -21,7 +24,7 @@ def run(job: InspectJob) -> int:
     """Writes the figures and inspect.json, and prints their names."""
     if not job.weights:
         raise UserError("WEIGHTS is missing: patchline inspect RUN --images DIR")
-    paths = _image_files(job)
+    paths = image_files(job)
     from pipeline.evaluation.predictor import load_model  # torch takes seconds to load, help must not  # noqa: PLC0415
     from pipeline.inspection.model_figures import (  # noqa: PLC0415
         draw_attention,
@@ -61,20 +64,31 @@ def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
     show_files(folder.parent / _CURVES / FOLDER, [folder / name for name in names], step=step)
 
 
-def _image_files(job: InspectJob) -> list[Path]:
+def image_files(job: InspectJob) -> list[Path]:
     """The folder's images by name, at most as many as asked for. UserError if it has none."""
     if not job.images:
         return []
-    folder = Path(job.images)
     try:
-        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _KINDS)
+        found = list(islice(_images_below(job.images), job.max_images))
     except OSError as error:
         raise UserError(f"--images is {job.images!r}: {error.strerror}; give a folder of images") from error
     if not found:
         raise UserError(
-            f"--images is {job.images!r}, which has no image; allowed: a folder of {', '.join(_KINDS)} files"
+            f"--images is {job.images!r}, which has no image; allowed: a folder of {', '.join(_KINDS)} files, also in "
+            "folders below it"
         )
-    return found[: job.max_images]
+    return found
+
+
+def _images_below(folder: str) -> Iterator[Path]:
+    """The images in a folder by name, then those of the folders in it. OSError if one cannot be listed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders.sort()
+        yield from (Path(place) / name for name in sorted(names) if Path(name).suffix.lower() in _KINDS)
 
 
 def _folder(job: InspectJob) -> Path:

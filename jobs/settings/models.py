@@ -217,7 +217,8 @@ class InspectJob:
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""
     images: str = ""
-    """Folder of JPEG, PNG or WebP files to show attention on; empty: only figures that need no image."""
+    """Folder of JPEG, PNG or WebP files, also in folders below it, to show attention on; empty: only figures that need
+    no image."""
     out: str = ""
     """Folder for the figures and inspect.json; empty: inspect/ in the run directory or weights folder."""
     max_images: Annotated[int, Range(1, 4096)] = 128

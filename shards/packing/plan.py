@@ -119,7 +119,8 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
     different = differences({name: plan.settings.get(name) for name in asked}, asked)
     if different:
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
-        raise UserError(f"{what}\nUse these, or another --out")
+        again = f"delete {store.url}/plan, {store.url}/work and {store.url}/manifest.json to pack it anew"
+        raise UserError(f"{what}\nUse these, or another --out, or {again}")
     if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
         what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"
         raise InvalidDataError(f"{store.url}/{PLAN_PATH} {what}; delete it and pack again")

@@ -1,5 +1,6 @@
 """Every kind of image collection that can be packed. `kind` tells them apart in a written job."""
 
+from shards.errors import UserError
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.digits import DigitsSource
 from shards.sources.entry import Entry, Reader
@@ -25,7 +26,13 @@ Source = DigitsSource | FolderSource | FlatSource | ClassTarsSource | TarOfTarsS
 
 def tool_versions(source: Source) -> dict[str, str]:
     """Versions of the libraries that can change a written byte."""
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    packages = ["numpy", "pillow", "pyarrow"] + ["scikit-learn"] * isinstance(source, DigitsSource)
-    return {package: version(package) for package in packages}
+    versions = {package: version(package) for package in ("numpy", "pillow", "pyarrow")}
+    if isinstance(source, DigitsSource):
+        try:
+            versions["scikit-learn"] = version("scikit-learn")
+        except PackageNotFoundError as error:
+            message = "the digits source needs scikit-learn; install it with: pip install 'patchline[demo]'"
+            raise UserError(message) from error
+    return versions

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from jobs.models.inspect import image_files
+from jobs.settings.models import InspectJob
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.masked import colour_names
 from pipeline.models.weights.folder import save_weights
@@ -90,6 +92,17 @@ def test_a_model_of_masked_patches_has_filters_and_attention(tmp_path: Path, ima
     ended = inspected(weights, "--images", images)
     assert ended.code == 0, ended.errors
     assert len(ended.output.splitlines()) == 2 * len(FILES) + 1
+
+
+def test_images_are_found_in_folders_of_classes(tmp_path: Path) -> None:
+    for name in ("b/0.png", "a/1.PNG", "a/0.jpg", "stray.webp", "a/notes.txt", "a/c/2.jpeg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = image_files(InspectJob(images=str(tmp_path), max_images=5))
+    assert [str(path.relative_to(tmp_path)) for path in found] == [
+        *("stray.webp", "a/0.jpg", "a/1.PNG", "a/c/2.jpeg", "b/0.png")
+    ]
+    assert image_files(InspectJob(images=str(tmp_path), max_images=2)) == found[:2]
 
 
 def test_without_images_it_draws_the_rest(tmp_path: Path) -> None:
