@@ -1,9 +1,28 @@
-"""Where the job of a training command is from, as the start of its run puts on record."""
+"""Where the job of a training command is from: what the start of its run recorded, or else the nearest recipe.
 
+A record has every field, and no recipe. It is compared with the one that the run's start recorded, if this version has
+a recipe of that name; of any other run with the recipe of its stage from which the fewest fields differ, of several the
+first. Where a run computes and where its data is (paths, URLs, device, threads) does not count, nor does what a run
+decides when it starts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from jobs.resolve import has_recipe, is_file, is_own
-from pipeline.runs.starts import Origin, last_origin
+from jobs.recipes.smoke import SUFFIX
+from jobs.record import Leaves, leaves_of, open_job
+from jobs.resolve import has_recipe, is_file, is_own, recipe_job
+from jobs.stages import WITH_SMOKE, recipes_of
+from pipeline.runs.starts import NO_ORIGIN, Origin, last_origin
+
+_MOST_CHANGED = 16  # a record with more changes than that is nobody's recipe
+_PLACES = (
+    *("run_dir", "data.url", "data.mix", "initial.weights", "evaluation.url", "checkpoint.url", "device", "threads"),
+    *("engine.precision", "micro_batch", "model.num_classes"),
+)
+_Fact = tuple[str, str | float]  # a field's name and value
 
 
 def origin_of(stage: str, word: str) -> Origin:
@@ -13,8 +32,6 @@ def origin_of(stage: str, word: str) -> Origin:
         return Origin(recipe=word)
     if not is_file(word):
         return last_origin(Path(word))
-    from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
-
     file = open_job(Path(word))
     if file.is_record:
         return last_origin(Path(word).parent)
@@ -24,3 +41,78 @@ def origin_of(stage: str, word: str) -> Origin:
 def shown_origin(origin: Origin) -> str:
     """Such as `digits_smoke`, `my_recipes.py:my_vit` or `my.yaml`, without the folder."""
     return Path(origin.recipe).name if is_own(origin.recipe) else origin.recipe or Path(origin.file).name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nearest:
+    """A recipe's name (empty: no recipe is near), and how many fields differ from it. `file`: the FILE.py:FUNCTION or
+    the YAML file without a recipe that the job is from instead, if there is one. `is_recorded`: the run says so
+    itself."""
+
+    recipe: str
+    num_changed: int
+    file: str = ""
+    is_recorded: bool = False
+
+    def words(self) -> str:
+        """Such as `digits_smoke +3`, or `my_recipes.py:my_vit`."""
+        if self.file or not self.recipe:
+            return self.file or "own"
+        return f"{self.recipe} +{self.num_changed}" if self.num_changed else self.recipe
+
+
+def nearest(stage: str, leaves: Leaves, origin: Origin = NO_ORIGIN) -> Nearest:
+    """The recipe of a training stage that a run is compared with. `leaves`: the fields of its record."""
+    own = _facts({name.removeprefix("job."): text for name, text in leaves.items() if name.startswith("job.")})
+    known = _recipes(stage)
+    mask = known.mask_of(own)
+    if origin.recipe in known.masks:
+        num_changed = len(own) - (known.masks[origin.recipe] & mask).bit_count()
+        return Nearest(recipe=origin.recipe, num_changed=num_changed, is_recorded=True)
+    name, of_recipe = max(known.masks.items(), key=lambda one: (one[1] & mask).bit_count())
+    num_changed = len(own) - (of_recipe & mask).bit_count()
+    recipe = name if num_changed <= _MOST_CHANGED else ""
+    return Nearest(recipe=recipe, num_changed=num_changed, file=shown_origin(origin), is_recorded=origin != NO_ORIGIN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recipes:
+    """The fields of recipes as bits of integers: a thousand runs are compared with sixty recipes each."""
+
+    bits: Mapping[_Fact, int]
+    masks: Mapping[str, int]
+
+    def mask_of(self, facts: Iterable[_Fact]) -> int:
+        """The bits of those that any recipe has."""
+        return sum(1 << self.bits[fact] for fact in facts if fact in self.bits)
+
+
+@cache
+def _recipes(stage: str) -> _Recipes:
+    """Every recipe of a stage, then every smoke size."""
+    known = list(recipes_of(stage))
+    small = [f"{name}{SUFFIX}" for name in known if not name.endswith(SUFFIX)] if stage in WITH_SMOKE else []
+    names = [*known, *(name for name in small if name not in known)]
+    facts = {name: _facts(leaves_of(recipe_job(stage, name))) for name in names}
+    bits = {fact: number for number, fact in enumerate(dict.fromkeys(one for own in facts.values() for one in own))}
+    masks = {name: sum(1 << bits[fact] for fact in own) for name, own in facts.items()}
+    return _Recipes(bits=bits, masks=masks)
+
+
+def _facts(leaves: Leaves) -> frozenset[_Fact]:
+    return frozenset((name, _plain(text)) for name, text in leaves.items() if not is_place(name))
+
+
+def is_place(name: str) -> bool:
+    """Whether a field says where a run computes or where its data is, or is decided when it starts."""
+    return name.startswith(_PLACES) and any(name == place or name.startswith(f"{place}.") for place in _PLACES)
+
+
+def _plain(text: str) -> str | float:
+    """Numbers as numbers: 1e-5 and 1.0e-05 are the same."""
+    if text[:1].isdigit() or text[:1] in "-.":
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return text

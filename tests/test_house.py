@@ -39,7 +39,7 @@ ORDER = {
         "models monitor",
         "chains reports",
         "cli train",
-        "completion nearest_recipe submittable",
+        "completion submittable",
         "lookup origin",
         "data resolve",
         "record",

@@ -15,7 +15,7 @@ from jobs.chains.state import refuse_chain
 from jobs.cluster.queue import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.monitor.run_logs import newest_log
 from jobs.monitor.status import jobs_of
-from jobs.nearest_recipe import Nearest
+from jobs.origin import Nearest
 from jobs.record import Leaves, read_leaves
 from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
 from jobs.reports.ls import is_unstarted

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.nearest_recipe import Nearest, is_place, nearest
+from jobs.origin import Nearest, is_place, nearest
 from jobs.record import Leaves, is_scored, leaves_of, read_leaves
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE

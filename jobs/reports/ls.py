@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.nearest_recipe import Nearest, nearest
+from jobs.origin import Nearest, nearest
 from jobs.output import advice, fitted, put, wrapped
 from jobs.record import Leaves, is_scored, read_leaves
 from jobs.settings.models import LsJob, SortColumn

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
-from jobs.nearest_recipe import Nearest
+from jobs.origin import Nearest
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
 from jobs.reports.ls import Run, in_order, run_table
