@@ -7,6 +7,7 @@ that a user names, and is found only by its path.
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -107,12 +108,24 @@ def default_job(stage: str, word: str) -> Any:
     if stage in WITH_RECIPES:
         record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
+        if is_run and stage == "evaluate":
+            _refuse_trained(word, record)
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
     field = STAGES[stage].field
     return job_class(stage)(**({field: word} if field and word else {}))
+
+
+def _refuse_trained(word: str, record: Path) -> None:
+    """UserError for a run of training, whose job.yaml is of no evaluation but whose weights can be evaluated."""
+    from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+
+    trained = open_job(record).stage
+    if trained in WITH_SMOKE:
+        command = f"patchline evaluate resize --weights {shlex.quote(word)} --data.url URL"
+        raise UserError(f"{word!r} is a run of {trained}; to evaluate its weights: {command}")
 
 
 def stages_of(word: str) -> tuple[str, ...]:

@@ -47,6 +47,9 @@ def _advice(url: str, path: Path) -> str:
         return "\n".join([f"{url!r} holds the splits of a collection, not a packed dataset; pack each first:", *lines])
     if any(_holds_images(path / name) for name in sorted(folders)[:_MOST_FOLDERS]):
         return f"{url!r} holds folders of images, not a packed dataset; pack it first:\n{_command('folder', url, out)}"
+    if inner := next((name for name in sorted(folders)[:_MOST_FOLDERS] if _holds_classes(path / name)), ""):
+        command = _command("folder", f"{url.rstrip('/')}/{inner}", out)
+        return f"{url!r} is no packed dataset; it holds folders of images in {inner!r}: pack those first:\n{command}"
     if any(_is_image(name) for name in names):
         above = _word(str(path.parent))
         return (
@@ -84,6 +87,14 @@ def _holds_images(folder: Path) -> bool:
         return any(_is_image(entry.name) for entry in islice(_entries(folder), _MOST_FOLDERS))
     except OSError:
         return False
+
+
+def _holds_classes(folder: Path) -> bool:
+    try:
+        inner = [Path(entry.path) for entry in islice(_entries(folder), _MOST_FOLDERS) if entry.is_dir()]
+    except OSError:
+        return False
+    return any(_holds_images(each) for each in inner)
 
 
 def _is_image(name: str) -> bool:

@@ -48,6 +48,14 @@ def test_a_run_directory_stands_for_its_record_unless_a_recipe_is_called_so(
     assert default_job("finetune", "digits_48") == digits_48()
 
 
+def test_a_run_of_training_is_no_evaluation_but_its_weights_can_be_evaluated(tmp_path: Path) -> None:
+    write_record(tmp_path / "my run", stage="pretrain", job=digits_smoke())
+    with pytest.raises(
+        UserError, match=r"a run of pretrain; to evaluate its weights: patchline evaluate resize --w"
+    ):
+        default_job("evaluate", str(tmp_path / "my run"))
+
+
 def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:
     own = file(tmp_path / "my_recipes.py", OWN)
     mine = replace(digits_smoke(), steps=77)

@@ -37,6 +37,12 @@ def files(*paths: str) -> Callable[[Path], None]:
             id="splits",
         ),
         pytest.param(
+            files("my photos/train/cat/0.jpg", "my photos/notes.txt"),
+            "is no packed dataset; it holds folders of images in 'train': pack those first:\n"
+            "  patchline pack folder --source.root '{at}/train' --out 'data/my photos'",
+            id="classes one folder below",
+        ),
+        pytest.param(
             files("my photos/IMG_1.HEIC"),
             "holds images, not a packed dataset; pack the folder above it",
             id="one class, or flat images",
