@@ -36,6 +36,11 @@ class EvaluationTransform:
         refuse_antialiased_area(antialias=self.antialias, resize_filter=self.filter, where="transform.")
 
 
+def central_short_side(transform: EvaluationTransform, image_size: int) -> int:
+    """The pixels that the short side is resized to before the central crop of `image_size`."""
+    return max(image_size, transform.short_side or round(image_size * 256 / 224))
+
+
 def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
     """UserError if antialiasing is asked of the area filter, which averages by itself: the switch would do nothing."""
     if antialias and resize_filter == "area":

@@ -31,7 +31,7 @@ from PIL import Image
 from pipeline.data.area_resize import area_resize
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from shards.hashing import CROPS, uniforms
 
 AUGMENT_VERSION = 2
@@ -163,7 +163,7 @@ def evaluation_viewport(height: int, width: int, transform: EvaluationTransform,
     is_area = transform.filter == "area"
     if transform.mode == "resize":
         return Viewport(height=size, width=size, is_antialiased=transform.antialias, is_area=is_area)
-    short = max(size, transform.short_side or round(size * 256 / 224))
+    short = central_short_side(transform, size)
     height, width = short_side_resized(height, width, short_side=short)
     top, left = (height - size) // 2, (width - size) // 2
     return Viewport(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias, is_area=is_area)

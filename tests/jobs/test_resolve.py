@@ -50,9 +50,7 @@ def test_a_run_directory_stands_for_its_record_unless_a_recipe_is_called_so(
 
 def test_a_run_of_training_is_no_evaluation_but_its_weights_can_be_evaluated(tmp_path: Path) -> None:
     write_record(tmp_path / "my run", stage="pretrain", job=digits_smoke())
-    with pytest.raises(
-        UserError, match=r"a run of pretrain; to evaluate its weights: patchline evaluate resize --w"
-    ):
+    with pytest.raises(UserError, match=r"a run of pretrain; to evaluate its weights: patchline evaluate resize --w"):
         default_job("evaluate", str(tmp_path / "my run"))
 
 

@@ -112,7 +112,7 @@ def save_as(
     """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
 
     In formats other than ours, 2-D or missing position embeddings become a learned 1-D table with the same values.
-    Only our own format keeps `usage`.
+    Only our own format keeps all of `usage`; timm's keeps its transform.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))
@@ -125,7 +125,7 @@ def save_as(
         )
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written == "timm":
-        timm.save_timm(out, config=config, labels=labels, tensor=tensor)
+        timm.save_timm(out, config=config, labels=labels, tensor=tensor, transform=usage.transform)
     elif written == "hugging_face":
         save_hugging_face(out, config=config, labels=labels, tensor=tensor)
     else:

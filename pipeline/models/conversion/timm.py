@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.layout import (
@@ -31,6 +32,7 @@ from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, mode
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.usage import DEFAULT_USAGE
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -74,7 +76,14 @@ def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**description, "pretrained_cfg": {"label_names": description.get("labels"), **description}}
 
 
-def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
+def save_timm(
+    folder: Path,
+    *,
+    config: ModelConfig,
+    labels: tuple[str, ...],
+    tensor: TensorByName,
+    transform: EvaluationTransform = DEFAULT_USAGE.transform,
+) -> None:
     """Writes the folder. UserError for parts that timm's models lack; logs a warning if the arithmetic differs."""
     if config.representation:
         raise UserError(
@@ -99,8 +108,7 @@ def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], ten
             "num_classes": config.num_classes,
             "input_size": [3, config.image_size, config.image_size],
             "fixed_input_size": not config.is_bit,
-            "interpolation": "bilinear",
-            "crop_pct": 1.0,
+            **_evaluation_settings(transform, config.image_size),
             "mean": [0.5, 0.5, 0.5],
             "std": [0.5, 0.5, 0.5],
             "first_conv": "stem.conv" if config.is_bit else "patch_embed.proj",
@@ -112,6 +120,19 @@ def save_timm(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], ten
     mappings = layout(config, class_row=True)
     shapes = their_shapes(mappings, shapes_of(config))
     write_folder(folder, description=description, shapes=shapes, tensors=write_layout(mappings, tensor))
+
+
+def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
+    """What makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which timm
+    uses, always antialiases."""
+    interpolation = "box" if transform.filter == "area" else "bilinear"
+    if transform.mode == "resize":
+        return {"interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
+    short_side = central_short_side(transform, image_size)
+    crop_share = image_size / short_side
+    if math.floor(image_size / crop_share) < short_side:  # timm rounds the quotient down
+        crop_share = math.nextafter(crop_share, 0.0)
+    return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": "center"}
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:

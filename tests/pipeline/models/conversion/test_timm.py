@@ -16,6 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from jobs.data import pack
+from pipeline.data.transform import evaluation_view_of_pixels
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
@@ -76,6 +78,53 @@ def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: 
     side = min(config.image_size, 64)
     assert difference(model, other, random_images(side, side)) < 2e-5
     assert list(other.pretrained_cfg["label_names"]) == list(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("transform", "crop", "least"),
+    [
+        pytest.param(EvaluationTransform(antialias=True), ("squash", 1.0, "bilinear"), 50, id="resize, same pixels"),
+        # Pillow always antialiases, and timm rounds the long side and the place of the crop by one pixel elsewhere.
+        pytest.param(EvaluationTransform(), ("squash", 1.0, "bilinear"), 40, id="resize"),
+        pytest.param(EvaluationTransform(filter="area"), ("squash", 1.0, "box"), 45, id="resize by areas"),
+        pytest.param(
+            EvaluationTransform(mode="central_crop", filter="area"), ("center", 96 / 110, "box"), 43, id="central crop"
+        ),
+        pytest.param(
+            EvaluationTransform(mode="central_crop", antialias=True, short_side=131),
+            ("center", 96 / 131, "bilinear"),
+            43,
+            id="central crop of another short side",
+        ),
+    ],
+)
+def test_timms_own_evaluation_prepares_images_as_ours(
+    timm: ModuleType,
+    test_data: Path,
+    tmp_path: Path,
+    transform: EvaluationTransform,
+    crop: tuple[str, float, str],
+    least: int,
+) -> None:
+    """timm reads the export's configuration and makes its transform; `least`: of 50 photographs with one top-1."""
+    model = gentle_model(ModelConfig(name="vit_ti16", depth=2, num_classes=10, image_size=96))
+    torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(3))
+    save_timm(tmp_path, config=model.config, labels=(), tensor=tensors_of(model), transform=transform)
+    other = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    settings = timm.data.resolve_data_config({}, model=other)
+    assert (settings["crop_mode"], settings["interpolation"]) == (crop[0], crop[2])
+    assert settings["crop_pct"] == pytest.approx(crop[1], rel=1e-9)
+    their_transform, num_same = timm.data.create_transform(**settings), 0
+    for path in sorted((test_data / "imagenet-sample").iterdir())[:50]:
+        image = Image.open(path).convert("RGB")
+        ours = np.empty((96, 96, 3), np.uint8)
+        evaluation_view_of_pixels(np.asarray(image), transform, out=ours)
+        theirs_3HW = their_transform(image)
+        if least == 50:
+            torch.testing.assert_close(theirs_3HW.permute(1, 2, 0), torch.from_numpy(ours) / 127.5 - 1)
+        with torch.no_grad():
+            num_same += int(model(torch.from_numpy(ours)[None]).argmax() == other(theirs_3HW[None]).argmax())
+    assert num_same >= least
 
 
 def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> None:
