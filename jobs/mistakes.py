@@ -218,6 +218,8 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
 def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
     """The error for a flag that a command does not know."""
     meant = _meant(similar_flags(name, flags))
+    if "--steps" in flags and name.endswith("epochs"):
+        meant += "steps are epochs x images of the dataset / --global-batch; "
     return UserError(f"unknown flag {name} of {command}; {meant}{command} --help-all lists all flags")
 
 

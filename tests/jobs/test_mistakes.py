@@ -52,6 +52,12 @@ def test_flags_that_may_be_meant_in_training(word: str, meant: str) -> None:
         values_of([word, "1"], TRAINING, command="patchline x")
 
 
+@pytest.mark.parametrize("word", ["--epochs", "--num-epochs"])
+def test_epochs_are_counted_in_steps(word: str) -> None:
+    with pytest.raises(UserError, match=r"--steps\? steps are epochs x images of the dataset / --global-batch; patch"):
+        values_of([word, "10"], TRAINING, command="patchline x")
+
+
 @pytest.mark.parametrize(
     ("word", "meant"), [("--output", "--out"), ("--data-dir", "--source.root"), ("--num-workers", "--workers")]
 )
