@@ -12,7 +12,7 @@ MOST_LABELS = 10_000  # of one image
 MOST_LABEL_CHARACTERS = 1024
 _MOST_FILE_BYTES = 256 << 20
 _MOST_LISTED, _LISTED_ENDS = 12, 5
-_LINE_BREAKS = "\u2028\u2029"
+_LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # as str.splitlines has them
 
 
 def class_name(text: str) -> str:
@@ -27,8 +27,8 @@ def labels_fault(labels: Sequence[str]) -> str:
     for label in labels:
         if len(label) > MOST_LABEL_CHARACTERS:
             return f"its label is too long: {len(label)} characters, allowed: {MOST_LABEL_CHARACTERS}"
-        if not label.isprintable() and (held := next((one for one in label if _is_control(one)), "")):
-            return f"its label {shown_value(label)} holds {held!r}; allowed: text without control characters"
+        if not label.isprintable() and not _LINE_BREAKS.isdisjoint(label):
+            return f"its label {shown_value(label)} has a line break; allowed: text on one line"
     return ""
 
 
@@ -73,7 +73,3 @@ def read_label_names(path: str) -> tuple[str, ...]:
     if reason := repeated_fault(names) or next((fault for name in names if (fault := labels_fault((name,)))), ""):
         raise UserError(f"--labels-file {path!r}: {reason}; give one class name per line, each once")
     return names
-
-
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) == "Cc" or character in _LINE_BREAKS

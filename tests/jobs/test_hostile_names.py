@@ -17,6 +17,7 @@ from tests.rigs.training import pretrain_words
 from tests.rigs.web import web_server
 
 ON_DISK = HOSTILE.replace("/", "")
+ON_ONE_LINE = "".join(ON_DISK.splitlines())  # no label has a line break
 PROFILE = HOSTILE_LINE.encode("latin-1", "replace")[:70]
 MANY = ("--max-quarantined", "0.5")
 LONG = "x" * 1_000_000
@@ -39,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_names_of_files_and_classes(tmp_path: Path) -> None:
     root = class_folders(tmp_path / "images", num_classes=2, images_a_class=20)
     for plain in list(root.iterdir()):
-        folder = plain.rename(root / (plain.name + ON_DISK))
+        folder = plain.rename(root / (plain.name + ON_ONE_LINE))
         (folder / f"no image{ON_DISK}.jpg").write_bytes(b"no image")
         (folder / f"{ON_DISK}.png").write_bytes(png_with_profile(PROFILE + plain.name.encode()))
     out, run = str(tmp_path / f"out{ON_DISK}"), tmp_path / f"run{ON_DISK}"
@@ -60,6 +61,14 @@ def test_names_of_files_and_classes(tmp_path: Path) -> None:
             assert json.loads(predicted.output.splitlines()[0])["image"] == images[0]
     assert harmless("show", str(run)).code == exit_codes.DONE
     assert harmless("diff", "pretrain", "digits_smoke", str(run)).code == exit_codes.FAULTS_FOUND
+
+
+def test_a_class_with_line_breaks_is_refused(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "images", num_classes=2, images_a_class=4)
+    first = sorted(root.iterdir())[0]
+    first.rename(root / (first.name + ON_DISK))
+    ended = harmless("pack", "folder", "--source.root", str(root), "--out", str(tmp_path / "out"), *MANY)
+    assert (ended.code, "has a line break; allowed: text on one line" in ended.errors) == (exit_codes.DONE, True)
 
 
 def _set_shards_url(manifest: dict[str, Any]) -> None:

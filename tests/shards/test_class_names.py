@@ -26,7 +26,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
         (b"\xef\xbb\xbf", "names no class"),
         (b"a\nb\na\n", "the classes 0 and 2 are both named 'a'"),
         ("caf\u00e9\ncafe\u0301\n".encode(), "the classes 0 and 1 are both named"),
-        (b"a\nb\x0cc\n", r"its label 'b.x0cc' holds"),
+        (b"a\nb\x0cc\n", r"its label 'b.x0cc' has a line break"),
         (b"\xff\n", r"cannot be read: .*labels.txt is not UTF-8: byte 0 \(line 1\) is 0xff"),
         (b"a" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
     ],

@@ -125,8 +125,8 @@ def test_tars_that_were_never_there_are_a_wrong_address(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "not there"):
-        with pytest.raises(UserError, match=r"has no manifest\.json.*patchline pack .* --out "):
+    for folder, said in ((tmp_path, r"has no manifest\.json"), (tmp_path / "not there", "there is nothing at")):
+        with pytest.raises(UserError, match=rf"{said}.*patchline pack .* --out "):
             open_dataset(str(folder))
 
 

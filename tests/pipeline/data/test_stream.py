@@ -348,7 +348,9 @@ def test_a_planned_stream_reads_nothing_and_knows_what_it_needs(url: str) -> Non
         ),
         pytest.param({"url": ""}, r"a dataset URL is empty; give a folder or s3://bucket/prefix", id="no address"),
         pytest.param(
-            {"url": "NOWHERE"}, r"NOWHERE has no manifest\.json.*; pack it with: patchline pack", id="no dataset"
+            {"url": "NOWHERE"},
+            r"there is nothing at 'NOWHERE'; .*: patchline pack",
+            id="no dataset",
         ),
         pytest.param(
             {"url": "gs://bucket/data"},

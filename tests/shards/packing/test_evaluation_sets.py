@@ -135,7 +135,7 @@ def store_with_hashes(evaluation_url: str, tmp_path: Path) -> Store:
 
 
 def test_no_evaluation_set_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no manifest\.json"):
+    with pytest.raises(UserError, match=r"there is nothing at .*/none'; check the path"):
         find_sets((str(tmp_path / "none"),))
 
 
