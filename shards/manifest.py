@@ -17,6 +17,7 @@ MANIFEST_PATH = "manifest.json"
 BLOCKS_PATH = "blocks.parquet"
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
+QUARANTINE_CSV_PATH = "quarantine.csv"
 
 MOST_CLASSES = 1 << 24
 MOST_SHARD_SAMPLES = 1 << 24

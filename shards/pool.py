@@ -97,7 +97,7 @@ class Pool:
         return task.future
 
     def submit_later(self, run: Callable[[], Result], seconds: float) -> Future[Result]:
-        """Like `submit`, for an urgent task that becomes due in `seconds`."""
+        """Submits an urgent task that becomes due in `seconds`."""
         task = _Task(Future(), run)
         with self._changed:
             self._check_open()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from shards.local_file import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.splits import split_of
 
@@ -16,7 +17,7 @@ def advice(url: str) -> str:
     """What is at `url`, and what to do; for a bucket only what a dataset needs."""
     if "://" in url:
         return _incomplete(url)
-    path = Path(url)
+    path = Path(at_home(url))
     try:
         return _advice(url, path)
     except OSError as error:

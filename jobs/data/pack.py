@@ -17,11 +17,12 @@ from shards.output.progress import Progress
 from shards.output.quantities import plural
 from shards.packing.about import describe
 from shards.packing.config import PackSpec
+from shards.packing.deal import read_dropped
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
-from shards.packing.merge import discard_work, merge, refuse_quarantine
+from shards.packing.merge import discard_work, merge, refuse_quarantine, write_quarantine_csv
 from shards.packing.missing import shards_of_part
-from shards.packing.plan import Plan, read_plan, refuse_other_versions
+from shards.packing.plan import DROPPED_PATH, Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.summary import class_warnings, class_words, packed_words, refused_words
@@ -152,11 +153,13 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
 
 
 def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
-    """Logs the first reasons before the error, if too much of the source is refused."""
+    """Logs the first reasons and lists all before the error, if too much of the source is refused."""
     try:
         refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
     except UserError:
-        log.info("%s", refused_words(store))
+        dropped = read_dropped(store.read(DROPPED_PATH))
+        write_quarantine_csv(store, dropped.drop_columns(["locator"]))
+        log.info("%s", refused_words(store, dropped))
         raise
 
 

@@ -163,7 +163,7 @@ SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "imag
 
 @dataclass(frozen=True, kw_only=True)
 class LsJob:
-    """Where the runs are, and how they are listed."""
+    """Says where the runs are, and how they are listed."""
 
     dir: str = ""
     """Folder to look for runs in, three levels down; or a run directory."""

@@ -33,7 +33,7 @@ class RefusalCause(StrEnum):
 
 
 class SampleRefusedError(ImageRefusedError):
-    """Like ImageRefusedError, with the cause beside the text."""
+    """The refusal of a sample has a cause beside its text."""
 
     def __init__(self, reason: str, cause: RefusalCause) -> None:
         super().__init__(reason)

@@ -1,1 +1,1 @@
-"""From a source to a dataset: listing, scan, plan, shards, merge."""
+"""Makes a dataset of a source: listing, scan, plan, shards, merge."""

@@ -1,5 +1,6 @@
 """Last phase of packing: block table, labels, quarantine list, and the manifest that makes it a dataset."""
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 from numpy.typing import NDArray
 
 from shards.errors import InvalidDataError, UserError
@@ -27,6 +29,7 @@ from shards.manifest import (
     LABELS_PATH,
     MANIFEST_PATH,
     MOST_SHARD_SAMPLES,
+    QUARANTINE_CSV_PATH,
     QUARANTINE_PATH,
     Manifest,
     ShardRecord,
@@ -133,6 +136,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     refuse_quarantine(plan, max_quarantined=max_quarantined, url=store.url, left_out=merged.left_out)
     quarantine = pa.concat_tables([_dropped_by_plan(store, plan), merged.left_out_table()]).sort_by("position")
     merged.write_tables(store, plan.label_names, quarantine)
+    write_quarantine_csv(store, quarantine)
     _discard_stale_shards(store, plan)
     store.discard_unfinished(is_dataset_file)
     manifest = Manifest(
@@ -150,6 +154,17 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     store.write(MANIFEST_PATH, manifest.to_bytes())
     discard_work(store)
     return manifest
+
+
+def write_quarantine_csv(store: Store, left_out: pa.Table) -> None:
+    """Writes the images that are left out as a table that a spreadsheet opens; removes an earlier one if there are
+    none."""
+    if left_out.num_rows:
+        data = io.BytesIO()
+        pa.csv.write_csv(left_out, data)
+        store.write(QUARANTINE_CSV_PATH, data.getvalue())
+    else:
+        store.delete(QUARANTINE_CSV_PATH)
 
 
 def discard_work(store: Store) -> None:

@@ -4,6 +4,7 @@ import shlex
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +26,11 @@ from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
 from shards.packing.scan import read_scan, scan_path
-from shards.packing.survey import SCANS_A_TASK, Survey, SurveyTask, survey
+from shards.packing.survey import EXAMPLES, SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import FolderSource, Source
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
-
-_EXAMPLES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +101,11 @@ def _no_image_words(store: Store, source: Source, found: _Surveyed, num_refused:
         (found.overlaps.num_rows, "are of evaluation sets (--dedup.against)"),
     ]
     said = ", ".join(f"{count} {what}" for count, what in counts if count)
-    examples = [printable_name(f"  {source}: {reason}") for source, reason in found.examples[:_EXAMPLES]]
+    examples = [printable_name(f"  {name}: {reason}") for name, reason in found.examples[:EXAMPLES]]
     todo = f"all reasons: column reason of {store.url}/plan/scan-*"
     if isinstance(source, FolderSource) and found.num_unlabeled == len(found.is_fit):
-        folder = shlex.quote(source.root.rstrip("/").rpartition("/")[0] or "..")
+        root = source.root.rstrip("/")
+        folder = shlex.quote(root.rpartition("/")[0] if "://" in root else str(Path(root).parent))
         todo = (
             f"the classes are the folders in --source.root {source.root}, and there is none; give the folder above it "
             f"(--source.root {folder}), or take patchline pack flat for labels in file names or in a table"

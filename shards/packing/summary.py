@@ -1,28 +1,23 @@
-"""The summary at the end of packing: what is in the dataset, what is not and why, on the screen and as a CSV."""
+"""The summary at the end of packing: what is in the dataset, what is not, and why."""
 
-import io
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 
 from shards.class_names import listed, near_equal
 from shards.index import KINDS, read_labels, read_quarantine
-from shards.manifest import LABELS_PATH, QUARANTINE_PATH, Manifest
+from shards.manifest import LABELS_PATH, QUARANTINE_CSV_PATH, QUARANTINE_PATH, Manifest
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
-from shards.packing.deal import read_dropped
-from shards.packing.plan import DROPPED_PATH
 from shards.store import Store
 
-CSV_PATH = "quarantine.csv"
 _EXAMPLES = 20
 _MOST_GROUPS = 5
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
-    """Images, classes, shards, bytes and time; what was left out, three reasons, and where the list is."""
+    """Images, classes, shards, bytes and time; what was left out, twenty reasons, and where the list is."""
     num_bytes = sum(shard.num_bytes for shard in manifest.shards)
     images = f"{plural(manifest.num_samples, 'image')} of {plural(manifest.num_classes, 'class')}"
     shards = plural(len(manifest.shards), "shard")
@@ -32,9 +27,8 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
         lines.append(f"without any image: {class_words(empty)}")
     if manifest.num_quarantined:
         quarantine = read_quarantine(store.read(QUARANTINE_PATH))
-        write_csv(store, quarantine)
         lines += _left_out(quarantine)
-        lines.append(f"the list: {store.url}/{CSV_PATH}, and for programs {QUARANTINE_PATH}")
+        lines.append(f"the list: {store.url}/{QUARANTINE_CSV_PATH}, and for programs {QUARANTINE_PATH}")
     return "\n".join(lines)
 
 
@@ -58,18 +52,9 @@ def class_warnings(names: Sequence[str]) -> Iterator[str]:
         yield f"{len(groups) - _MOST_GROUPS:,} more groups of classes have such names"
 
 
-def refused_words(store: Store) -> str:
-    """The same from the plan alone, for a source with too many refused images to be packed."""
-    dropped = read_dropped(store.read(DROPPED_PATH))
-    write_csv(store, dropped.drop_columns(["locator"]))
-    return "\n".join([*_left_out(dropped), f"the list: {store.url}/{CSV_PATH}"])
-
-
-def write_csv(store: Store, table: pa.Table) -> None:
-    """Writes the images that are left out as a table that a spreadsheet opens."""
-    data = io.BytesIO()
-    pa.csv.write_csv(table, data)
-    store.write(CSV_PATH, data.getvalue())
+def refused_words(store: Store, dropped: pa.Table) -> str:
+    """The same from the plan's dropped images alone, for a source with too many to be packed."""
+    return "\n".join([*_left_out(dropped), f"the list: {store.url}/{QUARANTINE_CSV_PATH}"])
 
 
 def _left_out(table: pa.Table) -> list[str]:

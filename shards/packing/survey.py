@@ -20,7 +20,7 @@ from shards.store import open_store
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # a million images
 NO_LABEL = "no label"
-_EXAMPLES = 20
+EXAMPLES = 20  # of images that are not fit, in messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Survey:
 
 def survey(task: SurveyTask) -> Survey:
     """Raises UserError if a scan file is missing or was made with other settings."""
-    columns = ["labels", "ext", "mode", "sha256", "source", "reason", *(["phash"] if task.spec.is_hashed else [])]
+    columns = ["labels", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
     num_unlabeled, examples = 0, list[tuple[str, str]]()
     for place, slice_sha256 in enumerate(task.slices_sha256):
@@ -71,11 +71,13 @@ def survey(task: SurveyTask) -> Survey:
         is_fit, is_unlabeled = why.is_null(), pc.fill_null(pc.equal(why, NO_LABEL), False)
         labels.update(pc.unique(pc.list_flatten(table.column("labels"))).to_pylist())
         num_unlabeled += int(pc.sum(is_unlabeled).as_py() or 0)
-        some = table.select(["source"]).append_column("reason", why).filter(pc.invert(is_fit))
-        examples += [(row["source"], row["reason"]) for row in some.slice(0, _EXAMPLES).to_pylist()]
+        if len(examples) < EXAMPLES and (unfit := pc.indices_nonzero(pc.invert(is_fit))):
+            _, sources = read_scan(open_store(task.url), task.first_number + place, ["source"])
+            some = unfit.slice(0, EXAMPLES - len(examples))
+            examples += zip(sources["source"].take(some).to_pylist(), why.take(some).to_pylist(), strict=True)
         hashes.append(sha256_hex(data))
         fits.append(is_fit.to_numpy(zero_copy_only=False))
-        tables.append(table.drop_columns(["labels", "ext", "mode", "source", "reason"]))
+        tables.append(table.drop_columns(["labels", "ext", "mode", "reason"]))
     whole, every_fit = pa.concat_tables(tables), np.concatenate(fits)
     sha256, _ = bytes_rows(whole.column("sha256"))
     return Survey(
@@ -87,7 +89,7 @@ def survey(task: SurveyTask) -> Survey:
         labels=sorted(labels),
         overlaps=_overlaps(task, whole, sha256, every_fit) if task.evaluation_sets else [],
         num_unlabeled=num_unlabeled,
-        examples=examples[:_EXAMPLES],
+        examples=examples,
     )
 
 

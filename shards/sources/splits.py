@@ -35,7 +35,8 @@ def refuse_split_classes(root: str, classes: Iterable[str]) -> None:
 
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
-    """Refuses files of more than one split, by the words in their names below the folder that holds them all."""
+    """Refuses files of different splits, by the words in their names below the folder that holds them all. A name of
+    several splits, such as train_val.csv, is of none. Raises UserError."""
     shared = [path.rpartition("/")[0].split("/") for path in paths]
     num_shared = 0
     while all(len(parts) > num_shared and parts[num_shared] == shared[0][num_shared] for parts in shared):
@@ -43,8 +44,9 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
     found: dict[str, list[str]] = {}
     for path in paths:
         own = "/".join(path.split("/")[num_shared:])
-        for split in {_SPLITS[word] for word in _NO_LETTERS.split(own.casefold()) if word in _SPLITS}:
-            found.setdefault(split, []).append(path)
+        splits = {_SPLITS[word] for word in _NO_LETTERS.split(own.casefold()) if word in _SPLITS}
+        if len(splits) == 1:
+            found.setdefault(splits.pop(), []).append(path)
     if len(found) < 2:
         return
     first, files = next(iter(found.items()))

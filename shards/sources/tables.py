@@ -112,17 +112,13 @@ def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> 
     """The separator and the names of the columns. Where the usual separator does not give the wanted columns, another
     one that does is taken."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
-    have: list[str] = []
-    for delimiter in (usual, *(other for other in _DELIMITERS if other != usual)):
-        if line.count(delimiter) >= _MOST_COLUMNS:
-            message = f"{printable(path)} has {1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
-            raise InvalidDataError(message)
-        names = [cell.decode() for cell in _cells(path, number, line, delimiter)]
-        while len(names) > 1 and not names[-1]:
-            names.pop()
-        if all(names.count(column) == 1 for column in columns.values()):
+    read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
+    for delimiter, names in read.items():
+        if isinstance(names, list) and all(names.count(column) == 1 for column in columns.values()):
             return delimiter, names
-        have = have or names
+    have = read[usual]
+    if isinstance(have, InvalidDataError):
+        raise have
     if any(name.lower().endswith(tuple(IMAGE_SUFFIXES)) for name in have):
         row = ", ".join(shown_value(name) for name in have[:_MOST_SHOWN])
         raise UserError(
@@ -130,7 +126,21 @@ def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> 
             f"such as {','.join(columns.values())}"
         )
     check_columns(path, have, columns)
-    raise AssertionError("a header with all columns was not taken")
+    return usual, have
+
+
+def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:
+    """The names of the columns, if they are divided by this separator, or why they are not."""
+    if line.count(delimiter) >= _MOST_COLUMNS:
+        what = f"{1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
+        return InvalidDataError(f"{printable(path)} has {what}")
+    try:
+        names = [cell.decode() for cell in _cells(path, number, line, delimiter)]
+    except InvalidDataError as error:
+        return error
+    while len(names) > 1 and not names[-1]:
+        names.pop()
+    return names
 
 
 def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""Where bytes lie: folders and S3 buckets behind one interface."""
+"""Reads and writes bytes in folders and S3 buckets, behind one interface."""

@@ -144,7 +144,7 @@ class ClientOfProcess:
         return self._of_process().reading
 
     def fresh(self) -> Any:
-        """Like `get`, but over a new connection for each request."""
+        """This process's client for GETs that opens a new connection for each request."""
         return self._of_process().fresh
 
     def retrying(self) -> Any:

@@ -1,7 +1,9 @@
 """Collections as strangers bring them: what becomes a class, what is refused, and what is said about it."""
 
+import csv
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,9 +147,18 @@ def test_unlabelled_images_of_a_test_split_are_kept(tmp_path: Path) -> None:
     assert open_dataset(str(tmp_path / "out")).num_samples == 4
 
 
-def test_one_split_among_folders_named_alike_is_packed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("train-0.parquet", "train-1.parquet"), id="one split"),
+        pytest.param(("train_val-0.parquet", "train_val-1.parquet"), id="two splits in one"),
+        pytest.param(("train_val.parquet", "train.parquet"), id="two splits in one, and one of them"),
+        pytest.param(("latest.parquet", "contest.parquet"), id="words that only hold a split's name"),
+    ],
+)
+def test_files_that_are_not_of_different_splits_are_packed(names: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
-    source = parquet_files("train-0.parquet", "train-1.parquet")(tmp_path / "test")
+    source = parquet_files(*names)(tmp_path / "test")
     assert pack(source, tmp_path / "out") == [("0", 1), ("1", 1)]
 
 
@@ -167,8 +178,22 @@ def test_a_class_without_an_image_stays_and_is_named(tmp_path: Path, caplog: pyt
     assert "without any image: 3 classes (phone, scan, twin)" in caplog.text
     assert "phone/0.HEIC: HEIC is not read here; convert it to JPEG or PNG first" in caplog.text
     assert "scan/0.png: empty file" in caplog.text
-    reasons = (tmp_path / "out/quarantine.csv").read_text()
-    assert '"phone/0.HEIC","scan","refused","HEIC is not read here' in reasons
+    with (tmp_path / "out/quarantine.csv").open(newline="") as file:
+        left_out = [(line["source"], line["kind"]) for line in csv.DictReader(file)]
+    assert left_out == [("phone/0.HEIC", "refused"), ("scan/0.png", "refused"), ("twin/0.png", "duplicate")]
+
+
+def test_the_list_of_refused_images_goes_once_none_is_refused(tmp_path: Path) -> None:
+    source, out = folders(["cat", "dog"])(tmp_path), tmp_path / "out"
+    put(tmp_path / "images/cat/hurt.png", b"")
+    with pytest.raises(UserError, match="1 of 5 images cannot be packed"):
+        pack(source, out)
+    assert "cat/hurt.png" in (out / "quarantine.csv").read_text()
+    put(tmp_path / "images/cat/hurt.png", image_bytes(7))
+    shutil.rmtree(out / "plan")
+    shutil.rmtree(out / "work")
+    assert pack(source, out) == [("cat", 3), ("dog", 2)]
+    assert not (out / "quarantine.csv").exists()
 
 
 def test_nothing_to_pack_gives_reasons(tmp_path: Path) -> None:

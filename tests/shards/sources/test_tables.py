@@ -140,6 +140,8 @@ TWO = [(b"a.jpg", b"cat"), (b"b.jpg", b"dog")]
     [
         pytest.param("t.csv", b"path,label\ra.jpg,cat\rb.jpg,dog\r", id="CR alone"),
         pytest.param("t.csv", b"path;label\na.jpg;cat\nb.jpg;dog\n", id="semicolons"),
+        pytest.param("t.csv", b'"path";"label"\n"a.jpg";"cat"\n"b.jpg";"dog"\n', id="semicolons and quotes"),
+        pytest.param("t.csv", b'"path"\t"label"\n"a.jpg"\t"cat"\nb.jpg\tdog\n', id="tabs and quotes in a .csv"),
         pytest.param("t.csv", b"path\tlabel\na.jpg\tcat\nb.jpg\tdog\n", id="tabs in a .csv"),
         pytest.param("t.tsv", b"path,label\na.jpg,cat\nb.jpg,dog\n", id="commas in a .tsv"),
         pytest.param("t.csv", b"path,label\na.jpg,cat,\nb.jpg,dog,\n", id="a separator at the end of the rows"),
@@ -190,6 +192,19 @@ def test_a_quote_without_a_second_one_ends_the_list(row: str, name: str, tmp_pat
     (tmp_path / name).write_text("\n".join(lines))
     with pytest.raises(InvalidDataError, match=r"line 3: the quotes of .* do not come in pairs around a value"):
         rows(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ('"pa;th",label', "has no column 'path'; it has 'pa;th', 'label'; set --source.path-column"),
+        ('"path,label', "line 1: the quotes of '.path,label' do not come in pairs"),
+    ],
+)
+def test_a_header_is_judged_by_its_usual_separator(header: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\na.jpg,cat\n")
+    with pytest.raises(UserError, match=message):
+        rows(str(tmp_path / "t.csv"))
 
 
 def test_quotes_inside_a_value_stay(tmp_path: Path) -> None:
