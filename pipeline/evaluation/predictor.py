@@ -29,6 +29,7 @@ from pipeline.models.weights.folder import filled_model, open_weights, refuse_no
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world
 from shards.errors import ImageRefusedError, UserError
+from shards.images.flatten import flattened
 from shards.images.image_file import read_image_file
 from shards.pool import Pool
 
@@ -171,11 +172,11 @@ def _usable(found: Prediction | UserError) -> Prediction:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    """uint8[height, width, 3], upright; transparency is dropped, as decoding of files drops it."""
+    """uint8[height, width, 3], upright; what is transparent lies on white, as in files."""
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:
-        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"), dtype=np.uint8)
+        return np.asarray(ImageOps.exif_transpose(flattened(image)).convert("RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
         raise UserError(f"a Pillow image cannot be decoded: {error}") from error
 

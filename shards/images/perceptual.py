@@ -15,6 +15,7 @@ from PIL import Image
 
 from shards.errors import UserError
 from shards.images.config import HASH_BITS, ImageLimits
+from shards.images.flatten import flattened
 from shards.images.image_header import read_header, refusal_of, upright
 
 _HASH_SIZE = 16
@@ -72,9 +73,7 @@ def _upright_grey(data: bytes) -> Image.Image:
 def _grey(image: Image.Image) -> Image.Image:
     """8 bits; transparent pixels become white; deeper pixels are scaled from their own range."""
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
-        white = Image.new("RGBA", colours.size, "white")
-        return Image.alpha_composite(white, colours).convert("L")
+        return flattened(image).convert("L")
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         levels = np.asarray(image, np.float64)
         span = max(float(np.ptp(levels)), 1e-9)

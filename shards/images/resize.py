@@ -7,24 +7,22 @@ animation, or a file with several images, the first one is kept.
 import io
 import warnings
 
-import numpy as np
 from PIL import Image
 
 from shards.errors import ImageRefusedError
 from shards.images.config import MOST_JPEG_PIXELS, Resize
+from shards.images.flatten import flattened
 from shards.images.image_header import ImageHeader, refusal_of, upright
 from shards.orientation import TURNS, UPRIGHT
 
 _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
-_GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N"))
 _UNKNOWN_RANGE = frozenset(("I", "F"))
 # Before the exact, antialiased step, an image may be reduced by a whole factor, by averaging or while it is decoded, to
 # no less than this many times its final size. On photographs the result agrees with a single step to 41 dB or more.
 _REDUCING_GAP = 2.0
 _FILTER = Image.Resampling.LANCZOS  # the sharpest filter, since training scales the copy again
 _SUBSAMPLING = "4:2:0"  # as in most photographs; 4:4:4 needs a quarter more bytes
-_BAND_PIXELS = 1 << 22
 _MOST_WEBP_PIXELS = 1 << 26  # decoding WebP takes 16 bytes per pixel, other formats 4 to 8
 
 _Box = tuple[float, float, float, float]
@@ -108,29 +106,4 @@ def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Imag
     """L or RGB pixels, not much larger than `gap` if the format allows it, and the box of the image in them."""
     with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
         drafted = image.draft(None, gap)  # a JPEG can be decoded at 1/2, 1/4 or 1/8
-        image.load()
-        return _plain(image), drafted[1] if drafted else None
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    """L for grey images, else RGB. Works band by band, so that the largest images are not in memory four times."""
-    mode = "L" if image.mode in _GREY else "RGB"
-    if image.mode == mode and not image.has_transparency_data:
-        return image
-    plain = Image.new(mode, image.size)
-    rows = max(1, _BAND_PIXELS // image.width)
-    for top in range(0, image.height, rows):
-        band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        plain.paste(_opaque(band).convert(mode), (0, top))
-    return plain
-
-
-def _opaque(band: Image.Image) -> Image.Image:
-    """8 bits per channel, without transparency."""
-    if band.mode.startswith("I;16"):
-        pixels = np.asarray(band).astype(np.uint32)
-        return Image.fromarray(((pixels * 255 + 32_767) // 65_535).astype(np.uint8))
-    if not band.has_transparency_data:
-        return band
-    colours = band.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
+        return flattened(image), drafted[1] if drafted else None

@@ -4,8 +4,9 @@ import io
 import warnings
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image, ImageOps
+
+from shards.images.flatten import flattened
 
 THUMBNAIL_SIDE = 176
 PICTURE_SIDE = 512
@@ -15,7 +16,6 @@ MOST_BYTES = 11_000  # of a thumbnail
 MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 _EXTREME = 2.5  # longer images are cut to this ratio of their sides
-_BACKGROUND = (255, 255, 255)
 
 # What Pillow raises on damaged bytes.
 _BROKEN = (OSError, ValueError, SyntaxError, IndexError, KeyError, EOFError, Image.DecompressionBombError)
@@ -66,7 +66,7 @@ def _decoded(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
         opened.draft("RGB", (least, least))  # JPEG only: decode at a fraction of the size
         if opened.width * opened.height > MOST_PIXELS:
             return None
-        image = _rgb(ImageOps.exif_transpose(opened))
+        image = ImageOps.exif_transpose(flattened(opened)).convert("RGB")
     if (image.width > image.height) != (width > height):
         width, height = height, width
     return image, height, width
@@ -90,14 +90,3 @@ def _fitting(width: int, height: int) -> tuple[int, int]:
     scale = short / min(width, height)
     longest = max(1, round(_EXTREME * short))
     return min(max(1, round(width * scale)), longest), min(max(1, round(height * scale)), longest)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits a pixel: Pillow's own conversion would cut off at 255
-        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        transparent = image.convert("RGBA")
-        whole = Image.new("RGB", image.size, _BACKGROUND)
-        whole.paste(transparent, mask=transparent.getchannel("A"))
-        return whole
-    return image.convert("RGB")

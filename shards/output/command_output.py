@@ -7,6 +7,7 @@ It covers what other libraries write in Python, too. Libraries in C write to the
 import logging
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -34,6 +35,8 @@ def command_output(*, level: int = logging.INFO, rank: int = 0) -> Iterator[None
             root.setLevel(level)
         for noisy in _NOISY:
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata and large sizes, which are checked
         stack.callback(logging.captureWarnings, False)
         logging.captureWarnings(True)
         for module, say in ((threading, _say_end_of_thread), (sys, _say_unraisable)):

@@ -20,6 +20,7 @@ from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.reading.read import read_sample
 from tests.rigs.images import image_bytes, png_promising
+from tests.rigs.transparent import TRANSPARENT
 
 LABELS = tuple(f"class {number}" for number in range(10))
 CROP = EvaluationTransform(mode="central_crop", short_side=40)
@@ -122,7 +123,21 @@ def test_an_image_that_is_stored_turned_is_seen_upright(tmp_path: Path, predicto
 def test_grey_and_transparent_images_are_rgb(predictor: Predictor) -> None:
     grey = Image.new("L", (50, 40), 100)
     assert np.array_equal(predictor.view(grey), np.full((32, 32, 3), 100, dtype=np.uint8))
-    assert np.array_equal(predictor.view(Image.new("RGBA", (9, 9), (1, 2, 3, 0)))[0, 0], [1, 2, 3])
+    assert np.array_equal(predictor.view(Image.new("RGBA", (9, 9), (1, 2, 3, 0)))[0, 0], [255, 255, 255])
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_a_file_and_its_pillow_image_have_the_pixels_of_training(
+    tmp_path: Path, predictor: Predictor, kind: str
+) -> None:
+    data, expected = TRANSPARENT[kind]
+    path = tmp_path / "image"
+    path.write_bytes(data)
+    as_pixels = predictor.view(expected)
+    assert np.array_equal(predictor.view(path), as_pixels)
+    with Image.open(path) as image:
+        if image.mode != "I;16":  # refused: users convert those themselves
+            assert np.array_equal(predictor.view(image), as_pixels)
 
 
 @pytest.mark.parametrize(
