@@ -129,7 +129,7 @@ DOORS = {
     "mlflow": ("pipeline/training/reporting/mlflow_logger.py",),
     "wandb": ("pipeline/training/reporting/wandb_logger.py",),
     "torch": ("pipeline/",),
-    "simplejpeg": ("pipeline/data/", "shards/verifying/shard_checks.py"),
+    "simplejpeg": ("pipeline/data/", "shards/images/jpeg_damage.py"),
     "cv2": ("pipeline/data/",),
 }
 # shards/reading/parallel.py passes it on to its processes.

@@ -93,6 +93,7 @@ def spec_of(job: PackJob) -> PackSpec:
         seed=job.seed,
         labels_file=job.labels_file,
         limits=job.limits,
+        images=job.images,
         dedup=job.dedup,
         resize=job.resize,
         unlabeled=job.unlabeled,

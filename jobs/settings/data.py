@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
 from shards.errors import UserError
-from shards.images.config import ImageLimits, Resize
+from shards.images.config import ImageChecks, ImageLimits, Resize
 from shards.packing.about import About
 from shards.packing.config import MOST_SEED, Dedup
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
@@ -48,6 +48,8 @@ class PackJob:
     """Seed for the order of the images in the shards."""
     limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted; others are quarantined."""
+    images: ImageChecks = field(default_factory=ImageChecks)
+    """Damaged images to leave out."""
     dedup: Dedup = field(default_factory=Dedup)
     """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)

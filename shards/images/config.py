@@ -4,7 +4,7 @@ Configurations only: the command line reads them without loading numpy or Pillow
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from shards.schema.config_values import Range, refuse_wrong_values
 
@@ -37,6 +37,18 @@ class ImageLimits:
 
 
 DEFAULT_LIMITS = ImageLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageChecks:
+    """Which damaged images are left out, beside those that cannot be opened."""
+
+    truncated: Literal["auto", "quarantine", "keep"] = "auto"
+    """JPEGs of which a part is missing: auto leaves them out if --resize is used, which would hide it; quarantine
+    always does (it decodes each JPEG, which takes three times as long); keep never does: verify --deep finds them."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="images.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from shards.images.config import (
     HASH_BITS,
     HASH_PACKAGES,
     PERCEPTUAL_HASH,
+    ImageChecks,
     ImageLimits,
     Resize,
 )
@@ -59,6 +60,8 @@ class PackSpec:
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted."""
+    images: ImageChecks = field(default_factory=ImageChecks)
+    """Damaged images to leave out."""
     dedup: Dedup = field(default_factory=Dedup)
     """Duplicates to leave out."""
     resize: Resize = field(default_factory=Resize)
@@ -74,11 +77,19 @@ class PackSpec:
         """Whether the scan makes perceptual hashes, for which it decodes every image."""
         return bool(self.dedup.against)
 
+    @property
+    def refuses_truncated(self) -> bool:
+        """Whether the scan looks for JPEGs of which a part is missing."""
+        is_reencoded = self.resize.short_side > 0 or self.resize.convert
+        return self.images.truncated == "quarantine" or (self.images.truncated == "auto" and is_reencoded)
+
     def settings(self) -> dict[str, object]:
         """The settings as plan.json records them."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
         if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
             del settings["unlabeled"]
+        if self.images == ImageChecks():
+            del settings["images"]
         return settings
 
     def versions(self) -> dict[str, str]:
@@ -93,5 +104,5 @@ class PackSpec:
             "limits": asdict(self.limits),
             "perceptual_hash": PERCEPTUAL_HASH if self.is_hashed else "",
             "versions": self.versions(),
-        }
+        } | ({"refuses_truncated": True} if self.refuses_truncated else {})
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

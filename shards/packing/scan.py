@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
+from shards.images.jpeg_damage import jpeg_damage
 from shards.images.perceptual import perceptual_hash
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
@@ -157,6 +158,8 @@ def _facts(image: ImageBytes, spec: PackSpec) -> dict[str, object]:
     if isinstance(image, OSError):
         raise ImageRefusedError(f"unreadable: {image}")
     header = read_header(image, spec.limits)
+    if spec.refuses_truncated and (damage := jpeg_damage(image)):
+        raise ImageRefusedError(f"truncated: a part of the JPEG is missing ({damage})")
     return {
         "ext": header.ext,
         "height": header.height,

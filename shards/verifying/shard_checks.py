@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import numpy as np
-import simplejpeg
 from PIL import Image
 
+from shards.images.jpeg_damage import jpeg_damage
 from shards.index import IndexRow, ShardCommit
 from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard
@@ -31,8 +31,6 @@ from shards.store import Store
 
 PIECE_BYTES = 8 << 20
 Tar = bytes | mmap.mmap
-_JPEG = b"\xff\xd8\xff"
-_LOST = ("Corrupt JPEG data", "Premature end of JPEG file")
 # What Pillow's decoders raise on damaged images.
 _DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
@@ -230,23 +228,8 @@ def check_decode(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
             continue
         if (height, width) != (row.height, row.width):
             yield f"row {number} is {height}x{width}, the index says {row.height}x{row.width}"
-        elif damage := _jpeg_damage(data):
+        elif damage := jpeg_damage(data):
             yield f"row {number} ({row.source}) is damaged: {damage}; the rest of it decodes to grey or noise"
-
-
-def _jpeg_damage(data: bytes | memoryview) -> str:
-    """What a strict decoder says of a JPEG whose missing parts Pillow fills; empty for a sound one, or another format.
-
-    libjpeg warns of some oddities that change no pixel; only its words for lost data count.
-    """
-    if data[:3] != _JPEG:
-        return ""
-    try:
-        simplejpeg.decode_jpeg(data)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        return reason if reason.startswith(_LOST) else ""
-    return ""
 
 
 def _opened(tar: Tar) -> BinaryIO:

@@ -32,6 +32,20 @@ def class_folders(root: Path, *, num_classes: int = 3, images_a_class: int = 5) 
     return root
 
 
+def noisy_jpeg(*, mode: str = "RGB", **options: object) -> bytes:
+    """A JPEG of 300 x 400 pixels and some 60 kB, whose second half can be damaged."""
+    noise = np.random.default_rng(1).integers(0, 255, (300, 400, len(mode)), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise.squeeze(), mode).save(file, "JPEG", quality=90, **options)
+    return file.getvalue()
+
+
+def half_missing(data: bytes, filling: bytes = b"\0") -> bytes:
+    """The first half of a JPEG, then `filling` repeated over the second, then the end mark."""
+    middle = len(data) // 2
+    return data[:middle] + (filling * len(data))[: len(data) - middle - 2] + data[-2:]
+
+
 def png_promising(height: int, width: int) -> bytes:
     """A PNG of a few bytes whose header promises `height` x `width` pixels, most of which are missing."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shards.errors import UserError
-from shards.images.config import ImageLimits, Resize
+from shards.images.config import ImageChecks, ImageLimits, Resize
 from shards.packing.config import Dedup, PackSpec
 from shards.sources.digits import DigitsSource
 from tests.rigs.packing import pack_spec
@@ -21,7 +21,10 @@ def test_impossible_distances_are_refused(distance: int) -> None:
     ("change", "is_same"),
     [
         ({}, True),
-        ({"seed": 9, "samples_per_shard": 9, "resize": Resize(short_side=9)}, True),  # the scan does not use them
+        ({"seed": 9, "samples_per_shard": 9}, True),  # the scan does not use them
+        ({"resize": Resize(short_side=9), "images": ImageChecks(truncated="keep")}, True),
+        ({"resize": Resize(short_side=9)}, False),  # the scan looks for JPEGs of which a part is missing
+        ({"images": ImageChecks(truncated="quarantine")}, False),
         ({"dedup": Dedup(duplicates="keep")}, True),
         ({"source": DigitsSource(split="test")}, False),
         ({"limits": ImageLimits(max_pixels=9)}, False),

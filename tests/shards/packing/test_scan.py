@@ -3,19 +3,20 @@
 import hashlib
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shards.images.config import ImageLimits
+from shards.images.config import ImageChecks, ImageLimits, Resize
 from shards.packing.config import Dedup
 from shards.packing.listing import listed
 from shards.packing.scan import ScanTask, is_scanned, scan_footer, scan_path, scan_slice
 from shards.sources.kinds import FlatSource, FolderSource
 from shards.sources.parquets import ParquetSource
 from shards.store import open_store
-from tests.rigs.images import class_folders, image_bytes
+from tests.rigs.images import class_folders, half_missing, image_bytes, noisy_jpeg
 from tests.rigs.packing import pack_spec, scanned
 from tests.rigs.tables import read_table
 
@@ -67,6 +68,32 @@ def test_a_scan_is_kept_for_the_same_listing_and_settings_only(tmp_path: Path) -
     assert not is_scanned(store, 0, scan_footer(spec.scan_hash(), changed.slices[0].sha256))
     scanned(store, spec)
     assert read_table(store.read(scan_path(0))).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("truncated", "resize", "is_refused"),
+    [
+        ("auto", Resize(), False),
+        ("auto", Resize(short_side=200), True),
+        ("auto", Resize(convert=True), True),
+        ("quarantine", Resize(), True),
+        ("keep", Resize(), False),
+        ("keep", Resize(short_side=200), False),
+    ],
+)
+def test_jpegs_of_which_a_part_is_missing(
+    tmp_path: Path, truncated: Literal["auto", "quarantine", "keep"], resize: Resize, is_refused: bool
+) -> None:
+    (tmp_path / "images").mkdir()
+    for name, data in {"cat_1.jpg": noisy_jpeg(), "cat_2.jpg": half_missing(noisy_jpeg())}.items():
+        (tmp_path / "images" / name).write_bytes(data)
+    source = FlatSource(root=str(tmp_path / "images"))
+    store = open_store(str(tmp_path / "out"))
+    scanned(store, pack_spec(source, images=ImageChecks(truncated=truncated), resize=resize))
+    reasons = {row["source"]: row["reason"] for row in read_table(store.read(scan_path(0))).to_pylist()}
+    assert reasons["cat_1.jpg"] is None
+    said = reasons["cat_2.jpg"] or ""
+    assert said.startswith("truncated: a part of the JPEG is missing (Corrupt JPEG data: ") == is_refused
 
 
 def test_perceptual_hashes_are_made_only_where_they_are_asked_for(tmp_path: Path) -> None:

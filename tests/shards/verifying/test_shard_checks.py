@@ -1,6 +1,5 @@
 """Every check finds its own kind of fault, and none in a good shard, whose tar is mapped from a folder or from S3."""
 
-import io
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from shards.dataset import Dataset, open_dataset
 from shards.index import IndexRow, read_commit
@@ -19,6 +17,7 @@ from shards.store import MissingObjectError, open_store
 from shards.verifying import shard_checks as checks
 from shards.verifying.shard_checks import mapped_tar
 from tests.rigs.datasets import index_rows, packed_folders
+from tests.rigs.images import half_missing, noisy_jpeg
 
 Rows = list[IndexRow]
 Change = Callable[[Rows, bytearray], Rows]
@@ -104,41 +103,11 @@ def test_each_fault_is_found(dataset: Dataset, change: Change, found_by: set[str
     assert change is flipped_pixel or found == found_by
 
 
-def jpeg(*, seed: int = 1, progressive: bool = False, mode: str = "RGB") -> bytearray:
-    """A noisy JPEG of 60 kB, whose second half can be damaged."""
-    noise = np.random.default_rng(seed).integers(0, 255, (300, 400, len(mode)), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(noise.squeeze(), mode).save(file, "JPEG", quality=90, progressive=progressive)
-    return bytearray(file.getvalue())
-
-
-def half(data: bytearray, filling: bytes) -> bytes:
-    """The first half, then `filling` repeated over the second, then the end mark."""
-    middle = len(data) // 2
-    return bytes(data[:middle]) + (filling * len(data))[: len(data) - middle - 2] + bytes(data[-2:])
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        pytest.param(half(jpeg(), b"\0"), "extraneous bytes", id="zeros of a bad disk"),
-        pytest.param(half(jpeg(progressive=True), b"\0"), "extraneous bytes", id="zeros, progressive"),
-        pytest.param(half(jpeg(), b""), "premature end of data segment", id="cut, with an end mark"),
-        pytest.param(half(jpeg(progressive=True), b""), "premature end", id="cut, progressive"),
-        pytest.param(half(jpeg(), b"\x11\x22\x33"), "Corrupt JPEG data", id="other bytes"),
-        pytest.param(half(jpeg(mode="L"), b"\0"), "extraneous bytes", id="zeros, grey"),
-        pytest.param(half(jpeg(mode="CMYK"), b"\0"), "extraneous bytes", id="zeros, CMYK"),
-        pytest.param(bytes(jpeg()), "", id="sound"),
-        pytest.param(bytes(jpeg(progressive=True)), "", id="sound, progressive"),
-        pytest.param(bytes(jpeg(mode="CMYK")), "", id="sound, CMYK"),
-        pytest.param(bytes(jpeg()) + b"after the end" * 9, "", id="something behind the end mark"),
-    ],
-)
-def test_jpegs_of_which_a_part_is_missing_are_found(data: bytes, said: str, dataset: Dataset) -> None:
+def test_a_jpeg_of_which_a_part_is_missing_is_found(dataset: Dataset) -> None:
+    data = half_missing(noisy_jpeg())
     row = replace(index_rows(dataset, 0)[0], offset=0, size=len(data), height=300, width=400, source="a.jpg")
-    found = list(checks.check_decode([row], data))
-    assert len(found) == bool(said)
-    assert all(one.startswith("row 0 (a.jpg) is damaged: ") and said in one for one in found)
+    (found,) = checks.check_decode([row], data)
+    assert found.startswith("row 0 (a.jpg) is damaged: Corrupt JPEG data: ")
 
 
 def test_json_members_say_the_same_as_the_index(dataset: Dataset) -> None:
