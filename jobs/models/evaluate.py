@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.interrupts import AnsweredInExchanges
+from jobs.models.weights_used import say_weights_used
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -38,6 +39,8 @@ def run(job: EvaluateJob) -> int:
     weights, dataset = open_weights(job.weights), _opened(job)
     refuse_no_classifier(weights)
     labels = weights.labels[: weights.config.num_classes]
+    if world.is_first:
+        say_weights_used(job.weights)
     targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:
         _remove_scores(Path(job.run_dir))
@@ -139,7 +142,8 @@ def score_text(job: EvaluateJob, scores: Scores) -> str:
     without = f", {scores.num_unlabeled:,} others without a label that counts" if scores.num_unlabeled else ""
     return (
         f"{where}\n"
-        f"accuracy {scores.accuracy:.4f}, loss {scores.loss:.4f}, {scores.num_images:,} images{without}\n"
+        f"accuracy {scores.accuracy:.4f} (chance {scores.chance:.4f}), loss {scores.loss:.4f}, "
+        f"{scores.num_images:,} images{without}\n"
         f"top-5 {scores.top5:.4f}, mean per class {scores.mean_per_class:.4f}, "
         f"calibration error {scores.calibration_error:.4f}"
     )

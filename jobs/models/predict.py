@@ -45,9 +45,12 @@ def run(job: PredictJob) -> int:
         raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
     if not job.images:
         raise UserError(f"no image is given: patchline predict {job.weights} IMAGE...")
-    from pipeline.evaluation.predictor import batched, load_model  # torch takes seconds to load, help must not  # noqa: PLC0415
+    # torch takes seconds to load, help must not
+    from jobs.models.weights_used import say_weights_used  # noqa: PLC0415
+    from pipeline.evaluation.predictor import batched, load_model  # noqa: PLC0415
 
     predictor = load_model(job.weights, device=job.device)
+    say_weights_used(job.weights)
     num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
     if num_failed:
         log.warning("%d of %s could not be used", num_failed, plural(len(job.images), "image"))

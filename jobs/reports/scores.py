@@ -30,6 +30,7 @@ _WORDS = {
     "top5": "top-5",
     "mean_per_class": "mean per class",
     "calibration_error": "calibration error",
+    "chance": "chance (share of the most frequent label)",
     "loss": "loss",
 }
 # Settings that decide which images are scored, and what is right.
@@ -49,6 +50,7 @@ class ScoreLine:
     mean_per_class: Share
     calibration_error: Share
     loss: float
+    chance: Share | None = None  # older versions did not write it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +236,6 @@ def _facts(scores: ScoreLine) -> tuple[tuple[str, str], ...]:
         value = getattr(scores, name)
         if isinstance(value, int):
             found += [(words, f"{value:,}")] if value or name == "num_images" else []
-        else:
+        elif value is not None:
             found.append((words, f"{value:.4f}"))
     return tuple(found)

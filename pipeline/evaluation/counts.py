@@ -68,6 +68,10 @@ class Counts:
         for name, part, own in zip(names, parts, torch.split(total, [part.numel() for part in parts]), strict=True):
             setattr(self, name, own.reshape(part.shape))
 
+    def chance(self) -> float:
+        """The accuracy of one answer for all images: the share of the most frequent label."""
+        return float(self.of_group[0].max() / self.scored)
+
     def mean_per_class(self) -> float:
         """Mean over the labels of their share of right images; NaN without any."""
         images, right = self.of_group

@@ -31,7 +31,8 @@ class Scores:
     """`num_images`: images with a label, of which the scores are; `num_unlabeled`: the others. `accuracy`: share of
     images whose highest logit is one of their labels; `top5`: of those with a label among the five highest.
     `mean_per_class`: mean of the accuracies of the dataset's labels, as some score Pets and Flowers.
-    `calibration_error`: expected calibration error in 15 bins. `loss`: mean over the same images.
+    `calibration_error`: expected calibration error in 15 bins. `chance`: share of the most frequent label, which is the
+    accuracy of a model that always answers it. `loss`: mean over the same images.
 
     A loss that is not finite says that some logit was not, and that the scores mean nothing.
     """
@@ -42,11 +43,12 @@ class Scores:
     top5: float
     mean_per_class: float
     calibration_error: float
+    chance: float
     loss: float
 
     def values(self, prefix: str) -> dict[str, float]:
         """The values for a line of metrics."""
-        names = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error")
+        names = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
         return {f"{prefix}{name}": float(getattr(self, name)) for name in names}
 
 
@@ -111,6 +113,7 @@ def _scores(counts: Counts, dataset: Dataset, world: World) -> Scores:
         top5=float(counts.right_in_five) / num,
         mean_per_class=counts.mean_per_class(),
         calibration_error=counts.calibration_error(),
+        chance=counts.chance(),
         loss=loss,
     )
 

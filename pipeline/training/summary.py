@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.checkpoints.best import read_best
 from pipeline.data.transform import crop_decoder
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
+from shards.errors import InvalidDataError
 from shards.files.json_lines import Line, is_number, is_step, read_lines
 from shards.output.command_lines import command_lines
 from shards.output.quantities import duration, plural, short_count
@@ -22,18 +24,35 @@ _COLUMNS = 80 - len("12:34:56 ")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy and loss on the held-out split after `step`."""
+    """Accuracy and loss on the held-out split after `step`. `averaged`: the accuracy of averaged weights, at the end of
+    a run that ends with them. `chance`: the share of the most frequent label; None in metrics of older versions."""
 
     step: int
     accuracy: float
     loss: float
+    averaged: float | None = None
+    chance: float | None = None
 
 
 def scores_of(run_dir: Path) -> list[Score]:
     """All scores in a run's metrics.jsonl, in order of the steps."""
     # Lines without a score, nearly all of them, are not parsed.
     lines = read_lines(run_dir / METRICS_FILE, is_usable=_is_score, containing=b'"test_accuracy"')
-    return [Score(step=line["step"], accuracy=line["test_accuracy"], loss=line["test_loss"]) for line in lines.objects]
+    return [
+        Score(
+            step=line["step"],
+            accuracy=line["test_accuracy"],
+            loss=line["test_loss"],
+            averaged=_number(line, "test_ema_accuracy"),
+            chance=_number(line, "test_chance"),
+        )
+        for line in lines.objects
+    ]
+
+
+def _number(line: Line, name: str) -> float | None:
+    value = line.get(name)
+    return float(value) if value is not None and is_number(value) else None
 
 
 def _is_score(line: Line) -> bool:
@@ -94,7 +113,8 @@ def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
 
 
 def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], weights: Path) -> str:
-    """How long the run took, its accuracy, where its weights are, and the next command.
+    """How long the run took, its accuracy beside chance, where its weights are, which checkpoint was better if one was,
+    and the next command.
 
     `seconds`: a ledger's record over all starts of the run.
     """
@@ -105,12 +125,32 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
     scores = scores_of(Path(job.run_dir))
     if scores:
         last, best = scores[-1], max(scores, key=lambda score: score.accuracy)
-        found = f"accuracy {last.accuracy:.3f}, loss {last.loss:.3g}; best {best.accuracy:.3f} at step {best.step:,}"
-        lines.append(f"{job.scored_on} {found}")
-    lines.append(f"weights: {printable_name(str(weights))}")
+        chance = "" if last.chance is None else f" (chance {last.chance:.3f})"
+        found = f"accuracy {last.accuracy:.3f}{chance}, loss {last.loss:.3g}"
+        lines.append(f"{job.scored_on} {found}; best {best.accuracy:.3f} at step {best.step:,}")
+        if last.averaged is not None:
+            lines.append(f"{job.scored_on} accuracy {last.averaged:.3f} with the averaged weights, which are kept")
+    lines.append(f"weights: {printable_name(str(weights))}, of step {steps:,}")
+    lines += better_checkpoint(Path(job.run_dir), step=steps)
     lines.append(f"curves: tensorboard --logdir {printable_name(shlex.quote(job.run_dir))}")
     lines += command_lines("next: ", next_command(job, weights), columns=_COLUMNS)
     return "\n".join(lines)
+
+
+def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
+    """Returns the checkpoint that scored better than that of `step`, if the run kept one, and the command that takes
+    its weights; no lines if there is none. Averaged weights count where they were scored."""
+    try:
+        best = read_best(run_dir)
+    except InvalidDataError:  # a damaged best.json is reported where it is needed
+        return []
+    scores = [score for score in scores_of(run_dir) if score.step == step]
+    last = max((scores[-1].accuracy, scores[-1].averaged or 0)) if scores else None
+    if best is None or last is None or best.step == step or best.accuracy <= last:
+        return []
+    taken = ["patchline", "weights", str(run_dir), "--best", "--out", str(run_dir / "best")]
+    better = f"better: step {best.step:,}, accuracy {best.accuracy:.3f} against {last:.3f}; its weights:"
+    return [better, *command_lines("", taken, columns=_COLUMNS)]
 
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:

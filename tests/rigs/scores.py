@@ -12,5 +12,6 @@ def scores_with(*, num_images: int, accuracy: float, loss: float) -> Scores:
         top5=min(1.0, accuracy + 0.1),
         mean_per_class=accuracy,
         calibration_error=0.1,
+        chance=0.1,
         loss=loss,
     )

@@ -23,7 +23,7 @@ with without("boto3"):  # of which TensorBoard would write to buckets; a run dir
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-_SCORES = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error")
+_SCORES = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
 _TAGS = {f"test_{name}": f"eval/{name}" for name in _SCORES}
 _TAGS |= {f"test_ema_{name}": f"eval/ema/{name}" for name in _SCORES}
 _PERF = ("images_per_second", "step_seconds", "data_wait_share")

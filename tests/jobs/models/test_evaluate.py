@@ -62,7 +62,9 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     assert scores["accuracy"] == pytest.approx(share, rel=1e-12)
     partition = math.log(9 + math.e)
     assert scores["loss"] == pytest.approx(partition - share, rel=1e-6)
-    second = f"accuracy {share:.4f}, loss {scores['loss']:.4f}, 359 images"
+    chance = max(labels.count(label) for label in range(10)) / 359
+    assert scores["chance"] == pytest.approx(chance, rel=1e-12)
+    second = f"accuracy {share:.4f} (chance {chance:.4f}), loss {scores['loss']:.4f}, 359 images"
     assert scores["mean_per_class"] == pytest.approx(0.1)
     third = f"top-5 {scores['top5']:.4f}, mean per class 0.1000, calibration error {scores['calibration_error']:.4f}"
     assert ended.output == f"{weights} on {digits}\n{second}\n{third}\n"

@@ -1,12 +1,15 @@
 """`patchline predict` on real digits and on files that are not images: output, messages and exit code."""
 
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from jobs.models.predict import PredictJob, run
+from pipeline.checkpoints.best import Best, write_best
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset
 from shards.errors import UserError
@@ -26,10 +29,33 @@ def digit_files(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> li
     return [str(path) for path in sorted(folder.iterdir())]
 
 
+def said_of(run_dir: Path) -> str:
+    """What is said, after the time, of the weights that are used."""
+    step = json.loads((run_dir / "DONE").read_text())["step"]
+    return f"{run_dir}: weights of step {step:,}, its last\n"
+
+
+def test_better_weights_than_the_last_are_named(
+    finished_runs: FinishedRuns, digit_files: list[str], tmp_path: Path
+) -> None:
+    run_dir = shutil.copytree(finished_runs.get(1), tmp_path / "run")
+    scores = [{"step": step, "test_accuracy": accuracy, "test_loss": 1.0} for step, accuracy in ((1, 0.5), (3, 0.25))]
+    scores[1]["step"] = json.loads((run_dir / "DONE").read_text())["step"]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in scores))
+    checkpoint = "step-00000001/attempt-0001-0123abcd"
+    write_best(run_dir, Best(step=1, checkpoint=checkpoint, accuracy=0.5, loss=1.0, images=9, dataset=""))
+    ended = patchline("predict", str(run_dir), digit_files[0], "--device", "cpu")
+    first, second, *command = ended.errors.splitlines(keepends=True)
+    assert first[9:] == said_of(run_dir)
+    assert "better: step 1, accuracy 0.500 against 0.250; its weights:" in second
+    words = shlex.split("".join(command).replace("\\\n", " "))
+    assert words == ["patchline", "weights", str(run_dir), "--best", "--out", f"{run_dir}/best"]
+
+
 def test_every_image_has_its_classes(finished_runs: FinishedRuns, digit_files: list[str]) -> None:
     run_dir = finished_runs.get(1)
     ended = patchline("predict", str(run_dir), *digit_files, "--top", "3", "--device", "cpu")
-    assert (ended.code, ended.errors) == (0, "")
+    assert (ended.code, ended.errors[9:]) == (0, said_of(run_dir))
     expected = load_model(run_dir / "weights", device="cpu").predict(digit_files, top=3)
     lines = ended.output.splitlines()
     assert len(lines) == 4 * NUM_DIGITS
@@ -43,7 +69,7 @@ def test_every_image_has_its_classes(finished_runs: FinishedRuns, digit_files: l
 def test_one_object_a_line(finished_runs: FinishedRuns, digit_files: list[str]) -> None:
     weights = finished_runs.get(1) / "weights"
     ended = patchline("predict", str(weights), "--json", *digit_files[:2], "--device=cpu", digit_files[2])
-    assert (ended.code, ended.errors) == (0, "")
+    assert (ended.code, ended.errors[9:]) == (0, said_of(weights.parent))
     objects = [json.loads(line) for line in ended.output.splitlines()]
     assert [entry["image"] for entry in objects] == digit_files[:3]
     expected = load_model(weights, device="cpu").predict(digit_files[:3])
@@ -65,7 +91,7 @@ def test_what_is_no_image_has_a_message_and_others_go_on(
     ended = patchline(*words)
     assert ended.code == 1
     assert len(ended.output.splitlines()) == 4
-    *messages, last = ended.errors.splitlines()
+    _, *messages, last = ended.errors.splitlines()  # the first line names the weights
     assert len(messages) == 4
     said = ("cut.png: truncated", "bomb.png: too large: 60000x60000", r"\x1b[31mred\n.jpg: not a", "gone.jpg: it can")
     for message, expected in zip(messages, said, strict=True):

@@ -1,6 +1,7 @@
 """The first and last lines of a run fit 80 columns and give the next command."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import torch
 
 from jobs.cli import _overridden
 from jobs.recipes.pretrain import digits_smoke
+from jobs.settings.models import WeightsJob
 from jobs.submittable import job_of_words
+from pipeline.checkpoints.best import Best, write_best
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation_transform import EvaluationTransform
@@ -105,10 +108,37 @@ def test_a_run_ends_with_its_accuracy_its_weights_and_the_next_command(tmp_path:
     assert words.split("\n") == [
         "done: 300 steps in 1 min 30 s, 600 images/s while training",
         "test accuracy 0.500, loss 0.5; best 0.750 at step 20",
-        f"weights: {tmp_path}/weights",
+        f"weights: {tmp_path}/weights, of step 300",
         f"curves: tensorboard --logdir {tmp_path}",
         f"next: patchline predict {tmp_path}/weights IMAGE",
     ]
+
+
+def test_a_run_ends_with_what_is_better_than_its_end(tmp_path: Path) -> None:
+    """Chance stands beside the accuracy; averaged weights count with their own."""
+    own = replace(job(evaluation=EvaluationConfig(url="data/digits-test")), run_dir=str(tmp_path))
+
+    def words(*scores: dict[str, float]) -> list[str]:
+        lines = [json.dumps({"loss": 1.0, "test_loss": 0.5, "test_chance": 0.125} | line) for line in scores]
+        (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+        return closing_words(own, steps=300, seconds=SECONDS, weights=tmp_path / "weights").split("\n")
+
+    earlier, last = {"step": 200, "test_accuracy": 0.75}, {"step": 300, "test_accuracy": 0.5}
+    assert not [line for line in words(earlier, last) if "better" in line], "it was not kept"
+    kept = Best(
+        step=200, checkpoint="step-00000200/attempt-0001-0123abcd", accuracy=0.75, loss=0.5, images=9, dataset=""
+    )
+    write_best(tmp_path, kept)
+    found = words(earlier, last)
+    assert found[1] == "test accuracy 0.500 (chance 0.125), loss 0.5; best 0.750 at step 200"
+    assert found[3] == "better: step 200, accuracy 0.750 against 0.500; its weights:"
+    command = shlex.split("\n".join(found[4:]).partition("\ncurves")[0].replace("\\\n", " "))
+    assert command == ["patchline", "weights", str(tmp_path), "--best", "--out", str(tmp_path / "best")]
+    taken = job_of_words(command[1:], _overridden)
+    assert taken == WeightsJob(run=str(tmp_path), best=True, out=str(tmp_path / "best"))
+    found = words(earlier, last | {"test_ema_accuracy": 0.8})
+    assert found[2] == "test accuracy 0.800 with the averaged weights, which are kept"
+    assert not [line for line in found if "better" in line]
 
 
 def test_a_run_that_lost_its_ledger_has_no_speed() -> None:

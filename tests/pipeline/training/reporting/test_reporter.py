@@ -64,6 +64,7 @@ def test_values_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "test_top5": 0.7128,
         "test_mean_per_class": 0.6128,
         "test_calibration_error": 0.1,
+        "test_chance": 0.1,
         "images_per_second": 128.0,
         "step_seconds": 1.0,
         "data_wait_share": 0.25,

@@ -1,0 +1,29 @@
+"""Which weights of a run a command uses: said once, since a run keeps others too."""
+
+import logging
+from pathlib import Path
+
+from pipeline.training.saving.finish import done_from_json
+from pipeline.training.summary import better_checkpoint
+from shards.errors import InvalidDataError
+from shards.local_file import read_local_text
+from shards.output.terminal import printable_name
+
+log = logging.getLogger(__name__)
+_MOST_BYTES = 16 << 20
+
+
+def say_weights_used(weights: str) -> None:
+    """Logs the step of a finished run's weights, and the kept checkpoint that scored better, if there is one.
+
+    `weights` is a run directory or its weights folder. Nothing is said of other folders, which do not know their run.
+    """
+    given = Path(weights)
+    run_dir = given.parent if given.name == "weights" else given
+    try:
+        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
+    except (OSError, ValueError, InvalidDataError):
+        return
+    kind = "averaged weights" if done.job.ema_decay else "weights"
+    lines = [f"{run_dir}: {kind} of step {done.step:,}, its last", *better_checkpoint(run_dir, step=done.step)]
+    log.info("%s", "\n".join(printable_name(line) for line in lines))
