@@ -94,7 +94,8 @@ class Progress:
     """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
 
     Use as a context manager. `total` 0: not known yet.
-    `says_end` False leaves out the last line of a log, for work whose result is logged anyway.
+    The last line of a log is left out if the work took no time, and with `says_end` False, where the result is logged
+    anyway.
     """
 
     def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
@@ -115,6 +116,8 @@ class Progress:
         if kind is None and self._says_end and not self._ticker.is_live and self.done:
             spent = duration(time.monotonic() - self._began)
             note = f", {self.note}" if self.note else ""
+            if spent == duration(0):  # phases of small work come one after the other: nobody waited for them
+                return
             log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:

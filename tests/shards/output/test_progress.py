@@ -44,13 +44,20 @@ def test_line_tells_count_rate_and_time_left() -> None:
     assert line.endswith(" left, 2 refused")
 
 
-def test_a_log_gets_the_last_line_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "messages"),
+    [(0.3, ["pack: 3 shards in 0.3 s, 0 faults"]), (0.06, ["pack: 3 shards in 0.1 s, 0 faults"]), (0.04, [])],
+)
+def test_a_log_gets_the_last_line_once_if_the_work_took_time(
+    seconds: float, messages: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("shards.output.progress.time.monotonic", lambda: now[0])
     with caplog.at_level(logging.INFO), Progress("pack", 3, unit="shards") as progress:
         for _ in range(3):
             progress.advance(note="0 faults")
-    (record,) = caplog.records
-    assert record.message.startswith("pack: 3 shards in ")
-    assert record.message.endswith(" s, 0 faults")
+        now[0] = seconds
+    assert caplog.messages == messages
 
 
 def test_nothing_is_said_of_work_that_says_its_result_itself(caplog: pytest.LogCaptureFixture) -> None:
