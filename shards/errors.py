@@ -1,7 +1,17 @@
 """Errors that end a command with a message instead of a traceback. jobs/endings.py gives each family its exit code."""
 
+from shards.output.terminal import printable
 
-class UserError(Exception):
+
+class PrintableError(Exception):
+    """The message may quote names from data. As text it holds no control character, so that it can be printed by a
+    loop of the user's own, whose output nobody else escapes."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+class UserError(PrintableError):
     """The user's mistake (exit code 2). The message says what is wrong, the value, what is allowed and what to do."""
 
 
@@ -17,7 +27,7 @@ class UnreachableError(UserError):
     """Storage that has never answered this process: its address or its credentials are probably wrong."""
 
 
-class TransientError(Exception):
+class TransientError(PrintableError):
     """A fault outside (exit code 74): the same command continues once it is over."""
 
 
@@ -25,9 +35,9 @@ class StorageError(TransientError):
     """Storage that has answered before and fails now."""
 
 
-class WillNotSucceedError(Exception):
+class WillNotSucceedError(PrintableError):
     """The same command would end in the same way (exit code 78): non-finite loss, no progress."""
 
 
-class ImageRefusedError(Exception):
+class ImageRefusedError(PrintableError):
     """These bytes cannot go into a shard. The message is the reason in the quarantine list."""

@@ -99,7 +99,8 @@ ORDER = {
         "storage",
         "config parquet",
         "mixing order pages pool schema subset",
-        "errors hashing orientation output sample_rows",
+        "errors hashing orientation sample_rows",
+        "output",
     ),
 }
 

@@ -19,6 +19,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from shards.errors import PrintableError
 from shards.images.flatten import flattened
 from shards.orientation import TURNS, Turn
 
@@ -28,7 +29,7 @@ _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
 Pixels = NDArray[np.uint8]
 
 
-class DecodeError(Exception):
+class DecodeError(PrintableError):
     """The bytes cannot be decoded, or are another image than expected."""
 
 

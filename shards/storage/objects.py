@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
+from shards.errors import PrintableError
 from shards.storage.traffic import Traffic
 
 MOST_OBJECT_BYTES = 1 << 30  # of an object that is read whole, where the caller has no smaller bound
 
 
-class MissingObjectError(Exception):
+class MissingObjectError(PrintableError):
     """No object is at this path of this store."""
 
     def __init__(self, path: str, *, url: str = "") -> None:
