@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.class_names import class_name
 from shards.errors import InvalidDataError, StorageError, UnreachableError, UserError
 from shards.index import read_blocks, read_labels, read_sample_rows, read_sources
 from shards.manifest import (
@@ -82,11 +83,11 @@ class Dataset:
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The name of each label id."""
+        """The name of each label id, in the form that all names are compared in, which older packings did not write."""
         with self.naming(LABELS_PATH):
             labels = read_labels(self.checked_file(LABELS_PATH))
             refuse_labels(labels, num_classes=self.num_classes)
-        return tuple(labels.column("name").to_pylist())
+        return tuple(map(class_name, labels.column("name").to_pylist()))
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ids that samples have in the dataset as packed: others than here only where this is a part of it."""

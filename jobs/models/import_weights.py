@@ -12,6 +12,7 @@ from pipeline.models.conversion.convert import changed, open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
+from shards.class_names import class_name
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
 from shards.schema.config_values import shown_value
@@ -89,7 +90,7 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
 def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
     """The names of a head's classes, one per line of a file. UserError unless there are as many, each once."""
     try:
-        labels = tuple(read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines())
+        labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:
         raise UserError(f"--labels-file {path!r} cannot be read ({error}); give one name per line") from error
     if len(labels) != num_classes or len(set(labels)) != len(labels):

@@ -16,6 +16,7 @@ from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.class_names import class_name
 from shards.config import ReadConfig
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
@@ -31,7 +32,7 @@ _FEW_SLICES = 2
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
     """Maps every label of the dataset to its number among the `known` names of a model; UserError if one is unknown."""
-    numbers = {name: number for number, name in enumerate(known)}
+    numbers = {class_name(name): number for number, name in enumerate(known)}
     unknown = [name for name in dataset.label_names if name not in numbers]
     if unknown:
         raise UserError(

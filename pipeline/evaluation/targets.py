@@ -14,6 +14,7 @@ import torch
 
 from pipeline.data.batches import Batch
 from pipeline.data.evaluation import label_map
+from shards.class_names import class_name
 from shards.dataset import Dataset
 from shards.errors import UserError
 from shards.files.typed_json import parse_json
@@ -61,7 +62,8 @@ def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
 def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, Sequence[str]]) -> Targets:
     """The classes that stand for the labels; labels that the map leaves out have none, so that their images do not
     count. UserError if the map has labels or classes that are not there."""
-    numbers = {name: number for number, name in enumerate(labels)}
+    numbers = {class_name(name): number for number, name in enumerate(labels)}
+    classes = {class_name(label): tuple(map(class_name, names)) for label, names in classes.items()}
     known = set(dataset.label_names)
     strange = [label for label in classes if label not in known]
     if strange:

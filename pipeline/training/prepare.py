@@ -28,6 +28,7 @@ from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
+from shards.class_names import class_name
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
@@ -66,7 +67,7 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
     others = [
         (number, was, now)
         for number, (was, now) in enumerate(zip(labels, data.label_names, strict=False))
-        if was not in (now, f"unnamed {number}")
+        if class_name(was) not in (now, f"unnamed {number}")
     ]
     if len(labels) == num_classes and not others:
         return

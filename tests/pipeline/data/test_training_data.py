@@ -2,20 +2,25 @@
 
 import json
 import shutil
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jobs.data.pack import PackJob, run
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.data.position import position_from_json
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.manifest import MANIFEST_PATH
+from shards.manifest import LABELS_PATH, MANIFEST_PATH
 from shards.sample_rows import BlockTable
+from shards.sources.folders import FolderSource
 from tests.rigs.datasets import packed_folders
+from tests.rigs.images import image_bytes
+from tests.rigs.tables import read_table
 
 BATCH = 12
 
@@ -91,6 +96,29 @@ def test_a_mix_knows_every_class_once_by_its_name(packed: Path, other: Path) -> 
     assert data.label_names == ("c0", "c1", "c2", "c3", "c4")
     assert data.num_classes == 5
     assert [numbers.tolist() for numbers in data.label_maps] == [[0, 1, 2, 3, 4], [0, 1, 2]]
+
+
+def test_a_mix_joins_names_that_differ_in_their_unicode_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing writes one form; older datasets may have another."""
+    urls = []
+    for form in ("NFC", "NFD"):
+        folder = tmp_path / form / "images" / unicodedata.normalize(form, "caf\u00e9")
+        folder.mkdir(parents=True)
+        for number in range(8):
+            (folder / f"{number}.jpg").write_bytes(image_bytes(number))
+        with monkeypatch.context() as patch:
+            patch.setattr("shards.sources.folders.class_name", str)
+            patch.setattr("shards.packing.scan.class_name", str)
+            job = PackJob(
+                out=str(tmp_path / form / "packed"), source=FolderSource(root=str(tmp_path / form / "images"))
+            )
+            assert run(job) == 0
+        urls.append(job.out)
+    written = [read_table(Path(url, LABELS_PATH).read_bytes()).column("name")[0].as_py() for url in urls]
+    assert written[0] != written[1]
+    data = open_training_data(DataConfig(mix=((urls[0], 0.5), (urls[1], 0.5))))
+    assert data.label_names == ("caf\u00e9",)
+    assert [numbers.tolist() for numbers in data.label_maps] == [[0], [0]]
 
 
 def test_weights_that_can_not_be_exact_are_refused(packed: Path, other: Path) -> None:

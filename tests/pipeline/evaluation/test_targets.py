@@ -1,8 +1,10 @@
 """What is right for an image: class maps, and lists as ReaL's, on packed images."""
 
+import copy
 import json
+import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -161,3 +163,14 @@ def test_files_that_are_no_lists(tmp_path: Path, text: str, message: str) -> Non
         read_lists(str(tmp_path / "real.json"))
     with pytest.raises(UserError, match="cannot read --real"):
         read_lists(str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_are_compared_in_one_form(dataset: Dataset, form: Literal["NFC", "NFD"]) -> None:
+    """An accent may be a character of its own, in the dataset as in the model and the class map."""
+    accented = copy.copy(dataset)
+    accented.label_names = ("caf\u00e9", "c1", "c2")
+    model = [unicodedata.normalize(form, name) for name in ("c1", "caf\u00e9 ", "c2")]
+    for targets in (by_name(accented, model), by_class_map(accented, model, {model[1]: [model[1]]})):
+        found = found_for(accented, targets)
+        assert all(classes == {1} for source, classes in found.items() if source[:2] == "c0"), found
