@@ -12,11 +12,11 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion import plain, timm
 from pipeline.models.conversion.config import Change, Format
+from pipeline.models.conversion.description_file import json_object
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.npz import open_npz, save_npz
 from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file, without_prefixes
 from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, folded, name_by_file, of_processor, of_timm
-from pipeline.models.conversion.preprocessor import json_object
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
@@ -127,7 +127,7 @@ def save_as(
     if written == "timm":
         timm.save_timm(out, config=config, labels=labels, tensor=tensor, transform=usage.transform)
     elif written == "hugging_face":
-        save_hugging_face(out, config=config, labels=labels, tensor=tensor)
+        save_hugging_face(out, config=config, labels=labels, tensor=tensor, transform=usage.transform)
     else:
         if out.suffix != ".npz":
             raise UserError(f"--out is {str(out)!r}; the format {written} is a file that ends in .npz")

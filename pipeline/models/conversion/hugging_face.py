@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from pipeline.models.build import shapes_of
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.conversion.declared import Pair, grid_of, pair_of
@@ -27,7 +28,6 @@ from pipeline.models.conversion.layout import (
     their_shapes,
     write_layout,
 )
-from pipeline.models.conversion.preprocessor import description_of
 from pipeline.models.conversion.sizes import (
     Hints,
     TransformerShapes,
@@ -41,6 +41,7 @@ from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.usage import DEFAULT_USAGE
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 
@@ -82,8 +83,16 @@ def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: H
     return Weights(where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
 
 
-def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName) -> None:
-    """Writes the folder, with `preprocessor_config.json`. UserError for parts that ViTForImageClassification lacks."""
+def save_hugging_face(
+    folder: Path,
+    *,
+    config: ModelConfig,
+    labels: tuple[str, ...],
+    tensor: TensorByName,
+    transform: EvaluationTransform = DEFAULT_USAGE.transform,
+) -> None:
+    """Writes the folder, with `preprocessor_config.json`: how `transform` prepares images. UserError for parts that
+    ViTForImageClassification lacks."""
     if config.resnet:
         raise UserError(
             f"model.name is {config.name!r}, which has a ResNet; Hugging Face's ViT has none: export as timm or "
@@ -104,8 +113,33 @@ def save_hugging_face(folder: Path, *, config: ModelConfig, labels: tuple[str, .
         description=_description(config, labels),
         shapes=their_shapes(mappings, shapes_of(config)),
         tensors=write_layout(mappings, tensor),
-        pixels=description_of(config.image_size),
+        pixels=image_processor(config.image_size, transform),
     )
+
+
+def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
+    """Returns what makes transformers' image processors prepare images as ours does.
+
+    Bilinear resizing stands for the average over areas too: torchvision, which transformers uses, has no such filter.
+    Both its backends always antialias. ViTImageProcessor cuts nothing out in transformers 4, CLIP's does in 4 and 5.
+    """
+    square = {"height": image_size, "width": image_size}
+    if transform.mode == "resize":
+        kind = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": square}
+    else:
+        short_side = {"shortest_edge": central_short_side(transform, image_size)}
+        kind = {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": short_side}
+        kind |= {"do_center_crop": True, "crop_size": square}
+    return {
+        **kind,
+        "resample": 2,  # bilinear
+        "do_convert_rgb": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:

@@ -18,7 +18,7 @@ import torch
 
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import PixelName
-from pipeline.models.conversion.preprocessor import json_object
+from pipeline.models.conversion.description_file import json_object
 from pipeline.models.weights.folder import PIXELS_FILE
 from pipeline.models.weights.tensor_checks import TensorByName
 from shards.errors import UserError

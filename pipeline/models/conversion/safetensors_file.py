@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pipeline.models.conversion.preprocessor import json_object
+from pipeline.models.conversion.description_file import json_object
 from pipeline.models.conversion.tensor_file import TensorFile, readable
 from pipeline.models.weights.safetensors import open_safetensors
 from pipeline.models.weights.tensor_checks import MOST_TENSORS

@@ -6,10 +6,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from pipeline.data.transform import evaluation_view_of_pixels
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.open_file import open_tensor_file
@@ -27,6 +31,7 @@ from tests.pipeline.models.conversion.random_weights import (
     tensors_of,
 )
 from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import random_model as gentle_model
 
 LABELS = ("cat", "dog", "Füchsin")
 EXACT = ModelConfig(**TINY | {"gelu": "exact", "layer_norm_epsilon": 1e-12})
@@ -101,6 +106,52 @@ def test_config_and_pixels_are_written_down(tmp_path: Path) -> None:
     assert (description["hidden_act"], description["layer_norm_eps"]) == ("gelu_pytorch_tanh", 1e-6)
     pixels = json.loads((tmp_path / "preprocessor_config.json").read_text())
     assert (pixels["image_mean"], pixels["size"]) == ([0.5] * 3, {"height": 16, "width": 16})
+
+
+@pytest.mark.parametrize(
+    ("transform", "kind", "least"),
+    [
+        pytest.param(EvaluationTransform(antialias=True), "ViTImageProcessor", 50, id="resize, same pixels"),
+        # transformers always antialiases, has no average over areas, and rounds the place of the crop down.
+        pytest.param(EvaluationTransform(), "ViTImageProcessor", 43, id="resize"),
+        pytest.param(EvaluationTransform(filter="area"), "ViTImageProcessor", 48, id="resize by areas"),
+        pytest.param(
+            EvaluationTransform(mode="central_crop", antialias=True), "CLIPImageProcessor", 45, id="central crop"
+        ),
+        pytest.param(
+            EvaluationTransform(mode="central_crop", filter="area", short_side=131),
+            "CLIPImageProcessor",
+            44,
+            id="central crop of another short side, by areas",
+        ),
+    ],
+)
+def test_transformers_prepares_images_as_ours(
+    transformers: ModuleType,
+    test_data: Path,
+    tmp_path: Path,
+    transform: EvaluationTransform,
+    kind: str,
+    least: int,
+) -> None:
+    """transformers reads the export and makes its processor; `least`: of 50 photographs with one top-1."""
+    model = gentle_model(ModelConfig(name="vit_ti16", depth=2, num_classes=10, image_size=96))
+    torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(3))
+    save_hugging_face(tmp_path, config=model.config, labels=(), tensor=tensors_of(model), transform=transform)
+    other = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
+    processor, num_same = transformers.AutoImageProcessor.from_pretrained(tmp_path), 0
+    assert type(processor).__name__ == kind
+    for path in sorted((test_data / "imagenet-sample").iterdir())[:50]:
+        image = Image.open(path)
+        ours = np.empty((96, 96, 3), np.uint8)
+        evaluation_view_of_pixels(np.asarray(image.convert("RGB")), transform, out=ours)
+        theirs_13HW = processor(image, return_tensors="pt")["pixel_values"]
+        if least == 50:
+            expected = torch.from_numpy(ours) / 127.5 - 1
+            torch.testing.assert_close(theirs_13HW[0].permute(1, 2, 0), expected, atol=1.01 / 127.5, rtol=0)
+        with torch.no_grad():
+            num_same += int(model(torch.from_numpy(ours)[None]).argmax() == other(theirs_13HW).logits.argmax())
+    assert num_same >= least
 
 
 @pytest.mark.parametrize(

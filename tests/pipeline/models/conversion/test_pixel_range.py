@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
+from pipeline.models.conversion.hugging_face import image_processor
 from pipeline.models.conversion.pixel_range import (
     PIXELS,
     PixelRange,
@@ -18,11 +20,10 @@ from pipeline.models.conversion.pixel_range import (
     of_processor,
     of_timm,
 )
-from pipeline.models.conversion.preprocessor import description_of
 from pipeline.models.weights.folder import PIXELS_FILE
 from shards.errors import UserError
 
-OURS = description_of(224)
+OURS = image_processor(224, EvaluationTransform())
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 VIT = ModelConfig(name="vit_ti16", num_classes=3)
 

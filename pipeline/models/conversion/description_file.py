@@ -1,4 +1,4 @@
-"""JSON files beside weights: reads any, and writes the preprocessor's of a Hugging Face folder."""
+"""Reads the JSON files that describe weights, and lie beside them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,21 +9,6 @@ from pipeline.models.weights.folder import MOST_DESCRIPTION_BYTES
 from shards.errors import UserError
 from shards.files.typed_json import parse_json
 from shards.local_file import read_local_file
-
-
-def description_of(image_size: int) -> dict[str, Any]:
-    """The content of the file for a model of ours."""
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": image_size, "width": image_size},
-        "resample": 2,  # bilinear
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
 
 
 def json_object(path: Path) -> Mapping[str, Any]:
