@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from jobs.flags import Flag, flags_of
-from jobs.mistakes import unknown_flag
+from jobs.mistakes import unexpected_word, unknown_flag
 from jobs.stages import STAGES, job_class
 from shards.errors import UserError
 from shards.schema.config_values import (
@@ -200,9 +200,7 @@ def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> d
         name, equals, text = word.partition("=")
         flag = known.get(name.replace("_", "-"))
         if not word.startswith("-"):
-            raise UserError(
-                f"unexpected word {word!r}; a value follows its flag, as in --flag VALUE. See {command} --help"
-            )
+            raise unexpected_word(word, command=command)
         if flag is None:
             raise unknown_flag(name, [flag.name for flag in flags], command=command)
         texts = [text] if equals else []

@@ -167,6 +167,22 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "dir": ("--source.root", "--run-dir"),
     "shard-size": ("--samples-per-shard",),
 }
+# Options of sbatch, long and short -> their names in the file of `patchline submit --cluster`; "": submit sets it.
+_SBATCH = {
+    **dict.fromkeys(("partition", "p"), "partition:"),
+    **dict.fromkeys(("account", "A"), "account:"),
+    **dict.fromkeys(("qos", "q"), "qos:"),
+    **dict.fromkeys(("constraint", "C"), "constraint:"),
+    **dict.fromkeys(("gres", "gpus", "G", "gpus-per-node", "ntasks", "n", "ntasks-per-node"), "gpus_per_node:"),
+    **dict.fromkeys(("cpus-per-task", "c", "cpus-per-gpu"), "cpus_per_rank:"),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "options: [--mem=...]"),
+    **dict.fromkeys(("exclude", "x"), "options: [--exclude=...]"),
+    **dict.fromkeys(("nodelist", "w"), "options: [--nodelist=...]"),
+    **{name: f"options: [--{name}=...]" for name in ("reservation", "licenses", "mail-user", "mail-type")},
+    **dict.fromkeys(
+        ("exclusive", "job-name", "J", "dependency", "d", "array", "a", "signal", "chdir", "D", "error", "o"), ""
+    ),
+}
 _STAGES = {
     "train": "pretrain",
     "training": "pretrain",
@@ -205,7 +221,7 @@ def unknown_stage(word: str, stages: Sequence[str]) -> UserError:
 
 def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
     """The error for a second word that is neither a recipe nor a file."""
-    near = similar(word, recipes)
+    near = [name for name in recipes if len(word) > 2 and word in name][:3] or similar(word, recipes)
     listed = ", ".join(recipes) if len(recipes) <= _MOST_LISTED else f"what 'patchline {stage}' lists"
     taker = _TAKES_FOLDER.get(stage, "") if word and Path(word).is_dir() else ""
     folder = f"it is a folder, which {taker} takes; " if taker else ""
@@ -217,10 +233,28 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
 
 def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
     """The error for a flag that a command does not know."""
-    meant = _meant(similar_flags(name, flags))
+    meant = _of_sbatch(name) or _meant(similar_flags(name, flags))
     if "--steps" in flags and name.endswith("epochs"):
         meant += "steps are epochs x images of the dataset / --global-batch; "
     return UserError(f"unknown flag {name} of {command}; {meant}{command} --help-all lists all flags")
+
+
+def unexpected_word(word: str, *, command: str) -> UserError:
+    """The error for a word behind a recipe that no flag takes."""
+    taker = _TAKES_FOLDER.get(command.split()[1], "") if Path(word).is_dir() else ""
+    meant = f"it is a folder, which {taker} takes" if taker else "a value follows its flag, as in --flag VALUE"
+    return UserError(f"unexpected word {word!r}; {meant}. See {command} --help")
+
+
+def _of_sbatch(name: str) -> str:
+    """Where an option of sbatch belongs; empty for any other flag."""
+    word = name.lstrip("-")
+    setting = _SBATCH.get(word if len(word) == 1 else word.replace("_", "-").lower())
+    if setting is None:
+        return ""
+    if not setting:
+        return "it is an option of sbatch that `patchline submit` sets itself; "
+    return f"it is an option of sbatch: write `{setting}` into the file of `patchline submit --cluster FILE`; "
 
 
 def required_flags(flags: Sequence[Flag], required: Required) -> list[Flag]:

@@ -48,6 +48,8 @@ SUBMITTED = {
 def submitted_stage(stage: str) -> Submitted:
     """The row of a stage. UserError if submit does not know it."""
     if stage not in SUBMITTED:
+        if stage.startswith("-"):
+            raise UserError(f"the stage comes first, then its flags: patchline submit STAGE RECIPE {stage} ...")
         near = similar(stage, list(SUBMITTED))
         meant = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"{shown_value(stage)} is no stage that submit knows; {meant}allowed: {', '.join(SUBMITTED)}")

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
@@ -13,6 +15,7 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range, refuse_wrong_values
+from shards.sources.entry import IMAGE_SUFFIXES
 
 if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor
@@ -43,6 +46,9 @@ def run(job: PredictJob) -> int:
     """0 if every image was predicted; 1 if some could not be used: each is logged, and the others are predicted."""
     if not job.weights:
         raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
+    if Path(job.weights).suffix.lower() in IMAGE_SUFFIXES:
+        image = printable_name(shlex.quote(job.weights))
+        raise UserError(f"the weights come first, and {image} is an image: patchline predict RUN {image}")
     if not job.images:
         raise UserError(f"no image is given: patchline predict {job.weights} IMAGE...")
     # torch takes seconds to load, help must not

@@ -1,12 +1,15 @@
 """Wrong words: one message each, which names the word, what is allowed, and what may have been meant."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from jobs.arguments import values_of
+from jobs.cluster.settings import ClusterConfig
 from jobs.flags import flags_of
 from jobs.mistakes import (
+    _SBATCH,
     _STAGES,
     _SYNONYMS,
     refuse_missing,
@@ -65,6 +68,45 @@ def test_the_same_word_means_another_flag_in_packing(word: str, meant: str) -> N
     assert similar_flags(word, [flag.name for flag in PACKING])[0] == meant
 
 
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("--gres", "write `gpus_per_node:` into the file of `patchline submit --cluster FILE`; patchline x --help-all"),
+        ("--partition", "write `partition:` into"),
+        ("-p", "write `partition:` into"),
+        ("--cpus_per_task", "write `cpus_per_rank:` into"),
+        ("--mem", r"write `options: \[--mem=...\]` into"),
+        ("--exclusive", "that `patchline submit` sets itself"),
+        ("--job-name", "that `patchline submit` sets itself; patchline x --help-all"),
+        ("--array", "that `patchline submit` sets itself"),
+    ],
+)
+def test_an_option_of_sbatch_has_its_place(word: str, says: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown flag {word} of patchline x; it is an option of sbatch.*{says}"):
+        values_of([word, "1"], TRAINING, command="patchline x")
+
+
+def test_options_of_sbatch_are_settings_of_the_cluster() -> None:
+    """What is proposed can be written there, and what submit is said to set cannot."""
+    names = {field.name for field in fields(ClusterConfig)}
+    for option, setting in _SBATCH.items():
+        key, _, value = setting.partition(":")
+        if value:
+            ClusterConfig(options=(value.strip(" []").replace("...", "1"),))
+        elif setting:
+            assert key in names
+        elif len(option) > 1:
+            with pytest.raises(UserError, match="which patchline sets itself"):
+                ClusterConfig(options=(f"--{option}=1",))
+
+
+def test_a_folder_behind_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a folder, which --source\.root takes\. See patchline pack folder --help"):
+        values_of([str(tmp_path)], PACKING, command="patchline pack folder")
+    with pytest.raises(UserError, match=r"a value follows its flag, as in --flag VALUE\. See patchline pack"):
+        values_of(["word"], PACKING, command="patchline pack folder")
+
+
 def test_nothing_is_suggested_for_nonsense() -> None:
     with pytest.raises(UserError, match="unknown flag --xyzzy of patchline x; patchline x --help-all lists all flags"):
         values_of(["--xyzzy"], TRAINING, command="patchline x")
@@ -88,6 +130,7 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
     assert "did you mean" not in str(unknown_stage("xyzzy", list(STAGES)))
     recipes = list(recipes_of("pretrain"))
     assert "did you mean vit_b16_jft" in str(unknown_recipe("vit_b16", "pretrain", recipes))
+    assert "did you mean vit_h14_jft or" in str(unknown_recipe("h14", "pretrain", recipes))
     assert "allowed: what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
     assert "allowed: resize, central_crop, a YAML file" in str(
         unknown_recipe("x", "evaluate", ["resize", "central_crop"])
