@@ -21,15 +21,19 @@ def kept_sizes(job: Any, words: Sequence[str]) -> str:
     training = getattr(job, "training", job)  # that of a plan
     model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
     given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
-    if not isinstance(model, ModelConfig) or f"{prefix}name" not in given or model.name not in NAMES:
+    if not isinstance(model, ModelConfig) or f"{prefix}name" not in given:
         return ""
+    if model.name not in NAMES:
+        near = get_close_matches(model.name, NAMES, n=1, cutoff=_CLOSE_ELSEWHERE)
+        own = f"{prefix}name {model.name} is a name of your own, for the recipe's sizes"
+        return f"{own}; did you mean {near[0]}?" if near else ""
     kept, flags = [], []
-    for field, own in _published(model.name).items():
+    for field, its in _published(model.name).items():
         flag = f"{prefix}{field.replace('_', '-')}"
         here = getattr(model, field)
-        if here not in (None, own) and flag not in given:
-            kept.append(f"{field.replace('_', ' ')} {_shown(here)} ({_shown(own)})")
-            flags.append(f"{flag} {_shown(own)}")
+        if here not in (None, its) and flag not in given:
+            kept.append(f"{field.replace('_', ' ')} {_shown(here)} ({_shown(its)})")
+            flags.append(f"{flag} {_shown(its)}")
     if not kept:
         return ""
     return (

@@ -1,6 +1,7 @@
 """`patchline pack`: packs an image collection into shards, in four phases that can each be continued."""
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,16 @@ def run(job: PackJob) -> int:
         return exit_codes.CONTINUE
 
 
+def _refuse_folder_of_images(job: PackJob) -> None:
+    """UserError if the dataset would lie among the images that it is made of."""
+    root = getattr(job.source, "root", "")
+    if root and "://" not in root + job.out and Path(root).resolve() == Path(job.out).resolve():
+        name = shlex.quote(f"data/{Path(root).resolve().name}")
+        raise UserError(f"--out is {job.out!r}, the folder of the images; give another, such as --out {name}")
+
+
 def _phases(job: PackJob) -> int:
+    _refuse_folder_of_images(job)
     store, spec, began = open_store(job.out), spec_of(job), time.monotonic()
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)

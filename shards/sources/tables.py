@@ -109,16 +109,17 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """The separator and the names of the columns. Where the usual separator does not give the wanted columns, another
-    one that does is taken."""
+    """The separator and the names of the columns: the usual one, or another that gives more of the wanted columns."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
-    for delimiter, names in read.items():
-        if isinstance(names, list) and all(names.count(column) == 1 for column in columns.values()):
-            return delimiter, names
-    have = read[usual]
-    if isinstance(have, InvalidDataError):
-        raise have
+    readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}
+    best = max(readable, key=lambda delimiter: _num_wanted(readable[delimiter], columns), default=usual)
+    if best in readable and _num_wanted(readable[best], columns) == len(columns):
+        return best, readable[best]
+    for delimiter in (usual, best):
+        if isinstance(fault := read[delimiter], InvalidDataError):
+            raise fault
+    have = readable[best]
     if any(name.lower().endswith(tuple(IMAGE_SUFFIXES)) for name in have):
         row = ", ".join(shown_value(name) for name in have[:_MOST_SHOWN])
         raise UserError(
@@ -126,7 +127,11 @@ def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> 
             f"such as {','.join(columns.values())}"
         )
     check_columns(path, have, columns)
-    return usual, have
+    return best, have
+
+
+def _num_wanted(names: Sequence[str], columns: Mapping[str, str]) -> int:
+    return sum(names.count(column) == 1 for column in columns.values())
 
 
 def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:

@@ -25,6 +25,11 @@ ALL = ("--model.patch=8", "--model.depth", "4")
         (OWN, ("--seed", "3"), ""),  # the recipe's own choice
         ({"depth": 12}, ("--model.name=vit_b16",), ""),
         ({}, ("--model.name=vit_b16",), ""),
+        (
+            OWN | {"name": "vit_b17", "width": 8, "mlp_width": 8, "num_heads": 1},
+            ("--model.name", "vit_b17"),
+            "--model.name vit_b17 is a name of your own, for the recipe's sizes; did you mean vit_b16?",
+        ),
         (OWN | {"name": "mine", "width": 8, "mlp_width": 8, "num_heads": 1}, ("--model.name", "mine"), ""),
     ],
 )

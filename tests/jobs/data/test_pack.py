@@ -197,6 +197,14 @@ def test_mistakes_get_one_clear_message(job: PackJob, tmp_path: Path, change: di
         run(replace(job, **{"out": str(tmp_path / "out"), **change}))  # type: ignore[arg-type]
 
 
+def test_a_dataset_does_not_go_among_its_images(job: PackJob) -> None:
+    root = Path(job.source.root)  # type: ignore[union-attr]
+    for out in (root, root / ".." / root.name):
+        with pytest.raises(UserError, match=r"the folder of the images; give another, such as --out data/"):
+            run(replace(job, out=str(out)))
+    assert not (root / "manifest.json").exists()
+
+
 def test_an_empty_source_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     source = FolderSource(root=str(tmp_path / "none"))

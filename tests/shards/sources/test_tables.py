@@ -68,6 +68,7 @@ def test_parquet_gives_its_own_types(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("t.csv", b"path,name\n", "has no column 'label'; it has 'path', 'name'; set --source.label-column"),
+        ("t.csv", b"path;class\n", "has no column 'label'; it has 'path', 'class'; set --source.label-column"),
         ("t.csv", b"path,label,path\n", "has 2 columns 'path'"),
         ("t.csv", b"", "cannot be read: it is empty"),
         ("t.csv.gz", b"path,label\n", "cannot be read"),
