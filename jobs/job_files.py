@@ -161,7 +161,7 @@ def job_from(
 
     `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `later` (by class) may be
     missing: they are newer than the file, and get their defaults. `renamed` maps former names of fields to today's, by
-    class.
+    class, and those that did nothing and are gone to "".
     """
     report = Report(root=kind, later=later, renamed=renamed)
     return _group(kind, tree, base=base, name="", report=report), report
@@ -223,9 +223,12 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
 
 
 def _with_todays_names(tree: Fields, renamed: Mapping[str, str]) -> Fields:
-    entries = {renamed.get(name, name): value for name, value in tree.entries.items()}
+    gone = {name for name in tree.entries if renamed.get(name) == ""}
+    entries = {renamed.get(name, name): value for name, value in tree.entries.items() if name not in gone}
     return Fields(
-        entries=entries, lines={renamed.get(name, name): line for name, line in tree.lines.items()}, line=tree.line
+        entries=entries,
+        lines={renamed.get(name, name): line for name, line in tree.lines.items() if name not in gone},
+        line=tree.line,
     )
 
 

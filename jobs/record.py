@@ -166,8 +166,9 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "VerifyJob": ("workers", "run_dir"),
 }
 
-RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: former name, name of today
+RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: former name, name of today or ""
     "TrainingJob": {"average_factor": "ema_decay"},
+    "EvaluatedData": {"also": "", "every_steps": ""},
 }
 
 

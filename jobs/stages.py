@@ -411,7 +411,7 @@ TOOLS = {
         examples=("stop /shared/h14",),
     ),
     "save": Tool(
-        summary="ask a running run to save now, and to go on",
+        summary="ask a run to save a checkpoint now, and to go on training",
         usage="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,

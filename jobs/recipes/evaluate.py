@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jobs.recipes.paper_views import INCEPTION_448
 from jobs.settings.models import EvaluateJob
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluatedData
 from pipeline.evaluation_transform import EvaluationTransform
 
 
@@ -16,7 +16,7 @@ def resize() -> EvaluateJob:
     Source: vision_transformer's input pipeline.
     Command: patchline evaluate resize --weights RUN/weights --data.url URL
     """
-    return EvaluateJob(data=EvaluationConfig(transform=EvaluationTransform(mode="resize")))
+    return EvaluateJob(data=EvaluatedData(transform=EvaluationTransform(mode="resize")))
 
 
 def central_crop() -> EvaluateJob:
@@ -26,7 +26,7 @@ def central_crop() -> EvaluateJob:
     Source: big_vision's resize_small(256) and central_crop(224).
     Command: patchline evaluate central_crop --weights RUN/weights --data.url URL
     """
-    return EvaluateJob(data=EvaluationConfig(transform=EvaluationTransform(mode="central_crop", filter="area")))
+    return EvaluateJob(data=EvaluatedData(transform=EvaluationTransform(mode="central_crop", filter="area")))
 
 
 def transfer_448() -> EvaluateJob:
@@ -35,7 +35,7 @@ def transfer_448() -> EvaluateJob:
     Images as they are stored. Source: big_vision's configs/transfer.py: resize_small(448) and central_crop(384).
     Command: patchline evaluate transfer_448 --weights RUN/weights --data.url URL
     """
-    return EvaluateJob(data=EvaluationConfig(transform=INCEPTION_448.evaluation))
+    return EvaluateJob(data=EvaluatedData(transform=INCEPTION_448.evaluation))
 
 
 RECIPES: dict[str, Callable[[], EvaluateJob]] = {

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from jobs.settings.cluster import OnNodes, refuse_wrong_nodes
 from pipeline.config_values import Device, LossName
-from pipeline.evaluation.config import EvaluationConfig, FewshotConfig, FewshotImages
+from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
 from pipeline.models.config import MOST_PIXELS, Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format, PixelName, Take
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
@@ -25,7 +25,7 @@ class EvaluateJob:
 
     weights: str = ""
     """Weights folder to evaluate (RUN/weights)."""
-    data: EvaluationConfig = EvaluationConfig()
+    data: EvaluatedData = EvaluatedData()
     """Dataset to evaluate on, and how its images are prepared."""
     subset: SubsetConfig = SubsetConfig()
     """Part of the dataset to evaluate on."""
@@ -45,8 +45,8 @@ class EvaluateJob:
     """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: nowhere. RUN/scores is
     shown in the report of RUN."""
     examples: Annotated[int, Range(0, 32)] = 8
-    """Images to keep in examples.json, with what the model says: so many that it gets right, and so many of its most
-    confident mistakes."""
+    """Images to keep in examples.json with what the model says of them: this many right answers, and as many of the
+    most confident mistakes."""
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
     threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0

@@ -13,13 +13,28 @@ _MOST_ALSO = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
-    """What to evaluate on, and how often."""
+class EvaluatedData:
+    """A dataset to evaluate on, and how its images are prepared."""
 
     url: str = ""
-    """Dataset to evaluate on: a folder or s3://bucket/prefix; in training, empty: no evaluation."""
+    """Dataset to evaluate on: a folder or s3://bucket/prefix."""
+    batch_size: Annotated[int, Range(1)] = 100
+    """Images per batch on each rank."""
+    transform: EvaluationTransform = EvaluationTransform()
+    """How images are brought to the model's size."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="data.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What to evaluate on during training, and how often."""
+
+    url: str = ""
+    """Dataset to evaluate on: a folder or s3://bucket/prefix; empty: no evaluation."""
     also: tuple[str, ...] = ()
-    """More datasets to score on at the same steps, each under the name of its folder: --evaluation.also s3://b/real."""
+    """More datasets to score on at the same steps, each under the name of its folder."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
     """Steps between two evaluations during training; 0: only at the end."""
     batch_size: Annotated[int, Range(1)] = 100

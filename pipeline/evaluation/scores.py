@@ -13,7 +13,7 @@ from pipeline.config_values import LossName
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluatedData, EvaluationConfig
 from pipeline.evaluation.counts import Counts
 from pipeline.evaluation.examples import Examples
 from pipeline.evaluation.targets import Targets, by_name, counted_labels
@@ -55,7 +55,7 @@ class Scores:
 def evaluate(
     model: nn.Module,
     dataset: Dataset,
-    config: EvaluationConfig,
+    config: EvaluationConfig | EvaluatedData,
     *,
     labels: tuple[str, ...],
     loss: LossName,
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def _batches(
-    model: nn.Module, dataset: Dataset, config: EvaluationConfig, *, world: World, label_weights: bool
+    model: nn.Module, dataset: Dataset, config: EvaluationConfig | EvaluatedData, *, world: World, label_weights: bool
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
     return evaluation_batches(
         dataset,

@@ -15,7 +15,7 @@ from jobs.data import pack
 from jobs.models.evaluate import EvaluateJob, run
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluatedData
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
 from shards.dataset import open_dataset
@@ -88,7 +88,7 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
         pytest.param(EvaluateJob(), "--weights is missing: give the weights folder as --weights", id="no weights"),
         pytest.param(EvaluateJob(weights="w"), "--data.url is missing: give the dataset as --data.url", id="no data"),
         pytest.param(
-            EvaluateJob(weights="/nowhere", data=EvaluationConfig(url="/nowhere")),
+            EvaluateJob(weights="/nowhere", data=EvaluatedData(url="/nowhere")),
             "no weights at '/nowhere'",
             id="gone",
         ),
@@ -149,7 +149,7 @@ def test_threads_below_none_are_refused() -> None:
 def test_weights_that_know_fewer_classes_are_refused(tmp_path: Path, digits: str) -> None:
     weights = weights_that_say(tmp_path / "weights", 0, num_classes=3)
     with pytest.raises(UserError, match=r"has 7 classes that the model was not trained on, for example '3'"):
-        run(EvaluateJob(weights=weights, data=EvaluationConfig(url=digits)))
+        run(EvaluateJob(weights=weights, data=EvaluatedData(url=digits)))
 
 
 def test_weights_that_say_nothing_are_right_by_chance(tmp_path: Path, digits: str) -> None:
@@ -184,7 +184,7 @@ def test_weights_that_are_not_finite_have_no_score(
 ) -> None:
     weights = weights_that_say(tmp_path / "weights", SAID)
     spoil(weights, name, value)
-    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    job = EvaluateJob(weights=weights, data=EvaluatedData(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
     with pytest.raises(InvalidDataError, match=message):
         run(job)
     assert not (tmp_path / "run" / "scores.json").exists()
@@ -197,7 +197,7 @@ def test_logits_that_are_not_finite_are_no_score(tmp_path: Path, digits: str) ->
         tensors = load_file(Path(weights) / "model.safetensors")
         tensors[name].fill_(3e38)
         save_file(tensors, Path(weights) / "model.safetensors")
-    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    job = EvaluateJob(weights=weights, data=EvaluatedData(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
     with pytest.raises(InvalidDataError, match=r"the logits of .* are not finite .NaN or infinite. for images of"):
         run(job)
     assert not (tmp_path / "run" / "scores.json").exists()
@@ -206,7 +206,7 @@ def test_logits_that_are_not_finite_are_no_score(tmp_path: Path, digits: str) ->
 def test_an_evaluation_that_fails_leaves_no_scores_of_another(tmp_path: Path, digits: str) -> None:
     """Else the report would show the earlier scores as those of the later job."""
     weights, names = weights_that_say(tmp_path / "weights", SAID), {"scores.json", "classes.json", "examples.json"}
-    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    job = EvaluateJob(weights=weights, data=EvaluatedData(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
     assert run(job) == exit_codes.DONE
     assert {path.name for path in (tmp_path / "run").iterdir()} == names | {"job.yaml"}
     for name in ("norm.weight", "head.weight"):
@@ -221,7 +221,7 @@ def test_an_evaluation_that_fails_leaves_no_scores_of_another(tmp_path: Path, di
 def test_scores_that_cannot_be_written(tmp_path: Path, digits: str) -> None:
     weights = weights_that_say(tmp_path / "weights", SAID)
     (tmp_path / "run" / "scores.json").mkdir(parents=True)
-    job = EvaluateJob(weights=weights, data=EvaluationConfig(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
+    job = EvaluateJob(weights=weights, data=EvaluatedData(url=digits), run_dir=str(tmp_path / "run"), device="cpu")
     with pytest.raises(UserError, match=r"cannot write scores.json in .*run': Is a directory; give another --run-dir"):
         run(job)
     assert not list((tmp_path / "run").glob("*.part"))
@@ -243,7 +243,7 @@ def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.Captur
     assert losses(weighted)[4] != losses(plain)[4]
 
     of_run = json.loads((weighted / "metrics.jsonl").read_text().splitlines()[-1])["test_loss"]
-    config = EvaluationConfig(url=url, batch_size=100)
+    config = EvaluatedData(url=url, batch_size=100)
     for used in (True, False):
         job = replace(resize(), weights=str(weighted / "weights"), data=config, loss="sigmoid", label_weights=used)
         assert run(replace(job, run_dir=str(tmp_path / f"scores-{used}"), device="cpu")) == 0
