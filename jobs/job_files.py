@@ -139,6 +139,7 @@ class Report:
     root: type
     later: Mapping[str, tuple[str, ...]]
     renamed: Mapping[str, Mapping[str, str]]
+    former: Mapping[str, Mapping[str, Any]]
     faults: list[tuple[int, str]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
@@ -156,14 +157,16 @@ def job_from(
     base: Any,
     later: Mapping[str, tuple[str, ...]] = _NOTHING,
     renamed: Mapping[str, Mapping[str, str]] = _NOTHING,
+    former: Mapping[str, Mapping[str, Any]] = _NOTHING,
 ) -> tuple[Any, Report]:
     """The job in `tree`, and the report; the job is valid only if the report has no faults and no missing fields.
 
     `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `later` (by class) may be
-    missing: they are newer than the file, and get their defaults. `renamed` maps former names of fields to today's, by
+    missing: they are newer than the file, and get their defaults, or what `former` has if the default has another
+    meaning than the version that wrote the file. `renamed` maps former names of fields to today's, by
     class, and those that did nothing and are gone to "".
     """
-    report = Report(root=kind, later=later, renamed=renamed)
+    report = Report(root=kind, later=later, renamed=renamed, former=former)
     return _group(kind, tree, base=base, name="", report=report), report
 
 
@@ -213,6 +216,8 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
             report.missing.append(own)
         elif each.default is not MISSING or each.default_factory is not MISSING:
             report.assumed.append(own)
+            if each.name in (former := report.former.get(kind.__name__, {})):
+                values[each.name] = former[each.name]
     if report.faults or report.missing:
         return _WRONG
     try:

@@ -161,7 +161,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "PackJob": ("labels_file", "limits", "images", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
     "IndexJob": ("description", "licence"),
     "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
-    "FewshotInTraining": ("subset", "held_out"),
+    "FewshotInTraining": ("subset", "held_out", "transform"),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }
@@ -169,6 +169,10 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
 RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: former name, name of today or ""
     "TrainingJob": {"average_factor": "ema_decay"},
     "EvaluatedData": {"also": "", "every_steps": ""},
+}
+
+FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of LATER_FIELDS whose default does otherwise than before them
+    "FewshotInTraining": {"transform": "weights"},
 }
 
 
@@ -259,7 +263,8 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
         raise UserError(f"{file.path}, line {file.job.line}: `job:` has no fields; it must have every one")
     base = _warmed_up(file.job, base)
     if file.is_record:
-        job, report = job_from(file.job, kind=kind, base=base, later=LATER_FIELDS, renamed=RENAMED_FIELDS)
+        known = {"later": LATER_FIELDS, "renamed": RENAMED_FIELDS, "former": FORMER_DEFAULTS}
+        job, report = job_from(file.job, kind=kind, base=base, **known)  # type: ignore[arg-type]
     else:
         job, report = job_from(file.job, kind=kind, base=base)
     _refuse(file.path, report, stage=stage)

@@ -18,11 +18,12 @@ ResizeFilter = Literal["bilinear", "area"]
 class EvaluationTransform:
     """How an image is brought to the model's size, with nothing random."""
 
-    mode: Literal["resize", "central_crop"] = "resize"
-    """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre."""
+    mode: Literal["resize", "central_crop", "fewshot"] = "resize"
+    """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre; fewshot:
+    resize to a larger square, then cut out the centre, as big_vision's few-shot evaluation."""
     short_side: Annotated[int, Range(0, zero="256/224 of the model's size")] = 0
-    """Pixels of the short side before a central crop; at least the model's size; 0: 256/224 of it, the paper's
-    proportion."""
+    """Pixels of the short side, or of the square, before the centre is cut out; at least the model's size; 0: 256/224
+    of it, the paper's proportion."""
     antialias: bool = False
     """Average over all pixels that an output pixel covers, as in training."""
     filter: ResizeFilter = "bilinear"

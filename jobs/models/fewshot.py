@@ -17,10 +17,9 @@ from pipeline.evaluation.fewshot import (
     measured,
     open_splits,
     represented,
+    transform_of,
 )
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.weights.folder import filled_model, open_weights
-from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import write_whole
@@ -41,7 +40,7 @@ def run(job: FewshotJob) -> int:
         write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: the folder may not be writable
     with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
-        transform = _transform(job, weights.usage)
+        transform = transform_of(job.data.transform, weights.usage.transform)
         found = represented(model, data, transform=transform, batch_size=job.data.batch_size, world=world)
     if found is None:
         return exit_codes.DONE
@@ -78,10 +77,6 @@ def score_table(weights: str, scores: FewshotScores, *, test_url: str) -> str:
 def _cell(accuracies: tuple[float, ...]) -> str:
     mean, deviation = mean_and_deviation(accuracies)
     return f"{mean:.4f} ± {deviation:.4f}" if len(accuracies) > 1 else f"{mean:>15.4f}"
-
-
-def _transform(job: FewshotJob, usage: Usage) -> EvaluationTransform:
-    return usage.transform if job.data.transform == "weights" else EvaluationTransform(mode=job.data.transform)
 
 
 def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str, Any]:

@@ -164,7 +164,10 @@ def evaluation_viewport(height: int, width: int, transform: EvaluationTransform,
     if transform.mode == "resize":
         return Viewport(height=size, width=size, is_antialiased=transform.antialias, is_area=is_area)
     short = central_short_side(transform, size)
-    height, width = short_side_resized(height, width, short_side=short)
+    if transform.mode == "fewshot":
+        height, width = short, short
+    else:
+        height, width = short_side_resized(height, width, short_side=short)
     top, left = (height - size) // 2, (width - size) // 2
     return Viewport(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias, is_area=is_area)
 

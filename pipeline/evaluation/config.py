@@ -10,6 +10,7 @@ from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 _MOST_ALSO = 32
+FewshotTransform = Literal["fewshot", "weights", "resize", "central_crop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +81,9 @@ class FewshotImages:
     """Part of the dataset to take the shots from."""
     held_out: HeldOutConfig = HeldOutConfig()
     """Part of the dataset that no shots are taken from, to measure on."""
-    transform: Literal["weights", "resize", "central_crop"] = "weights"
-    """How images are brought to the model's size; weights: as in the evaluations of the run that made them."""
+    transform: FewshotTransform = "fewshot"
+    """How images are brought to the model's size: fewshot, as big_vision does; weights, as in the evaluations of the
+    run that made them."""
     batch_size: Annotated[int, Range(1)] = 100
     """Images per batch on each rank."""
 
@@ -130,5 +132,8 @@ class FewshotInTraining(FewshotConfig):
     """Part of the dataset to take the shots from."""
     held_out: HeldOutConfig = HeldOutConfig()
     """Part of the dataset that no shots are taken from, to measure on."""
+    transform: FewshotTransform = "fewshot"
+    """How images are brought to the model's size: fewshot, as big_vision does; weights, as in the evaluations of the
+    run."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
     """Steps between two measurements; 0: only at the end."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining
+from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining, FewshotTransform
 from pipeline.evaluation.features import features_of
 from pipeline.evaluation.probe import fit_probe
 from pipeline.evaluation.ridge import fit_ridge
@@ -138,6 +138,11 @@ def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> Fewshot
         ),
         test_labels=np.array([numbers[name] for name in test.label_names], dtype=np.int64)[test_labels],
     )
+
+
+def transform_of(choice: FewshotTransform, of_weights: EvaluationTransform) -> EvaluationTransform:
+    """Returns the transform of a few-shot measurement. Images are upright if they are in the run's own evaluations."""
+    return of_weights if choice == "weights" else EvaluationTransform(mode=choice, exif=of_weights.exif)
 
 
 def represented(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
-from pipeline.evaluation.fewshot import FewshotData, mean_and_deviation, measured, represented
+from pipeline.evaluation.fewshot import FewshotData, mean_and_deviation, measured, represented, transform_of
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.build import Model
 from pipeline.ranks.collectives import all_agree
@@ -115,7 +115,7 @@ class HeldOut:
         found = represented(
             cast("Model", self.engine.module),
             data,
-            transform=self.job.evaluation.transform,
+            transform=transform_of(config.transform, self.job.evaluation.transform),
             batch_size=self.job.evaluation.batch_size,
             world=self.world,
             before_batch=self._begin_batch,

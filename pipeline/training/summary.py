@@ -164,14 +164,16 @@ def next_command(job: TrainingJob, weights: Path) -> list[str]:
     url = beside if job.data.url and ("://" in beside or Path(beside).is_dir()) else "URL"
     loss = [] if job.loss == "softmax" else ["--loss", job.loss]
     transform = job.evaluation.transform
-    words = ["patchline", "evaluate", transform.mode, "--weights", str(weights), "--data.url", url, *loss]
+    recipe = "resize" if transform.mode == "fewshot" else transform.mode
+    words = ["patchline", "evaluate", recipe, "--weights", str(weights), "--data.url", url, *loss]
     return [*words, *_transform_flags(transform)]
 
 
 def _transform_flags(transform: EvaluationTransform) -> list[str]:
     """What the run's own evaluation has otherwise than `evaluate resize` or `evaluate central_crop`, as flags."""
     usual = "area" if transform.mode == "central_crop" else "bilinear"
-    flags = ["--data.transform.short-side", str(transform.short_side)] if transform.short_side else []
+    flags = ["--data.transform.mode", "fewshot"] if transform.mode == "fewshot" else []
+    flags += ["--data.transform.short-side", str(transform.short_side)] if transform.short_side else []
     flags += ["--data.transform.filter", transform.filter] if transform.filter != usual else []
     flags += ["--data.transform.antialias"] if transform.antialias else []
     return [*flags, *([] if transform.exif else ["--data.transform.no-exif"])]

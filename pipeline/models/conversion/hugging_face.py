@@ -127,8 +127,10 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
     if transform.mode == "resize":
         kind = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": square}
     else:
-        short_side = {"shortest_edge": central_short_side(transform, image_size)}
-        kind = {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": short_side}
+        short_side = central_short_side(transform, image_size)
+        is_square = transform.mode == "fewshot"
+        size = {"height": short_side, "width": short_side} if is_square else {"shortest_edge": short_side}
+        kind = {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": size}
         kind |= {"do_center_crop": True, "crop_size": square}
     return {
         **kind,

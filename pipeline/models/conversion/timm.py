@@ -132,7 +132,8 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
     crop_share = image_size / short_side
     if math.floor(image_size / crop_share) < short_side:  # timm rounds the quotient down
         crop_share = math.nextafter(crop_share, 0.0)
-    return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": "center"}
+    crop_mode = "squash" if transform.mode == "fewshot" else "center"
+    return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": crop_mode}
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:

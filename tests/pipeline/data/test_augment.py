@@ -1,6 +1,7 @@
 """Crops lie inside the image and inside their bounds, and depend on (seed, epoch, sample) alone."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -245,6 +246,10 @@ def test_a_window_is_cut_from_the_whole_resized_crop_and_mirrored(is_antialiased
             (56, 112, 0, 28),
             id="and never distorted",
         ),
+        pytest.param((100, 50), EvaluationTransform(mode="fewshot"), (64, 64, 4, 4), id="the centre of a square"),
+        pytest.param(
+            (100, 50), EvaluationTransform(mode="fewshot", short_side=80), (80, 80, 12, 12), id="of another square"
+        ),
     ],
 )
 def test_evaluation_windows(
@@ -257,6 +262,20 @@ def test_evaluation_windows(
     assert evaluation_viewport(*size, replace(transform, antialias=True), size=56) == antialiased
     area = replace(viewport, is_area=True)
     assert evaluation_viewport(*size, replace(transform, filter="area"), size=56) == area
+
+
+def test_few_shot_images_are_big_visions(test_data: Path) -> None:
+    """`resize(256)` and `central_crop(224)` of its configs/common_fewshot.py, within a grey level on 50 photographs:
+    bilinear without antialiasing to a square, as TensorFlow and torch resize, and floats that are cut off."""
+    for path in sorted((test_data / "imagenet-sample").iterdir())[:50]:
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        planes = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
+        resized = F.interpolate(planes, size=(256, 256), mode="bilinear", align_corners=False, antialias=False)
+        expected = resized[0, :, 16:240, 16:240].permute(1, 2, 0).numpy().astype(np.uint8)
+        ours, (height, width) = np.empty((224, 224, 3), np.uint8), pixels.shape[:2]
+        show(pixels, evaluation_viewport(height, width, EvaluationTransform(mode="fewshot"), size=224), out=ours)
+        assert np.abs(ours.astype(int) - expected.astype(int)).max() <= 1
 
 
 LATE_CROPS = (AugmentConfig(crop="resize_crop"), AugmentConfig(crop="short_side_crop"))

@@ -211,3 +211,11 @@ def test_scores_are_read_between_unusable_lines(tmp_path: Path, bad: bytes) -> N
 
 def test_parameters_are_counted() -> None:
     assert num_parameters([(2, 3), (), (4,)]) == 11
+
+
+def test_a_run_evaluated_as_few_shot_images_has_its_command() -> None:
+    transform = EvaluationTransform(mode="fewshot", short_side=80)
+    run = replace(job(), evaluation=EvaluationConfig(transform=transform), data=DataConfig(url="elsewhere"))
+    found = next_command(run, Path("w"))
+    assert found[:3] == ["patchline", "evaluate", "resize"]
+    assert job_of_words(found[1:], _overridden).data.transform == transform

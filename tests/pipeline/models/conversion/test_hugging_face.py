@@ -124,6 +124,7 @@ def test_config_and_pixels_are_written_down(tmp_path: Path) -> None:
             44,
             id="central crop of another short side, by areas",
         ),
+        pytest.param(EvaluationTransform(mode="fewshot", antialias=True), "CLIPImageProcessor", 45, id="few-shot"),
     ],
 )
 def test_transformers_prepares_images_as_ours(

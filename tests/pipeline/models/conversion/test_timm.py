@@ -96,6 +96,9 @@ def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: 
             43,
             id="central crop of another short side",
         ),
+        pytest.param(
+            EvaluationTransform(mode="fewshot", antialias=True), ("squash", 96 / 110, "bilinear"), 45, id="few-shot"
+        ),
     ],
 )
 def test_timms_own_evaluation_prepares_images_as_ours(
