@@ -7,7 +7,9 @@ ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
 Steps are of 14.2 million and 1,281,167 images (AugReg: without the first 51,200). For a copy of another size, take the
 --steps that `patchline plan RECIPE --num-images N` names. Images are prepared as in paper_views.py. [unverified], not
 published: whether any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for
-which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer.
+which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer. Section 4.3 says that
+weight decay, dropout and label smoothing were tuned for the smaller datasets, and no value of smoothing is published:
+--label-smoothing takes one, for sigmoid as in issue 89.
 Expected values "at the end" are the published runs' top-1 at 224 px (vision_transformer, issue 62); "after
 imagenet_384_paper" is the paper's Table 5: fine-tuned at 384 px, no averaging.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)

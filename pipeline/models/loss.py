@@ -14,16 +14,17 @@ def classification_loss(
 
     `softmax`: cross-entropy with the first label; an image without labels adds 0. `sigmoid`: cross-entropy summed over
     classes (as big_vision's sigmoid_xent for JFT and ImageNet-21k; averaging would change the learning rate's meaning).
-    `smoothing`, softmax only: this share of each target is spread evenly over all classes (Szegedy et al., 2016).
+    `smoothing` s: of softmax, this share of each target is spread evenly over all classes (Szegedy et al., 2016); of
+    sigmoid, a target y of a class becomes (1 - s) y + s (1 - y) (vision_transformer, issue 89).
     """
-    if smoothing and name != "softmax":
-        raise ValueError(f"label smoothing of {smoothing} has no meaning for the {name} loss")
     logits_BK = logits_BK.float()
     if targets.is_floating_point():
         return _soft_loss(logits_BK, targets.float(), name=name, smoothing=smoothing)
     if name == "softmax":
         loss = F.cross_entropy(logits_BK, targets[:, 0], ignore_index=-1, reduction="sum", label_smoothing=smoothing)
         return loss / logits_BK.shape[0]
+    if smoothing:
+        return _soft_loss(logits_BK, multi_hot(targets, logits_BK.shape[1]), name=name, smoothing=smoothing)
     # softplus(-x) for a label that the image has, and softplus(x) for all others. PyTorch's own binary cross-entropy
     # rounds 1 + exp(x) and is 0.08 % off at logits of -10, where 20,000 classes start.
     signs_BK = 1.0 - 2.0 * multi_hot(targets, logits_BK.shape[1])
@@ -79,6 +80,8 @@ def _soft_loss(logits_BK: torch.Tensor, targets_BK: torch.Tensor, *, name: LossN
             spread_B1 = targets_BK.sum(dim=1, keepdim=True) / targets_BK.shape[1]
             targets_BK = (1.0 - smoothing) * targets_BK + smoothing * spread_B1
         return F.cross_entropy(logits_BK, targets_BK)
+    if smoothing:
+        targets_BK = (1.0 - smoothing) * targets_BK + smoothing * (1.0 - targets_BK)
     # Both terms, although softplus(x) - t * x is the same in exact numbers: that one loses digits where t = 1, x > 0.
     losses_BK = targets_BK * F.softplus(-logits_BK) + (1.0 - targets_BK) * F.softplus(logits_BK)
     return losses_BK.sum() / logits_BK.shape[0]

@@ -192,7 +192,8 @@ class TrainingJob:
     loss: LossName = "softmax"
     """softmax: one label per image; sigmoid: any number of labels."""
     label_smoothing: Annotated[float, Range(0, below=1, zero="off")] = 0.0
-    """Share of the softmax target that is spread over all classes, from 0 (off) to below 1."""
+    """Share s of a target that goes elsewhere, from 0 (off) to below 1: with softmax evenly to all classes; with
+    sigmoid, a target y of a class becomes (1 - s) y + s (1 - y)."""
     clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
     """Largest norm of the gradient, 0 for none (the paper clips at 1, on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -245,11 +246,6 @@ class TrainingJob:
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
         refuse_long_schedule(self.schedule, num_steps=self.steps)
-        if self.label_smoothing and self.loss != "softmax":
-            raise UserError(
-                f"label_smoothing is {self.label_smoothing} with loss {self.loss!r}; it is part of the softmax loss: "
-                "take --loss softmax, or --label-smoothing 0"
-            )
         if self.evaluation.also and not self.is_scored:
             raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0

@@ -31,6 +31,7 @@ def test_a_cell_of_table_8(name: str, position: str, position_at: str, accuracy:
 def test_figure_9() -> None:
     job = RECIPES["vit_b16_jft_average"]()
     assert (job.model.pooling, job.schedule.learning_rate) == ("average", 3e-4)
+    assert not job.model.representation, "a linear classifier (appendix D.3)"
 
 
 def test_figure_8_begins_at_8_layers() -> None:

@@ -167,9 +167,17 @@ def test_smoothing_spreads_a_share_of_each_target_over_all_classes(smoothing: fl
         assert float(loss) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_smoothing_is_of_softmax_only() -> None:
-    with pytest.raises(ValueError, match="no meaning for the sigmoid loss"):
-        classification_loss(logits(), LABELS, name="sigmoid", smoothing=0.1)
+@pytest.mark.parametrize("smoothing", [1e-4, 0.1])
+def test_smoothing_of_sigmoid_moves_each_class_towards_the_other_answer(smoothing: float) -> None:
+    """Against NumPy in float64: the loss of (1 - s) y + s (1 - y), of labels and of soft targets."""
+    answers = targets_of(LABELS, 5, name="sigmoid")
+    shares = 1 / (1 + np.exp(-logits().double().numpy()))
+    for given, plain in ((LABELS, answers), (answers, answers), (soft_targets(), soft_targets())):
+        y = plain.double().numpy()
+        smooth = (1 - smoothing) * y + smoothing * (1 - y)
+        expected = -(smooth * np.log(shares) + (1 - smooth) * np.log(1 - shares)).sum(axis=1).mean()
+        loss = classification_loss(logits(), given, name="sigmoid", smoothing=smoothing)
+        assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_mean_over_classes_would_be_another_run() -> None:

@@ -40,11 +40,6 @@ UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
         pytest.param({"ema_decay": 1.0}, f"ema_decay is 1.0; {UP_TO_1}", id="an average that never moves"),
         pytest.param({"ema_decay": -0.1}, f"ema_decay is -0.1; {UP_TO_1}", id="a negative factor"),
         pytest.param(
-            {"label_smoothing": 0.1, "loss": "sigmoid"},
-            "label_smoothing is 0.1 with loss 'sigmoid'; .* take --loss softmax",
-            id="smoothing of another loss",
-        ),
-        pytest.param(
             {
                 "optimizer": OptimizerConfig(decay_scale="schedule"),
                 "schedule": ScheduleConfig(learning_rate=0.0),
