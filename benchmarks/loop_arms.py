@@ -173,10 +173,10 @@ class TimedEngine(Engine):
         self.cpu_seconds += time.process_time() - before
         return loss
 
-    def update(self, *, learning_rate: float, discard: bool = False) -> UpdateResult:
+    def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
         """See Engine."""
         before = time.process_time()
-        result = super().update(learning_rate=learning_rate, discard=discard)
+        result = super().update(learning_rate=learning_rate, ema_decay=ema_decay, discard=discard)
         self.cpu_seconds += time.process_time() - before
         return result
 

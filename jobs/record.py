@@ -120,7 +120,17 @@ def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 _PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what is shown, not what is trained
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
-    "TrainingJob": ("label_smoothing", "ema_decay", "threads", "hang", "guard", "loggers", "fewshot", *_PICTURES),
+    "TrainingJob": (
+        "label_smoothing",
+        "ema_decay",
+        "ema_warmup",
+        "threads",
+        "hang",
+        "guard",
+        "loggers",
+        "fewshot",
+        *_PICTURES,
+    ),
     "DataConfig": (
         "mix",
         "randaugment",

@@ -14,7 +14,7 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
-from pipeline.training.settings.schedule import learning_rate
+from pipeline.training.settings.schedule import average_decay, learning_rate
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.zero.device_batches import Batches
 from pipeline.training.zero.gpu_streams import ReadBack, Streams, read_back, streams_of
@@ -140,6 +140,7 @@ class TrainStep:
         """Launches one optimiser step on all ranks. Collective."""
         gradients, job = self.gradients, self.gradients.job
         rate = learning_rate(batch.step, config=job.schedule, num_steps=job.steps)
+        decay = average_decay(batch.step, ema_decay=job.ema_decay, ema_warmup=job.ema_warmup)
         with self.controls.ledger.time("compute"):
             loss = gradients.accumulate(batch)
             norms = self._due_norms(batch.step + 1)
@@ -147,7 +148,7 @@ class TrainStep:
             is_bad = self.discard is not None and self.discard(float(sums[0]) / gradients.world.num_ranks)
             self.stream.launched()  # before the update, for which DeepSpeed makes the host wait
             with self.controls.times.part("optimizer"):
-                update = gradients.engine.update(learning_rate=rate, discard=is_bad)
+                update = gradients.engine.update(learning_rate=rate, ema_decay=decay, discard=is_bad)
             own = self.step_sums.read_back(sums, grad_norm=update.grad_norm)
             similarity = self.view.launched() if self.view and self.view.is_due(batch.step + 1) else None
         return Launched(step=batch.step + 1, rate=rate, was_skipped=update.skipped, sums=own, similarity=similarity)

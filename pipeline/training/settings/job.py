@@ -202,7 +202,10 @@ class TrainingJob:
     """Learning rate at each step."""
     ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Decay of the exponential moving average of the weights (EMA, Polyak averaging), which become the run's result; 0
-    for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the raw weights."""
+    for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the raw weights. The
+    average starts at the initial weights, which keep 13.5 % of it after 20,000 steps at 0.9999."""
+    ema_warmup: bool = False
+    """Let the average forget the initial weights: its decay in update t is at most (1 + t) / (10 + t)."""
     engine: EngineConfig = EngineConfig()
     """ZeRO, precision and compilation."""
     checkpoint: CheckpointConfig = CheckpointConfig()

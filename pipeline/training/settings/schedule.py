@@ -73,6 +73,15 @@ def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float
     return config.final_learning_rate + (rate - config.final_learning_rate) * num_left / config.cooldown_steps
 
 
+def average_decay(step: int, *, ema_decay: float, ema_warmup: bool) -> float:
+    """Returns the decay of the weights' moving average in update `step` (0 .. num_steps - 1).
+
+    With a warm-up it is at most (1 + t) / (10 + t) in update t = step + 1, as TensorFlow's ExponentialMovingAverage has
+    it with `num_updates`. Without, the initial weights keep a share of decay**updates: 13.5 % after 20,000 at 0.9999.
+    """
+    return min(ema_decay, (2.0 + step) / (11.0 + step)) if ema_warmup else ema_decay
+
+
 def refuse_long_schedule(config: ScheduleConfig, *, num_steps: int) -> None:
     """UserError if the warm-up and the cooldown do not fit a run of `num_steps`."""
     warmup, cooldown = config.warmup_steps, config.cooldown_steps

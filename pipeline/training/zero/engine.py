@@ -209,10 +209,10 @@ class Engine:
             self._deepspeed.step()
         return loss.detach()
 
-    def update(self, *, learning_rate: float, discard: bool = False) -> UpdateResult:
+    def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
         """The optimiser step over the gradients gathered so far, at this learning rate (times the factor of each
-        layer). `discard`: drops them instead, the way DeepSpeed drops those that are not finite; no tensor of the state
-        changes."""
+        layer) and with this decay of the average (None: that of the run). `discard`: drops them instead, the way
+        DeepSpeed drops those that are not finite; no tensor of the state changes."""
         norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
         for group in self._zero.param_groups:
             group["lr"] = learning_rate * group[RATE_FACTOR]
@@ -221,7 +221,8 @@ class Engine:
         skipped = bool(self._zero.overflow)  # DeepSpeed counts a skipped step as done and says nothing
         if self._averages and not skipped:
             masters = [master.detach() for master in self._averages]
-            update_averages(list(self._averages.values()), masters, decay=self._ema_decay)
+            decay = self._ema_decay if ema_decay is None else ema_decay
+            update_averages(list(self._averages.values()), masters, decay=decay)
         norm = self._deepspeed.get_global_grad_norm() if norm_before is None else norm_before
         return UpdateResult(grad_norm=float("nan") if norm is None else norm, skipped=skipped)
 

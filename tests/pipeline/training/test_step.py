@@ -43,14 +43,16 @@ class _Engine:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.rates, self.discarded = model, list[float](), list[bool]()
+        self.decays = list[float]()
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         loss = loss_of(self.model)
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def update(self, *, learning_rate: float, discard: bool = False) -> UpdateResult:
+    def update(self, *, learning_rate: float, ema_decay: float, discard: bool = False) -> UpdateResult:
         self.rates.append(learning_rate)
+        self.decays.append(ema_decay)
         self.discarded.append(discard)
         return UpdateResult(grad_norm=2.0, skipped=discard)
 
@@ -167,10 +169,12 @@ def one_step(world: World, folder: Path, markers: dict[int, str]) -> tuple[StepR
     controls = Controls(signals=Signals(own, watch_markers=True), stopping=Stopping(), ledger=Ledger(own))
     engine, batch = _Engine(model()), batch_of(5 + world.rank)
     stream: Any = _Stream(replace(batch, step=5))
-    step = TrainStep(gradients(JOB, engine, world), stream, controls)
+    job = replace(JOB, ema_decay=0.9, ema_warmup=True)
+    step = TrainStep(gradients(job, engine, world), stream, controls)
     result = step.read(step.launch(step.next_batch()))
     assert stream.num_launched == 1
     assert engine.rates == [result.rate] == [learning_rate(5, config=JOB.schedule, num_steps=JOB.steps)]
+    assert engine.decays == [0.4375], "7 / 16: the sixth update of an average that warms up"
     assert min(controls.ledger.seconds["data_wait"], controls.ledger.seconds["compute"]) > 0
     return result, classification_loss(model()(batch.images), batch.labels, name="softmax").item()
 

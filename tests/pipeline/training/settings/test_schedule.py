@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.schedule import ScheduleConfig, learning_rate, steps_of
+from pipeline.training.settings.schedule import ScheduleConfig, average_decay, learning_rate, steps_of
 from shards.errors import UserError
 
 LINEAR = ScheduleConfig(learning_rate=1e-3, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5)
@@ -207,3 +207,16 @@ def test_a_cooldown_must_fit_the_run() -> None:
     with pytest.raises(UserError, match=r"cooldown_steps is 71, after .* of 30; allowed: up to 70, .* 100 steps"):
         TrainingJob(steps=100, schedule=schedule)
     assert TrainingJob(steps=101, schedule=schedule).schedule == schedule
+
+
+def test_the_average_forgets_the_initial_weights_only_with_a_warm_up() -> None:
+    """What is left of them after 20,000 updates: 0.9999**20000, or the product of TensorFlow's (1 + t) / (10 + t)."""
+    left = {False: 1.0, True: 1.0}
+    for warmup in left:
+        for step in range(20_000):
+            decay = average_decay(step, ema_decay=0.9999, ema_warmup=warmup)
+            assert decay == (min(0.9999, (1 + (step + 1)) / (10 + (step + 1))) if warmup else 0.9999)
+            left[warmup] *= decay
+    assert left[False] == pytest.approx(0.1353, abs=1e-4)
+    assert left[True] < 1e-30
+    assert average_decay(0, ema_decay=0.0, ema_warmup=True) == 0.0, "no average"
