@@ -10,6 +10,8 @@ published: whether any tensor was left out of weight decay (we do: biases, norms
 which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer. Section 4.3 says that
 weight decay, dropout and label smoothing were tuned for the smaller datasets, and no value of smoothing is published:
 --label-smoothing takes one, for sigmoid as in issue 89.
+Precision differs: the paper's code keeps activations in fp32, of which TPUs take the products in bf16; here activations
+are bf16, with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
 Expected values "at the end" are the published runs' top-1 at 224 px (vision_transformer, issue 62); "after
 imagenet_384_paper" is the paper's Table 5: fine-tuned at 384 px, no averaging.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)

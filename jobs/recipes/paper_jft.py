@@ -8,6 +8,8 @@ counts the taps of convolutions on padding.
 [unverified], not published: whether these runs left any tensor out of weight decay (we do: biases, norms, tokens), and
 where the decay of the rate ended (1e-5, as its authors say for ImageNet-21k). ResNets have neither hidden layer nor
 dropout; that their heads also begin at -10 is our choice.
+Precision differs: the paper's code keeps activations in fp32, of which TPUs take the products in bf16; here activations
+are bf16, with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
 Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. How
 images are prepared is in paper_views.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)

@@ -9,8 +9,9 @@
 - `PRETRAINING`: big_vision, configs/vit_i21k.py: inception crop, flip; central 224 out of a short side of 256 to
   evaluate. How the paper's own pre-training was evaluated is not published.
 
-big_vision resizes short sides by areas, all else is bilinear without antialiasing. They all decode whole images, and
-none looks at EXIF (tf.io.decode_image).
+big_vision resizes short sides by areas, all else is bilinear without antialiasing. None looks at EXIF. All decode whole
+images but big_vision's pre-training, which decodes the crop alone (decode_jpeg_and_inception_crop), and so do we. Their
+JPEGs are decoded with TensorFlow's default, the fast integer DCT; ours with the accurate one, as Pillow and OpenCV do.
 """
 
 from dataclasses import dataclass
