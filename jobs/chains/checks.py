@@ -49,7 +49,7 @@ def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
         # The records of stages without a run directory:
         for path in sorted((state / "jobs" / job.tag).glob("patchline-*/submit/tries.jsonl")):
             if end := _last_end(path, 0):
-                return _message(unit, end, state)
+                return _message(unit, end, state / "jobs")
     return ""
 
 

@@ -129,6 +129,8 @@ def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
     """A sweep as a chain of one step, in the folder of the sweep."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or flags.links > 1:
         raise UserError(f"usage: patchline submit sweep {TOOLS['sweep'].usage} --cluster FILE [--nodes N]")
+    if flags.spares is not None:
+        raise UserError("a sweep takes no --spares; write `spares:` into the cluster's settings")
     if not value_in(words, "--run-dir"):
         raise UserError("--run-dir is missing: the folder of the sweep, in which each run has its own")
     step = StepConfig(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.chains import submit
 from jobs.chains.checks import failed_alone, hopeless
 from jobs.chains.file import ChainConfig, StepConfig
 from jobs.chains.state import ChainJob, ChainPlan, plan_json
@@ -90,8 +91,23 @@ def test_a_try_that_cannot_succeed_ends_alone(tmp_path: Path) -> None:
     assert hopeless(tries, jobs, state=tmp_path) == ""
     assert failed_alone(seeds, jobs) == set()
     assert "ended with a mistake" in hopeless(seeds, jobs, state=tmp_path)
+    assert hopeless(seeds, jobs, state=tmp_path).endswith(f"see its log in {tmp_path}/jobs")
     again = [replace(jobs[0], marks=(0, 100))]
     assert failed_alone(tries, again) == set(), "it ended before these jobs were submitted"
+
+
+def test_the_spares_of_a_sweep_are_the_clusters() -> None:
+    with pytest.raises(UserError, match="a sweep takes no --spares; write `spares:` into the cluster's settings"):
+        submit.run(["sweep", "pretrain", "digits_smoke", "--spares=1", *GRID], override=override, environ={})
+
+
+def test_a_job_without_a_run_directory_has_its_log_there_too(tmp_path: Path) -> None:
+    verify = Unit(name="verify", step="verify", stage="verify", words=(("verify", "data"),))
+    record = tmp_path / "jobs" / "t" / "patchline-verify" / "submit" / "tries.jsonl"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"end": "at fault"}) + "\n")
+    jobs = [ChainJob(unit="u", kind="job", round=0, tag="t", job=1, tasks=(0,), marks=(0,))]
+    assert hopeless(verify, jobs, state=tmp_path).endswith(f"see its log in {tmp_path}/jobs")
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
