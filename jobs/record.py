@@ -142,7 +142,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "held_out",
     ),
     "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
-    "EvaluationTransform": ("antialias", "filter", "exif"),
+    "EvaluationTransform": ("antialias", "filter", "exif", "border"),
     "EvaluationConfig": ("also",),
     "InitialConfig": ("resample",),
     "ModelConfig": (

@@ -29,6 +29,8 @@ class EvaluationTransform:
     filter: ResizeFilter = "bilinear"
     """How the image is resized: bilinear, or area (big_vision's: the average of all pixels that an output pixel covers;
     enlarged images get blocks)."""
+    border: Annotated[int, Range(0, 64)] = 0
+    """Pixels to cut off at each side first: ObjectNet's images have a red border, of which others cut off 2 or 3."""
     exif: bool = True
     """Turn images upright by their EXIF orientation; the paper's code does not. `predict` always does."""
 

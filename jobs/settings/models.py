@@ -38,7 +38,8 @@ class EvaluateJob:
     a label of weight 0 is then no label."""
     class_map: str = ""
     """JSON file with the classes of the model that stand for each label of the dataset, as for ObjectNet: {"label":
-    ["class", ...]}; images of other labels do not count. Empty: labels are matched by name."""
+    ["class", ...]} or {"label": "class; class"}; images of other labels do not count. Empty: labels are matched by
+    name."""
     real: str = ""
     """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: its labels."""
     run_dir: str = ""

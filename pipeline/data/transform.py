@@ -60,16 +60,24 @@ def train_view(
 def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:
     """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError."""
     turn = _turn(sample, exif=transform.exif)
-    height, width = _seen_size(sample, turn)
-    whole = Crop(top=0, left=0, height=height, width=width, flip=False)
-    viewport = evaluation_viewport(height, width, transform, size=out.shape[0])
+    whole = _without_border(*_seen_size(sample, turn), border=transform.border)
+    viewport = evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0])
     plan = plan_view((sample.height, sample.width), turn, whole, viewport, denominator=1)
     _fill(sample, plan, out=out, use_library=use_library)
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
     """The same of an image that is decoded and upright, uint8[height, width, 3]."""
-    show(pixels, evaluation_viewport(pixels.shape[0], pixels.shape[1], transform, size=out.shape[0]), out=out)
+    whole = _without_border(pixels.shape[0], pixels.shape[1], border=transform.border)
+    inner = pixels[whole.top : whole.top + whole.height, whole.left : whole.left + whole.width]
+    show(inner, evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0]), out=out)
+
+
+def _without_border(height: int, width: int, *, border: int) -> Crop:
+    """All of the image but its border. Raises DecodeError if nothing is left of it."""
+    if min(height, width) <= 2 * border:
+        raise DecodeError(f"nothing of {height} x {width} pixels is left without a border of {border}")
+    return Crop(top=border, left=border, height=height - 2 * border, width=width - 2 * border, flip=False)
 
 
 def decoder_name() -> str:

@@ -52,7 +52,8 @@ def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
         raise UserError(f'--class-map {path} has no classes; allowed: {{"label": ["class of the model", ...], ...}}')
     named = {}
     for label, names in found.items():
-        given = names if isinstance(names, list) else [names]
+        # ObjectNet's own map, objectnet_to_imagenet_1k.json, joins the names of a label.
+        given = names if isinstance(names, list) else names.split("; ") if isinstance(names, str) else [names]
         if not given or not all(isinstance(name, str) for name in given):
             raise UserError(f"--class-map {path}: {shown_value(label)} stands for {shown_value(names)}; allowed: names")
         named[label] = tuple(given)

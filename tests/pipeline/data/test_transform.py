@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -322,3 +323,24 @@ def test_without_the_library_nothing_is_asked_of_it(monkeypatch: pytest.MonkeyPa
     expected = trained(replace(sample, data=memoryview(image_bytes(1))), 1, PLAIN, size=16, use_library=True)
     monkeypatch.setattr(transform, "crop_decoder", lambda: pytest.fail("the library was asked"))
     np.testing.assert_array_equal(trained(sample, 1, PLAIN, size=16, use_library=False), expected)
+
+
+@pytest.mark.parametrize("use_library", [pytest.param(True, marks=needs_library), False])
+@pytest.mark.parametrize("mode", ["resize", "central_crop", "fewshot"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_border_is_cut_off_first(
+    mode: Literal["resize", "central_crop", "fewshot"], orientation: int, use_library: bool
+) -> None:
+    """The view is that of the image without it, however the image is stored."""
+    data = image_bytes(5, height=60, width=90)
+    sample = Sample(data=data, height=60, width=90, orientation=orientation)
+    upright = turned(decode_stored(data, height=60, width=90), turn_of(orientation))
+    how = EvaluationTransform(mode=mode)
+    expected, found, of_pixels = (np.zeros((24, 24, 3), dtype=np.uint8) for _ in range(3))
+    evaluation_view_of_pixels(np.ascontiguousarray(upright[3:-3, 3:-3]), how, out=expected)
+    evaluation_view(sample, replace(how, border=3), out=found, use_library=use_library)
+    evaluation_view_of_pixels(upright, replace(how, border=3), out=of_pixels)
+    np.testing.assert_array_equal(of_pixels, expected)
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    with pytest.raises(DecodeError, match=r"nothing of .* pixels is left without a border of 30"):
+        evaluation_view(sample, replace(how, border=30), out=found, use_library=use_library)
