@@ -228,9 +228,10 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
     if any(name in file.shapes for name in plain.MARKS):
         return plain.open_plain(file, hints)
     if any(name in file.shapes for name in timm.MARKS):
-        if hints.pixels is None:
+        declared = of_timm(file.arguments, where=str(path))
+        if hints.pixels is None and declared is None:
             _refuse_other_pixels(path)
-        return _with_our_pixels(timm.open_timm(file, {}, hints), None, hints)
+        return _with_our_pixels(timm.open_timm(file, {}, hints), declared, hints)
     if any("embeddings.patch_embeddings" in name for name in file.shapes):
         raise UserError(
             f"{file.where!r} has Hugging Face's tensors; their config.json says the rest: give the folder of both"

@@ -1,18 +1,15 @@
 """Opens a file of named tensors by its suffix: safetensors, PyTorch's or NumPy's .npz."""
 
-import re
 from pathlib import Path
 
 from pipeline.models.conversion.config import Take
 from pipeline.models.conversion.npz_file import open_npz_file
 from pipeline.models.conversion.safetensors_file import open_safetensors_file
-from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.tensor_file import TensorFile, bare_name
 from pipeline.models.conversion.torch_file import open_torch_file
 from shards.errors import UserError
 
 SUFFIXES = (".npz", ".safetensors", ".bin", ".pth", ".pt")
-# Prefixes of DataParallel, torch.compile and training scripts' modules, in any order.
-_PREFIXES = re.compile(r"(?:(?:module|_orig_mod|model|backbone|net)\.)+(?=.)")
 
 
 def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
@@ -20,6 +17,8 @@ def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
     that holds the raw and the averaged weights. UserError if the file is missing or cannot be read."""
     if path.suffix not in SUFFIXES or not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; allowed: files that end in {', '.join(SUFFIXES)}")
+    if take and path.suffix in (".npz", ".safetensors"):
+        raise UserError(f"{str(path)!r} holds one set of weights and does not say which; leave out --take")
     if path.suffix == ".npz":
         return open_npz_file(path)
     if path.suffix == ".safetensors":
@@ -31,8 +30,7 @@ def without_prefixes(file: TensorFile) -> TensorFile:
     """The same tensors without such prefixes. UserError if two would then have one name."""
     names: dict[str, str] = {}
     for name in file.shapes:
-        found = _PREFIXES.match(name)
-        bare = name[found.end() :] if found else name
+        bare = bare_name(name)
         if bare in names:
             raise UserError(f"{names[bare]} and {name} in {file.where!r} would both be {bare}; save one of them alone")
         names[bare] = name

@@ -3,12 +3,14 @@
 Shapes come from headers and tensors are read one by one, so a file of another model is refused before it is read.
 """
 
+import re
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pipeline.models.weights.tensor_checks import Shapes, TensorByName
 from shards.errors import InvalidDataError, UserError
@@ -29,6 +31,14 @@ FILE_ERRORS = (
     zlib.error,
     tokenize.TokenError,
 )
+# Prefixes of DataParallel, torch.compile and training scripts' modules, in any order.
+_PREFIXES = re.compile(r"(?:(?:module|_orig_mod|model|backbone|net)\.)+(?=.)")
+
+
+def bare_name(name: str) -> str:
+    """The name of a tensor without the prefixes that training scripts add."""
+    found = _PREFIXES.match(name)
+    return name[found.end() :] if found else name
 
 
 @contextmanager
@@ -48,11 +58,13 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What is in a file: the shape of every tensor, and a function that reads one of them, float32."""
+    """What is in a file: the shape of every tensor, and a function that reads one of them, float32. `arguments`: those
+    of the training script, if the file has them."""
 
     where: str
     shapes: Shapes
     read: TensorByName
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def shape(self, name: str, num_dims: int) -> tuple[int, ...]:
         """The shape of a required tensor. UserError if it is missing, empty, or has another number of dimensions."""
@@ -72,4 +84,4 @@ class TensorFile:
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
         """The same tensors under other names (new name -> the name here); tensors that are not named are left out."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
-        return TensorFile(where=self.where, shapes=shapes, read=lambda name: self.read(names[name]))
+        return replace(self, shapes=shapes, read=lambda name: self.read(names[name]))

@@ -3,21 +3,28 @@
 import argparse
 import pathlib
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.models.conversion.config import Take
-from pipeline.models.conversion.tensor_file import TensorFile, readable
+from pipeline.models.conversion.tensor_file import TensorFile, bare_name, readable
 from pipeline.models.conversion.zip_file import open_zip
 from pipeline.models.weights.tensor_checks import refuse_absurd_tensors
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import open_local_file
 
 _ZIP = b"PK\x03\x04"
-_RAW = ("state_dict", "model", "model_state_dict", "module", "net", "network", "student")
-_AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
+_USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "student")
+_AVERAGED = frozenset(("ema", "swa", "avg", "average", "averaged", "averages", "teacher", "shadow", "polyak"))
+# Of optimisers and losses, which may hold tensors too.
+_OTHERS = frozenset(("optim", "optimizer", "optimizers", "scheduler", "scaler", "loss", "criterion", "rng", "queue"))
+_ARGUMENTS = ("args", "hyper_parameters", "config", "cfg")
+_MOST_DEPTH = 3
+_WORDS = re.compile(r"[^a-z]+")
 # The arguments in the files of timm, DeiT, MAE and others. Both types only hold values.
 _HARMLESS: list[Any] = [argparse.Namespace, pathlib.PosixPath]
 
@@ -32,37 +39,91 @@ def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler refuses other objects with several kinds of errors
         raise UserError(_refusal(path, error)) from error
-    loaded = _unwrapped(loaded, where, take=take)
     if not isinstance(loaded, dict):
         raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed: a state dict of tensors by name")
+    arguments, loaded = _arguments(loaded), _chosen(loaded, where, take=take)
     tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and torch.is_tensor(value)}
     for name, tensor in tensors.items():
         _refuse_not_dense(name, tensor, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     refuse_absurd_tensors(where, shapes)
-    return TensorFile(where=where, shapes=shapes, read=lambda name: tensors[name].detach().float())
+    return TensorFile(where=where, shapes=shapes, read=lambda name: tensors[name].detach().float(), arguments=arguments)
 
 
-def _unwrapped(loaded: object, where: str, *, take: Take | None) -> object:
-    """The state dict inside the dict of a training script."""
-    for _ in range(2):  # DataParallel's may be one deeper
-        if not isinstance(loaded, dict) or any(torch.is_tensor(value) for value in loaded.values()):
-            return loaded
-        raw = [name for name in _RAW if isinstance(loaded.get(name), dict) and loaded[name]]
-        mean = [name for name in _AVERAGED if isinstance(loaded.get(name), dict) and loaded[name]]
-        if raw and mean and take is None:
-            raise UserError(
-                f"{where!r} holds the raw weights ({raw[0]}) and their average over training ({mean[0]}); give "
-                "--take raw or --take averaged"
-            )
-        if take and not (mean if take == "averaged" else raw):
-            what = "averaged weights" if take == "averaged" else "raw weights"
-            raise UserError(f"{where!r} holds no {what}; it has {', '.join(map(str, loaded))[:200]}; leave out --take")
-        found = mean if take == "averaged" or not raw else raw
-        if not found:
-            return loaded
-        loaded = loaded[found[0]]
-    return loaded
+def _arguments(loaded: Mapping[Any, Any]) -> Mapping[str, Any]:
+    """The arguments of the training script, as timm, MAE, DeiT and Lightning keep them."""
+    for name in _ARGUMENTS:
+        found = loaded.get(name)
+        if isinstance(found, argparse.Namespace):
+            return vars(found)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StateDict:
+    """A state dict and the names that lead to it in the dict of a training script."""
+
+    path: tuple[str, ...]
+    tensors: dict[Any, Any]
+
+    @property
+    def where(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def is_averaged(self) -> bool:
+        return bool(_AVERAGED & set(_WORDS.split(self.where.lower())))
+
+    @property
+    def rank(self) -> int:
+        """The usual names come first."""
+        return next((rank for rank, name in enumerate(_USUAL) if self.path[:1] == (name,)), len(_USUAL))
+
+    @property
+    def names(self) -> set[str]:
+        return {bare_name(str(name)) for name in self.tensors}
+
+    def is_of_the_model_of(self, other: "_StateDict") -> bool:
+        return 2 * len(self.names & other.names) >= min(len(self.names), len(other.names))
+
+
+def _state_dicts(loaded: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator[_StateDict]:
+    if any(torch.is_tensor(value) for value in loaded.values()):
+        yield _StateDict(path=path, tensors=loaded)
+    elif len(path) < _MOST_DEPTH:
+        for name, value in loaded.items():
+            if isinstance(name, str) and isinstance(value, dict) and not _OTHERS & set(_WORDS.split(name.lower())):
+                yield from _state_dicts(value, (*path, name))
+
+
+def _chosen(loaded: dict[Any, Any], where: str, *, take: Take | None) -> dict[Any, Any]:
+    """The state dict inside the dict of a training script. UserError if there are several of one model, and nobody
+    chose."""
+    found = sorted(_state_dicts(loaded), key=lambda one: one.rank) if loaded else []
+    if not found or not found[0].path:
+        if take:
+            raise UserError(f"{where!r} holds one set of weights and does not say which; leave out --take")
+        return loaded
+    raw, mean = ([one for one in found if one.is_averaged is kind] for kind in (False, True))
+    if raw:
+        mean = [one for one in mean if one.is_of_the_model_of(raw[0])]
+    if raw and mean and take is None:
+        raise UserError(
+            f"{where!r} holds the raw weights ({raw[0].where}) and their average over training ({mean[0].where}); give "
+            "--take raw or --take averaged"
+        )
+    if take and not (mean if take == "averaged" else raw):
+        what = "averaged weights" if take == "averaged" else "raw weights"
+        raise UserError(f"{where!r} holds no {what}; it has {', '.join(map(str, loaded))[:200]}; leave out --take")
+    first, *others = mean if take == "averaged" or not raw else raw
+    if same := [one for one in others if one.names == first.names]:
+        raise UserError(
+            f"{where!r} holds several weights of one model, {first.where} and {same[0].where}, and does not say which "
+            "to take; save one of them alone"
+        )
+    return first.tensors
 
 
 def _refuse_inflated(path: Path) -> None:

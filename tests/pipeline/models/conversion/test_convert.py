@@ -1,15 +1,16 @@
 """Conversion from any format to any other, at another image size and with another head; everything else is refused."""
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from pipeline.models import ModelConfig
 from pipeline.models.config import Mode
@@ -231,6 +232,19 @@ def test_a_bare_file_takes_the_pixels_that_are_given_or_named(tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps(description))
     with pytest.raises(UserError, match=r"config.json beside .* says pixels of mean 0.485 .*; give the folder"):
         open_any(str(folder / "model.safetensors"), hints)
+
+
+@pytest.mark.parametrize("kind", [dict, argparse.Namespace])
+def test_pixels_that_a_training_scripts_arguments_say_are_folded_in(tmp_path: Path, kind: Any) -> None:
+    tensors = load_file(exported(tmp_path, VIT, "timm") / "model.safetensors")
+    hints, where = Hints(num_heads=2, grid_side=4), tmp_path / "w.pth"
+    torch.save({"state_dict": tensors, "args": kind(mean=tuple(MEAN), std=tuple(DEVIATION))}, where)
+    said = open_any(str(where), hints)
+    torch.save({"state_dict": tensors, "args": kind(mean=None, std=None)}, where)
+    given = open_any(str(where), replace(hints, pixels="imagenet"))
+    assert said.assumed == given.assumed == ("gelu exact", "layer_norm_epsilon 1e-06")
+    assert torch.equal(said.tensor("embed.patch.weight"), given.tensor("embed.patch.weight"))
+    assert "pixels of mean 0.5 0.5 0.5 and deviation 0.5 0.5 0.5" in open_any(str(where), hints).assumed
 
 
 def test_a_resampled_export_is_what_transformers_resamples(transformers: ModuleType, tmp_path: Path) -> None:

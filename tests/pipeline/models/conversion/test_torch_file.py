@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.torch_file import open_torch_file
 from shards.errors import UserError
 
@@ -55,6 +57,62 @@ def test_raw_or_averaged_weights_are_the_users_choice(raw: str, average: str, tm
     torch.save({raw: VALUES, average: {}}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"holds no averaged weights; it has .*; leave out --take"):
         open_torch_file(tmp_path / "w.pth", take="averaged")
+
+
+@pytest.mark.parametrize(
+    "averaged",
+    [
+        pytest.param({"ema_model": OTHERS}, id="ema_model"),
+        pytest.param({"model_ema_state_dict": OTHERS}, id="model_ema_state_dict"),
+        pytest.param({"ema_state": OTHERS}, id="ema_state"),
+        pytest.param({"swa_state_dict": OTHERS}, id="swa_state_dict"),
+        pytest.param({"averaged_model": OTHERS}, id="averaged_model"),
+        pytest.param({"ema_network": OTHERS}, id="ema_network"),
+        pytest.param({"model_ema": {"decay": 0.9, "module": OTHERS}}, id="a decay beside it"),
+        pytest.param({"ema": {"module.a": torch.zeros(5)}}, id="a prefix"),
+    ],
+)
+def test_averaged_weights_are_seen_whatever_they_are_called(averaged: dict[str, Any], tmp_path: Path) -> None:
+    optimizer = {"optimizer": {"state": {"a": torch.zeros(7)}}}
+    torch.save({"model": VALUES, **averaged, **optimizer}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"raw weights \(model\) and their average .*; give --take raw or --take av"):
+        open_torch_file(tmp_path / "w.pth")
+    assert dict(open_torch_file(tmp_path / "w.pth", take="raw").shapes) == {"a": (2, 3), "b": (4,)}
+    assert list(open_torch_file(tmp_path / "w.pth", take="averaged").shapes.values()) == [(5,)]
+
+
+def test_weights_that_lie_side_by_side_are_found_too(tmp_path: Path) -> None:
+    torch.save({"model": {"state_dict": VALUES, "ema": OTHERS}}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"raw weights \(model.state_dict\) and their average .*\(model.ema\)"):
+        open_torch_file(tmp_path / "w.pth")
+    assert dict(open_torch_file(tmp_path / "w.pth", take="averaged").shapes) == {"a": (5,)}
+
+
+def test_of_two_weights_of_one_model_none_is_guessed(tmp_path: Path) -> None:
+    torch.save({"state_dict": VALUES, "model": VALUES}, tmp_path / "w.pth")
+    several = r"several weights of one model, state_dict and model, .* save one of them alone"
+    with pytest.raises(UserError, match=several):
+        open_torch_file(tmp_path / "w.pth")
+    torch.save({"state_dict": VALUES, "discriminator": {"c": torch.zeros(2)}}, tmp_path / "w.pth")
+    assert dict(open_torch_file(tmp_path / "w.pth").shapes) == {"a": (2, 3), "b": (4,)}
+
+
+def test_a_choice_where_there_is_none_is_refused(tmp_path: Path) -> None:
+    torch.save(VALUES, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="holds one set of weights and does not say which; leave out --take"):
+        open_torch_file(tmp_path / "w.pth", take="averaged")
+    save_file(VALUES, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match="holds one set of weights and does not say which; leave out --take"):
+        open_tensor_file(tmp_path / "w.safetensors", take="raw")
+
+
+@pytest.mark.parametrize("name", ["args", "hyper_parameters", "config"])
+@pytest.mark.parametrize("kind", [dict, argparse.Namespace])
+def test_arguments_of_the_training_script_are_kept(tmp_path: Path, name: str, kind: Any) -> None:
+    torch.save({"state_dict": VALUES, name: kind(mean=[0.5, 0.4, 0.3], arch="vit")}, tmp_path / "w.pth")
+    found = open_tensor_file(tmp_path / "w.pth")
+    assert dict(found.shapes) == {"a": (2, 3), "b": (4,)}
+    assert dict(found.arguments) == {"mean": [0.5, 0.4, 0.3], "arch": "vit"}
 
 
 @pytest.mark.parametrize(
