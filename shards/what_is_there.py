@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shards.local_file import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
-from shards.sources.splits import split_of
+from shards.sources.splits import splits_among
 
 _MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # looked at, so that a folder of millions of images costs no time
 
@@ -39,11 +39,15 @@ def _advice(url: str, path: Path) -> str:
         return f"{url!r} holds weights, not a dataset; give the folder of a packed dataset"
     out = _word(f"data/{path.resolve().name}")
     folders = [entry.name for entry in _entries(path) if entry.is_dir()]
-    if len({split_of(name) for name in folders if split_of(name)}) >= 2:
+    splits = splits_among(folders)
+    if len(set(splits.values())) >= 2:
         lines = [
-            _command("folder", f"{url.rstrip('/')}/{name}", f"{out}-{split_of(name)} --split {split_of(name)}")
-            for name in sorted(folders)
-            if split_of(name)
+            _command(
+                "flat" if _holds_images(path / name) else "folder",
+                f"{url.rstrip('/')}/{name}",
+                f"{out}-{split} --split {split}",
+            )
+            for name, split in sorted(splits.items())
         ]
         return "\n".join([f"{url!r} holds the splits of a collection, not a packed dataset; pack each first:", *lines])
     if any(_holds_images(path / name) for name in sorted(folders)[:_MOST_FOLDERS]):
@@ -59,7 +63,7 @@ def _advice(url: str, path: Path) -> str:
             f"{_command('flat', url, out)}"
         )
     if any(name.endswith(".tar") for name in names):
-        return f"{url!r} holds tars, not a packed dataset; index them: patchline index webdataset --help"
+        return f"{url!r} holds tars, not a packed dataset; index them: patchline index {_word(url)}"
     if any(name.endswith(".parquet") for name in names):
         return f"{url!r} holds Parquet files, not a packed dataset; pack them: patchline pack parquet --help"
     return _incomplete(url)

@@ -29,6 +29,7 @@ from shards.packing.scan import read_scan, scan_path
 from shards.packing.survey import EXAMPLES, SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import FolderSource, Source
+from shards.sources.splits import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
 
@@ -70,6 +71,8 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
     if not num_samples:
         raise UserError(_no_image_words(store, spec.source, found, num_refused))
     names = known if known is not None else sorted_labels(found.labels)
+    if known is None:
+        refuse_classes_of_splits(names)
     decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
     with temporary_folder("patchline-plan-") as folder:
         files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
@@ -106,9 +109,11 @@ def _no_image_words(store: Store, source: Source, found: _Surveyed, num_refused:
     if isinstance(source, FolderSource) and found.num_unlabeled == len(found.is_fit):
         root = source.root.rstrip("/")
         folder = shlex.quote(root.rpartition("/")[0] if "://" in root else str(Path(root).parent))
+        none = f"the classes are the folders in --source.root {source.root}, and there is none"
+        flat = "take patchline pack flat for labels in file names or in a table"
+        is_split = split_of(root.rpartition("/")[2])  # then the folder above has splits, not classes
         todo = (
-            f"the classes are the folders in --source.root {source.root}, and there is none; give the folder above it "
-            f"(--source.root {folder}), or take patchline pack flat for labels in file names or in a table"
+            f"{none}; {flat}" if is_split else f"{none}; give the folder above it (--source.root {folder}), or {flat}"
         )
     return "\n".join([f"the source has no usable image: of {len(found.is_fit)}, {said}", *examples, todo])
 

@@ -44,9 +44,14 @@ class ClassTarsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Every tar at any depth, sorted by name."""
+        """Every tar at any depth, sorted by name. UserError if they lie in folders of different splits."""
+        from shards.sources.splits import refusing_mixed_folders
+
         if not self.root:
             raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the tars")
+        return refusing_mixed_folders(self._entries(), self.root)
+
+    def _entries(self) -> Iterator[Entry]:
         for path, num_bytes in open_store(self.root).list_sizes():
             if is_tar_name(path, where=self.root):
                 yield _tar_entry(path, path, 0, num_bytes)

@@ -37,18 +37,25 @@ class FolderSource:
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path. UserError if the folders are splits."""
+        from shards.sources.splits import refusing_mixed_folders
+
+        return refusing_mixed_folders(self._entries(), self.root)
+
+    def _entries(self) -> Iterator[Entry]:
         from shards.sources.splits import refuse_split_classes
 
-        folders: dict[str, str] = {}
+        folders, nested = dict[str, str](), set[str]()
         for path, num_bytes in list_images(self.root):
-            label, slash, _ = path.partition("/")
+            label, slash, rest = path.partition("/")
             name = class_name(printable(label))
+            if "/" in rest:
+                nested.add(name)
             if slash and (other := folders.setdefault(name, label)) != label:
                 folders[name] = label
                 message = "the folders %s and %s are one class: they differ only in spaces or in their Unicode form"
                 log.warning(message, ascii(other), ascii(label))
             yield Entry(locator=path, name=printable(path), labels=(name,) if slash else (), num_bytes=num_bytes)
-        refuse_split_classes(self.root, folders)
+        refuse_split_classes(self.root, folders, nested=nested)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """File by file."""
@@ -97,8 +104,12 @@ class FlatSource:
             raise UserError(f"{message}, around the label, e.g. '([^_]+)_'")
 
     def entries(self) -> Iterator[Entry]:
-        """Sorted by path."""
-        return self._labelled_by_table() if self.labels_csv else self._labelled_by_name()
+        """Sorted by path. UserError if they lie in folders of different splits, and no table lists them."""
+        from shards.sources.splits import refusing_mixed_folders
+
+        if self.labels_csv:
+            return self._labelled_by_table()
+        return refusing_mixed_folders(self._labelled_by_name(), self.root)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """File by file."""

@@ -2,17 +2,20 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from shards.errors import UserError
 from shards.output.quantities import plural
+from shards.sources.entry import Entry
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+_MOST_SHOWN = 6
 _NO_LETTERS = re.compile(r"[^a-z]+")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also of mnistTrain
 
 
 def split_of(name: str) -> str:
@@ -20,18 +23,63 @@ def split_of(name: str) -> str:
     return _SPLITS.get(name.casefold(), "")
 
 
-def refuse_split_classes(root: str, classes: Iterable[str]) -> None:
-    """Refuses class folders below `root` that are splits. Raises UserError if there are two or more, or no others."""
-    names = set(classes)
-    found = {name: split_of(name) for name in sorted(names) if split_of(name)}
-    if len(set(found.values())) < 2 and (not found or len(found) < len(names)):
+def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collection[str]) -> None:
+    """Refuses class folders below `root` that are splits. Raises UserError if there are two or more, or no others.
+    `nested`: those with folders of their own, which are the classes then."""
+    found = splits_among(classes)
+    if not found:
         return
     commands = []
     for name, split in found.items():
         folder = shlex.quote(f"{root.rstrip('/')}/{name}")
-        commands.append(f"  patchline pack folder --source.root {folder} --split {split} --out DATA/{split}")
+        recipe = "folder" if name in nested else "flat"
+        commands.append(f"  patchline pack {recipe} --source.root {folder} --split {split} --out DATA/{split}")
     what = f"--source.root {root!r} holds {', '.join(map(repr, found))}, which are names of splits, not of classes"
     raise UserError("\n".join([f"{what}; pack each as a dataset of its own:", *commands]))
+
+
+def splits_among(names: Collection[str]) -> dict[str, str]:
+    """Returns those of the names that differ in the name of a split alone, such as train2017 and val2017, and the split
+    of each; also names that are all exactly splits. Class names such as `test tube` and `train station` are none."""
+    groups: dict[str, dict[str, str]] = {}
+    for name in sorted(names):
+        for word in _WORD.finditer(name):
+            if split := split_of(word[0]):
+                rest = f"{name[: word.start()]}*{name[word.end() :]}".casefold()
+                groups.setdefault(rest, {})[name] = split
+    found = {name: split for group in groups.values() if len(set(group.values())) > 1 for name, split in group.items()}
+    exact = {name: split_of(name) for name in sorted(names) if split_of(name)}
+    return found or (exact if len(exact) == len(names) else {})
+
+
+def refuse_classes_of_splits(classes: Collection[str]) -> None:
+    """Refuses class names that differ in the name of a split alone, wherever they come from. Raises UserError."""
+    if found := splits_among(classes):
+        splits = ", ".join(f"{name!r} ({split})" for name, split in list(found.items())[:_MOST_SHOWN])
+        raise UserError(
+            f"the classes {splits} are names of splits, not of classes; pack the images of each split as a dataset of "
+            "its own, with --split and only its part of the source"
+        )
+
+
+def refusing_mixed_folders(entries: Iterable[Entry], root: str) -> Iterator[Entry]:
+    """Hands on the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
+    would become one dataset."""
+    found: dict[str, str] = {}
+    last = ""
+    for entry in entries:
+        folder = entry.name.rpartition("/")[0]
+        if folder != last:
+            last = folder
+            for split in filter(None, map(split_of, folder.split("/"))):
+                found.setdefault(split, entry.name)
+        yield entry
+    if len(found) > 1:
+        examples = ", ".join(f"{split} ({name})" for split, name in found.items())
+        raise UserError(
+            f"below --source.root {root!r} lie images of the splits {examples}, which would become one dataset; give "
+            "the folder of one split and --split, or list the images of each with patchline pack manifest"
+        )
 
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
