@@ -95,9 +95,8 @@ def test_other_folders_are_classes_and_parts_of_them(tmp_path: Path) -> None:
 def test_splits_of_plain_images_are_packed_with_flat(tmp_path: Path) -> None:
     """As Kaggle's competitions lie: no answer sends the user back to the folder above."""
     root = put(tmp_path / "kaggle", "train/cat.1.jpg", "train/dog.2.jpg", "test/3.jpg")
-    with pytest.raises(
-        UserError, match="patchline pack flat --source.root .*/test --split test .*\n.*pack flat .*/train"
-    ):
+    both = r"pack flat --source.root .*/test --split test .*\n.*pack flat --source.root .*/train --split train"
+    with pytest.raises(UserError, match=both):
         run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=root)))
     with pytest.raises(UserError) as caught:
         run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=f"{root}/train")))
