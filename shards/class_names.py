@@ -42,11 +42,12 @@ def repeated_fault(names: Sequence[str]) -> str:
 
 
 def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that differ only in case, in spaces or in Unicode's compatibility forms, such as a ligature: each such
-    group once."""
+    """Names that differ only in case, in spaces, in characters that nobody sees or in Unicode's compatibility forms,
+    such as a ligature: each such group once."""
     groups = defaultdict(list)
     for name in names:
-        groups[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+        seen = "".join(one for one in unicodedata.normalize("NFKC", name) if unicodedata.category(one) != "Cf")
+        groups[" ".join(seen.casefold().split())].append(name)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 

@@ -47,6 +47,15 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     if job.run_dir:
         write_record(Path(job.run_dir), stage="export", job=job)
     log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
+    transform = weights.usage.transform
+    is_plain, is_area = transform.filter == "bilinear" and not transform.antialias, transform.filter == "area"
+    if (job.format == "timm" and is_plain) or (job.format == "hugging_face" and (is_plain or is_area)):
+        log.info(
+            "%s resizes images with antialiasing, and this run's evaluation %s: some predictions will differ from "
+            "those of patchline evaluate",
+            "timm" if job.format == "timm" else "transformers",
+            "without" if is_plain else "by areas",
+        )
     return exit_codes.DONE
 
 

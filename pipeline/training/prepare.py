@@ -28,7 +28,7 @@ from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
-from shards.class_names import class_name
+from shards.class_names import class_name, near_equal
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
@@ -53,6 +53,10 @@ def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Datase
         log.warning(
             "%s has only one class, %s: there is nothing to tell it from, so a model learns nothing", data.url, only
         )
+    if say and job.data.mix:
+        for group in near_equal(data.label_names):
+            names = ", ".join(map(shown_value, group))
+            log.warning("the mixed classes %s differ only in case, spaces or similar characters; are they one?", names)
     if say and data.num_classes < wanted:
         log.warning(unused_classes(data.num_classes, wanted))
     return replace(job, model=replace(job.model, num_classes=wanted))

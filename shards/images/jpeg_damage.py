@@ -3,9 +3,14 @@
 Pillow, like most decoders, fills what is missing with grey or noise and says nothing.
 """
 
+import re
+
 import simplejpeg
 
 _JPEG = b"\xff\xd8\xff"
+_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
+_RESTARTS, _END, _SCAN, _PROGRESSIVE = range(0xD0, 0xD8), 0xD9, 0xDA, 0xC2
+_COEFFICIENTS = 64
 _LOST = ("Corrupt JPEG data", "Premature end of JPEG file")
 
 
@@ -23,4 +28,30 @@ def jpeg_damage(data: bytes | memoryview) -> str:
     except ValueError as error:
         reason = " ".join(str(error).split())
         return reason if reason.startswith(_LOST) else ""
-    return ""
+    try:
+        return "scans of a progressive JPEG are missing" if _lacks_scans(data) else ""
+    except (IndexError, KeyError, ValueError):  # what the decoder took is no reason to stop
+        return ""
+
+
+def _lacks_scans(data: bytes | memoryview) -> bool:
+    """Whether the scans of a progressive JPEG leave a coefficient out, or not at its full precision (ITU-T T.81, annex
+    G): of a file that was cut between two scans, a decoder notices nothing. False for a baseline JPEG."""
+    missing_bits: dict[int, list[int]] = {}  # by component, of each coefficient; 16: it has no scan yet
+    position = 2
+    while found := _MARKER.search(data, position):
+        marker, body = data[found.end() - 1], found.end() + 2
+        if marker == _END:
+            break
+        if marker in _RESTARTS:
+            position = found.end()
+            continue
+        position = body - 2 + int.from_bytes(data[body - 2 : body], "big")
+        if marker == _PROGRESSIVE:
+            missing_bits = {data[body + 6 + 3 * place]: [16] * _COEFFICIENTS for place in range(data[body + 5])}
+        elif marker == _SCAN and missing_bits:
+            num_components = data[body]
+            first, last, bits = data[body + 1 + 2 * num_components : body + 4 + 2 * num_components]
+            for component in data[body + 1 : body + 1 + 2 * num_components : 2]:
+                missing_bits[component][first : last + 1] = [bits & 0xF] * (last + 1 - first)
+    return any(any(bits) for bits in missing_bits.values())

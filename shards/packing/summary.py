@@ -25,6 +25,8 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
     labels = read_labels(store.read(LABELS_PATH))
     if empty := labels.filter(pc.equal(labels["num_samples"], 0))["name"].to_pylist():
         lines.append(f"without any image: {class_words(empty)}")
+        if manifest.num_classes - len(empty) == 1:
+            lines.append("only one class has images, so there is nothing to tell it from")
     if manifest.num_quarantined:
         quarantine = read_quarantine(store.read(QUARANTINE_PATH))
         lines += _left_out(quarantine)

@@ -5,13 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from shards.class_names import read_label_names
+from shards.class_names import near_equal, read_label_names
 from shards.errors import UserError
 
 
 def test_names_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("tench\n great white shark \n\nÜ\n", encoding="utf-8")
     assert read_label_names(str(tmp_path / "labels.txt")) == ("tench", "great white shark", "Ü")
+
+
+def test_names_that_look_the_same() -> None:
+    names = ["cat", "Cat", "c\u200bat", "dog", "ﬁsh", "fish", "ca t"]
+    assert near_equal(names) == [("cat", "Cat", "c\u200bat"), ("ﬁsh", "fish")]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:

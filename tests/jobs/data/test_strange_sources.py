@@ -176,6 +176,7 @@ def test_a_class_without_an_image_stays_and_is_named(tmp_path: Path, caplog: pyt
         found = pack(FolderSource(root=str(root)), tmp_path / "out", max_quarantined=0.9)
     assert found == [("ok", 2), ("phone", 0), ("scan", 0), ("twin", 0)]
     assert "without any image: 3 classes (phone, scan, twin)" in caplog.text
+    assert "only one class has images, so there is nothing to tell it from" in caplog.text
     assert "phone/0.HEIC: HEIC is not read here; convert it to JPEG or PNG first" in caplog.text
     assert "scan/0.png: empty file" in caplog.text
     with (tmp_path / "out/quarantine.csv").open(newline="") as file:

@@ -1,6 +1,7 @@
 """`patchline export` converts a run's weights to each format, and `patchline import` reads them back."""
 
 import json
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from jobs.models.export_weights import ExportJob, run
 from jobs.models.import_weights import ImportJob
 from jobs.models.import_weights import run as run_import
 from jobs.record import read_record
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
 from pipeline.models.weights.folder import open_weights, save_weights
+from pipeline.models.weights.usage import DEFAULT_USAGE
 from shards.errors import InvalidDataError, UserError
 from tests.rigs.limited import limited_patchline
 
@@ -41,6 +44,30 @@ def test_every_format_comes_back(job: ExportJob, tmp_path: Path, written: Format
     assert (weights.config.size, weights.config.image_size) == (CONFIG.size, 48)
     keeps_names = written not in ("vision_transformer", "big_vision")
     assert weights.labels == (LABELS if keeps_names else ("0", "1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("transform", "written", "says"),
+    [
+        (EvaluationTransform(), "timm", "timm resizes images with antialiasing, and this run's evaluation without"),
+        (EvaluationTransform(), "hugging_face", "transformers resizes images with antialiasing, and this run's"),
+        (EvaluationTransform(filter="area"), "hugging_face", "this run's evaluation by areas"),
+        (EvaluationTransform(filter="area"), "timm", ""),
+        (EvaluationTransform(antialias=True), "timm", ""),
+        (EvaluationTransform(antialias=True), "hugging_face", ""),
+        (EvaluationTransform(), "big_vision", ""),
+    ],
+)
+def test_what_another_librarys_evaluation_cannot_do_is_said(
+    job: ExportJob, caplog: pytest.LogCaptureFixture, transform: EvaluationTransform, written: Format, says: str
+) -> None:
+    state = build_model(CONFIG).state_dict()
+    usage = replace(DEFAULT_USAGE, transform=transform)
+    save_weights(Path(job.path), config=CONFIG, labels=LABELS, tensor=lambda name: state[name], usage=usage)
+    with caplog.at_level(logging.INFO):
+        assert run(replace(job, format=written)) == 0
+    assert says in caplog.text
+    assert ("antialiasing" in caplog.text) is bool(says)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """A job is checked against its data and its ranks before anything starts; whole runs are in test_run.py."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobs.data.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.training.prepare import prepare
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from shards.errors import UserError
+from shards.sources.folders import FolderSource
+from tests.rigs.images import image_bytes
 from tests.rigs.processes import one_world
 
 
@@ -50,3 +54,23 @@ def test_a_run_that_is_kept_stopped_is_refused(digits_url: str, run_dir: Path) -
     (run_dir / "STOP").touch()
     with pytest.raises(UserError, match="STOP exists and keeps the run stopped; delete it to continue"):
         prepare(job_of(digits_url, run_dir), one_world())
+
+
+def test_nearly_equal_classes_of_a_mix_are_said(
+    tmp_path: Path, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls = []
+    for number, names in enumerate((("a", "b"), ("A", "b"))):
+        root = tmp_path / f"images{number}"
+        for place, name in enumerate(names):
+            (root / name).mkdir(parents=True)
+            for seed in range(8):
+                (root / name / f"{seed}.png").write_bytes(image_bytes(100 * place + seed + 50 * number))
+        urls.append(str(tmp_path / f"packed{number}"))
+        assert run(PackJob(out=urls[-1], source=FolderSource(root=str(root)), samples_per_block=1)) == 0
+    job = job_of("", run_dir)
+    mixed = replace(job.data, mix=((urls[0], 1.0), (urls[1], 1.0)), lanes=8, window_blocks=1)
+    with caplog.at_level(logging.WARNING):
+        prepared = prepare(replace(job, data=mixed, global_batch=8), one_world())
+    assert prepared.job.model.num_classes == 3
+    assert "the mixed classes 'a', 'A' differ only in case, spaces or similar characters; are they one?" in caplog.text

@@ -1,6 +1,12 @@
 """A JPEG of which a part is missing is told from a sound one."""
 
+import io
+import re
+from pathlib import Path
+
 import pytest
+import simplejpeg
+from PIL import Image
 
 from shards.images.jpeg_damage import jpeg_damage
 from tests.rigs.images import half_missing, image_bytes, noisy_jpeg
@@ -31,3 +37,26 @@ def test_jpegs_of_which_a_part_is_missing(data: bytes, said: str) -> None:
     assert said in damage
     assert bool(said) == bool(damage)
     assert jpeg_damage(memoryview(data)) == damage
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_progressive_jpeg_that_was_cut_between_two_scans(mode: str) -> None:
+    """With an end mark, every decoder takes it for whole; only what the scans hold tells."""
+    data = noisy_jpeg(mode=mode, progressive=True)
+    assert jpeg_damage(data) == ""
+    behind = data.index(b"\xff\xda") + 1
+    cuts = [behind + found.start() for found in re.finditer(rb"\xff(\xc4|\xda)", data[behind:])]
+    assert len(cuts) > 4
+    for place in cuts:
+        cut = data[:place] + b"\xff\xd9"
+        assert simplejpeg.decode_jpeg(cut).shape[:2] == (300, 400)
+        assert jpeg_damage(cut) == "scans of a progressive JPEG are missing"
+
+
+def test_photographs_lack_nothing(test_data: Path) -> None:
+    for path in sorted((test_data / "imagenet-sample").iterdir())[:50]:
+        assert jpeg_damage(path.read_bytes()) == ""
+        with Image.open(path) as image:
+            file = io.BytesIO()
+            image.convert("RGB").save(file, "JPEG", progressive=True)
+        assert jpeg_damage(file.getvalue()) == ""
