@@ -163,8 +163,8 @@ def job_from(
 
     `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `later` (by class) may be
     missing: they are newer than the file, and get their defaults, or what `former` has if the default has another
-    meaning than the version that wrote the file. `renamed` maps former names of fields to today's, by
-    class, and those that did nothing and are gone to "".
+    meaning than the version that wrote the file. `renamed` maps former names of fields to today's, by class, and those
+    that did nothing and are gone to "".
     """
     report = Report(root=kind, later=later, renamed=renamed, former=former)
     return _group(kind, tree, base=base, name="", report=report), report

@@ -251,7 +251,7 @@ def unexpected_word(word: str, *, command: str) -> UserError:
 
 
 def _of_sbatch(name: str) -> str:
-    """Where an option of sbatch belongs; empty for any other flag."""
+    """Returns where an option of sbatch belongs; empty for any other flag."""
     word = name.lstrip("-")
     setting = _SBATCH.get(word if len(word) == 1 else word.replace("_", "-").lower())
     if setting is None:

@@ -5,9 +5,9 @@ files, is a DecodeError. The fast decoder of JPEGs refuses the slightest damage:
 what is left of them.
 
 All other formats are decoded by Pillow alone, as at packing and in predictions, so that transparency, 16 bits and the
-default image of an APNG mean the same everywhere (shards/images/flatten.py). OpenCV takes a tenth less time for a PNG
-or WebP, but it shows an APNG's first frame, and its libpng writes warnings with words from the file to the file
-descriptor of standard error, past everything that escapes control characters (libpng 1.6.58, `png_icc_profile_error`).
+default image of an APNG mean the same everywhere (shards/images/flatten.py). OpenCV is a little faster, but it shows an
+APNG's first frame, and its libpng writes warnings with words from the file to the file descriptor of standard error,
+past everything that escapes control characters (libpng 1.6.58, `png_icc_profile_error`).
 """
 
 import io
@@ -85,7 +85,8 @@ def _decode_with_pillow(data: bytes | memoryview, size: tuple[int, int], denomin
     with _opened(data, size) as image:
         if denominator > 1:
             image.draft("RGB", (image.width // denominator, image.height // denominator))
-        return np.asarray(flattened(image).convert("RGB"), dtype=np.uint8)
+        flat = flattened(image)
+        return np.asarray(flat if flat.mode == "RGB" else flat.convert("RGB"), dtype=np.uint8)
 
 
 @contextmanager

@@ -138,17 +138,21 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 
 
 def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
-    """Returns the checkpoint that scored better than that of `step`, if the run kept one, and the command that takes
-    its weights; no lines if there is none. Averaged weights count where they were scored."""
+    """Returns the checkpoint that scored better than the weights of `step`, if the run kept one, and the command that
+    takes its weights; no lines if there is none. Where a run ends with averaged weights, their score counts, and those
+    of the checkpoint that scored are the raw ones."""
     try:
         best = read_best(run_dir)
     except InvalidDataError:  # a damaged best.json is reported where it is needed
         return []
     scores = [score for score in scores_of(run_dir) if score.step == step]
-    last = max((scores[-1].accuracy, scores[-1].averaged or 0)) if scores else None
-    if best is None or last is None or best.step == step or best.accuracy <= last:
+    if best is None or not scores or best.step == step:
         return []
-    taken = ["patchline", "weights", str(run_dir), "--best", "--out", str(run_dir / "best")]
+    last = scores[-1].accuracy if scores[-1].averaged is None else scores[-1].averaged
+    if best.accuracy <= last:
+        return []
+    raw = [] if scores[-1].averaged is None else ["--raw"]
+    taken = ["patchline", "weights", str(run_dir), "--best", *raw, "--out", str(run_dir / "best")]
     better = f"better: step {best.step:,}, accuracy {best.accuracy:.3f} against {last:.3f}; its weights:"
     return [better, *command_lines("", taken, columns=_COLUMNS)]
 
@@ -176,4 +180,5 @@ def _transform_flags(transform: EvaluationTransform) -> list[str]:
     flags += ["--data.transform.short-side", str(transform.short_side)] if transform.short_side else []
     flags += ["--data.transform.filter", transform.filter] if transform.filter != usual else []
     flags += ["--data.transform.antialias"] if transform.antialias else []
+    flags += ["--data.transform.border", str(transform.border)] if transform.border else []
     return [*flags, *([] if transform.exif else ["--data.transform.no-exif"])]

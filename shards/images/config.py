@@ -45,7 +45,7 @@ class ImageChecks:
 
     truncated: Literal["auto", "quarantine", "keep"] = "auto"
     """JPEGs of which a part is missing: auto leaves them out if --resize is used, which would hide it; quarantine
-    always does (it decodes each JPEG, which takes three times as long); keep never does: verify --deep finds them."""
+    always does (it decodes each JPEG, which takes longer); keep never does: verify --deep finds them."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="images.")

@@ -139,6 +139,9 @@ def test_a_run_ends_with_what_is_better_than_its_end(tmp_path: Path) -> None:
     found = words(earlier, last | {"test_ema_accuracy": 0.8})
     assert found[2] == "test accuracy 0.800 with the averaged weights, which are kept"
     assert not [line for line in found if "better" in line]
+    found = words(earlier, last | {"test_accuracy": 0.9, "test_ema_accuracy": 0.6})
+    assert found[4] == "better: step 200, accuracy 0.750 against 0.600; its weights:", "those that are kept count"
+    assert "--best --raw" in " ".join(found[5:]), "the raw weights have that score"
 
 
 def test_a_run_that_lost_its_ledger_has_no_speed() -> None:
@@ -178,6 +181,7 @@ def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: py
             ["--data.transform.short-side", "448", "--data.transform.no-exif"],
             id="big_vision's transfer",
         ),
+        pytest.param(EvaluationTransform(border=3), ["--data.transform.border", "3"], id="without a border"),
         pytest.param(
             EvaluationTransform(mode="central_crop", antialias=True),
             ["--data.transform.filter", "bilinear", "--data.transform.antialias"],
