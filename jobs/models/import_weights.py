@@ -39,9 +39,18 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     if weights.assumed:
-        flags = "--gelu, --layer-norm-epsilon, --num-heads, --resnet-epsilons, --pixels and --grid-side override this"
-        log.info("%s: assumed, as the file does not say: %s (%s)", job.out, ", ".join(weights.assumed), flags)
+        flags = ", ".join(filter(None, map(_flag_of, weights.assumed)))
+        override = f"; to override this: {flags}" if flags else ""
+        log.info("%s: assumed, as the file does not say: %s%s", job.out, ", ".join(weights.assumed), override)
     return exit_codes.DONE
+
+
+def _flag_of(assumed: str) -> str:
+    """The flag that overrides an assumption; empty for positions that are computed."""
+    name = assumed.split()[0]
+    if name == "position":
+        return "--grid-side" if "square" in assumed else ""
+    return f"--{name.replace('_', '-')}"
 
 
 def _hints(job: ImportJob) -> Hints:

@@ -264,7 +264,7 @@ class ImportJob(Change):
 
     path: str = ""
     """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or
-    Hugging Face folder, or a bare .safetensors, .bin, .pth or .pt file."""
+    Hugging Face folder, or a bare .safetensors, .bin, .pth, .pth.tar, .pt or .ckpt file."""
     out: str = ""
     """Weights folder to write."""
     model: str = ""

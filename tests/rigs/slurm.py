@@ -16,7 +16,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -130,6 +131,16 @@ class SlurmCluster:
         daemon.wait()
         if not spares_jobs:
             self.kill_jobs_of(name)
+
+    @contextmanager
+    def stopped_node(self, name: str) -> Iterator[None]:
+        """The node does not answer within the block: its slurmd is stopped. What already runs on it goes on."""
+        daemon = self._daemons[name]
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            daemon.send_signal(signal.SIGCONT)
 
     def kill_jobs_of(self, name: str) -> None:
         """SIGKILL for all that runs on a node beside its slurmd; returns once nothing of it is left."""

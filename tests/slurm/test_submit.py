@@ -194,17 +194,22 @@ def cancel(cluster: SlurmCluster, folder: Path) -> str:
 
 
 def test_a_run_can_be_submitted_again_as_soon_as_it_is_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Its processes take their time to end: the job is COMPLETING meanwhile."""
-    stays = program(tmp_path / "stays", "trap 'sleep 20' TERM USR2", f'touch "{tmp_path}/$SLURM_JOB_ID"', "sleep 60")
+    """Its node does not answer for a while, and the job is COMPLETING meanwhile."""
+    stays = program(tmp_path / "stays", f'touch "{tmp_path}/$SLURM_JOB_ID"', "sleep 60")
     cluster = settings_in(tmp_path, f"command: ['{stays}']")
     words = ("pretrain", "digits_smoke", cluster, "--data.url=d", f"--run-dir={tmp_path}/run")
     assert submit(slurm_cluster, *words).returncode == 0
     submitted = tmp_path / "run" / "submit" / "submitted.jsonl"
     first = json.loads(submitted.read_text())["job"]
     slurm_cluster.wait_for((tmp_path / str(first)).exists, deadline_seconds=60)
-    cancel(slurm_cluster, tmp_path / "run")
-    again = submit(slurm_cluster, *words)
-    assert (again.returncode, f"job {first} is ending: waiting for it" in again.stderr) == (0, True), again.stderr
+    said = tmp_path / "said"
+    with slurm_cluster.stopped_node(slurm_cluster.job(int(first))["NodeList"]), said.open("w") as stderr:
+        cancel(slurm_cluster, tmp_path / "run")
+        environ, command = slurm_cluster.job_environment(), [str(PATCHLINE), "submit", *words]
+        again = subprocess.Popen(command, env=environ, stderr=stderr, cwd=slurm_cluster.folder)
+        waits = f"job {first} is ending: waiting for it"
+        slurm_cluster.wait_for(lambda: waits in said.read_text() or again.poll() is not None, deadline_seconds=60)
+    assert (again.wait(120), waits in said.read_text()) == (0, True), said.read_text()
     second = json.loads(submitted.read_text().splitlines()[1])["job"]
     assert not (tmp_path / "run" / "submit" / "cancelled").exists()
     assert f"cancelled {second}, which was" in cancel(slurm_cluster, tmp_path / "run")

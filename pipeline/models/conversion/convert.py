@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def open_any(path: str, hints: Hints) -> Weights:
         return _open_folder(source, hints)
     if source.suffix == ".npz" and source.is_file():
         return open_npz(source, hints)
-    if source.suffix not in SUFFIXES or not source.is_file():
+    if not source.name.endswith(SUFFIXES) or not source.is_file():
         raise UserError(
             f"no weights at {path!r}; allowed: a file that ends in {', '.join(SUFFIXES)}, or a folder with "
             "config.json and model.safetensors"
@@ -217,8 +217,9 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
 
 def _open_ours(folder: str, hints: Hints) -> Weights:
     weights = open_weights(folder)
-    if hints != Hints(model=hints.model):
-        raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {hints}")
+    if given := [field.name for field in fields(hints) if field.name != "model" and getattr(hints, field.name)]:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {flags}")
     if hints.model and weights.config.name != hints.model:
         raise UserError(f"--model is {hints.model!r}, the weights in {folder!r} are of {weights.config.name!r}")
     return weights

@@ -113,7 +113,10 @@ def test_a_file_is_not_written_over_by_its_own_weights(
 def test_what_was_assumed_is_logged_last(job: ImportJob, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         run(job)
-    assert "assumed, as the file does not say: gelu tanh, layer_norm_epsilon 1e-06" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith(
+        "assumed, as the file does not say: gelu tanh, layer_norm_epsilon 1e-06; to override this: --gelu, "
+        "--layer-norm-epsilon"
+    )
     caplog.clear()
     with caplog.at_level(logging.INFO):
         run(replace(job, gelu="tanh", layer_norm_epsilon=1e-6))

@@ -286,8 +286,8 @@ def test_a_whole_b16_goes_out_and_comes_back(
 
 def test_our_own_folder_says_all(tmp_path: Path) -> None:
     where = weights_of(VIT, tmp_path).where
-    with pytest.raises(UserError, match=r"is a weights folder of ours, whose config\.json says all"):
-        open_any(where, HEADS)
+    with pytest.raises(UserError, match=r"of ours, whose config\.json says all; leave out --num-heads and --gelu$"):
+        open_any(where, Hints(num_heads=2, gelu="tanh"))
     with pytest.raises(UserError, match=r"--model is 'vit_b16', the weights in .* are of 'vit'"):
         open_any(where, Hints(model="vit_b16"))
 

@@ -55,6 +55,28 @@ def test_prefixes_of_training_scripts_are_left_out(names: tuple[str, ...], suffi
     assert [float(file.read(name)[0]) for name in ("norm.weight", "head.bias")] == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("prefix", ["vit.", "model.encoder.", "visual.trunk.", "_forward_module.student."])
+def test_any_name_of_a_script_for_its_model_is_left_out(prefix: str, tmp_path: Path) -> None:
+    names = (f"{prefix}patch_embed.proj.weight", f"{prefix}norm.weight", "head.bias")
+    save_file({name: torch.full((1,), float(number)) for number, name in enumerate(names)}, tmp_path / "w.safetensors")
+    file = open_tensor_file(tmp_path / "w.safetensors")
+    bare = ("patch_embed.proj.weight", "norm.weight", "head.bias")
+    assert [float(file.read(name)) for name in bare] == [0.0, 1.0, 2.0]
+
+
+def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
+    names = ("student.patch_embed.proj.weight", "teacher.patch_embed.proj.weight")
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "w.safetensors")
+    with pytest.raises(UserError, match=r"holds several models, student\., teacher\.; save one of them alone"):
+        open_tensor_file(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "model_best.pth.tar"])
+def test_suffixes_of_training_scripts(name: str, tmp_path: Path) -> None:
+    torch.save({"state_dict": {"model.a": torch.ones(1)}}, tmp_path / name)
+    assert dict(open_tensor_file(tmp_path / name).shapes) == {"a": (1,)}
+
+
 def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
     save_file({"model.a": torch.zeros(1), "net.a": torch.ones(1)}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match=r"model\.a and net\.a in .* would both be a; save one of them alone"):
