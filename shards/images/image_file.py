@@ -6,7 +6,7 @@ from pathlib import Path
 from shards.errors import ImageRefusedError, InvalidDataError
 from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS
 from shards.images.image_header import read_header
-from shards.local_file import open_local_file
+from shards.local_file import at_home, open_local_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ def read_image_file(path: Path) -> ImageFile:
     """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
     truncated, of another format or above the limits. Nothing is decoded."""
     try:
-        with open_local_file(path) as file:
+        with open_local_file(at_home(str(path))) as file:
             data = file.read(DEFAULT_LIMITS.max_bytes + 1)
     except IsADirectoryError:
         raise ImageRefusedError("it is a folder; give the images in it") from None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
+from shards.local_file import at_home
 from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import open_found
@@ -52,14 +53,15 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
 def path_in(cell: Any) -> str:
     """The path or URL in a cell. Raises ImageRefusedError if there is none, or one with a line break.
 
-    A backslash in a path is taken for a slash, as on Windows.
+    A backslash in a path is taken for a slash, as on Windows; `~/` is the home folder.
     """
     path = cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else "" if cell is None else str(cell)
     if not path:
         raise ImageRefusedError("the row names no image")
     if "\n" in path or "\r" in path:
         raise ImageRefusedError("its path has a line break")
-    return path if "\\" not in path or "://" in path else path.replace("\\", "/")
+    path = path if "\\" not in path or "://" in path else path.replace("\\", "/")
+    return at_home(path) if path.startswith("~/") else path
 
 
 def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:

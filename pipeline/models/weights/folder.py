@@ -23,7 +23,7 @@ from pipeline.models.weights.tensor_checks import Shapes, TensorByName, refuse_m
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, usage_of
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, record_from
-from shards.local_file import read_local_file
+from shards.local_file import at_home, read_local_file
 from shards.schema.config_values import shown_value
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
@@ -196,7 +196,7 @@ def _folder_at(path: str) -> Path:
 
 
 def _folder_in(path: str) -> Path:
-    given = Path(path)
+    given = Path(at_home(path))
     folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
         return folder

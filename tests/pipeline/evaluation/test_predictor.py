@@ -192,3 +192,11 @@ def test_one_image_without_finite_logits_does_not_stop_the_others(tmp_path: Path
     assert "1.jpg: the model's logits are not finite" in str(second)
     with pytest.raises(UserError, match=r"1\.jpg: the model's logits are not finite"):
         spoilt.predict(files)
+
+
+def test_weights_and_images_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    saved(tmp_path / "weights", Usage())
+    (tmp_path / "a.jpg").write_bytes(image_bytes(1))
+    predictor = load_model("~/weights", device="cpu")
+    assert predictor.predict("~/a.jpg") == predictor.predict(tmp_path / "a.jpg")

@@ -77,6 +77,16 @@ def test_paths_as_windows_writes_them(tmp_path: Path) -> None:
     assert [image for _, image in read(ManifestSource(files=(str(tmp_path / "list.csv"),)))] == [b"a", b"a"]
 
 
+def test_paths_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/a.jpg").write_bytes(b"a")
+    (tmp_path / "list.csv").write_text("path,label\n~/a.jpg,cat\n~a.jpg,cat\n")
+    (tmp_path / "~a.jpg").write_bytes(b"beside the list")
+    images = read(ManifestSource(files=(str(tmp_path / "list.csv"),)))
+    assert [image for _, image in images] == [b"a", b"beside the list"]
+
+
 def test_a_path_with_a_line_break_is_refused_by_its_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"path": ["a\nb.jpg", "c\rd.jpg"], "label": ["x", "x"]}), tmp_path / "list.parquet")
     images = read(ManifestSource(files=(str(tmp_path / "list.parquet"),)))
