@@ -75,11 +75,18 @@ def of_processor(folder: Path) -> PixelRange | None:
 
 
 def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
-    """The pixels that timm's `pretrained_cfg` declares; None if it says nothing of them."""
+    """The pixels that timm's `pretrained_cfg`, or the arguments of a script, declare; None if they say nothing.
+    Arguments may be of 255, as 123.675 is."""
     mean, deviation = description.get("mean"), description.get("std")
     if mean is None and deviation is None:
         return None
+    if _is_of_255(mean, above=1) and _is_of_255(deviation, above=0.99):
+        mean, deviation = ([value / 255 for value in values] for values in (mean, deviation))
     return _range([0.5] * 3 if mean is None else mean, [0.5] * 3 if deviation is None else deviation, where=where)
+
+
+def _is_of_255(given: Any, *, above: float) -> bool:
+    return isinstance(given, list | tuple) and all(type(v) in (int, float) and above < v <= 255 for v in given)
 
 
 def name_by_file(path: Path) -> PixelName | None:
