@@ -6,6 +6,7 @@ The task that comes first lists the source; any other would write the same files
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from shards.sources.kinds import (
     Source,
     TarOfTarsSource,
 )
-from shards.store import MissingObjectError, Store
+from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked
 
 LISTING_PATH = "work/listing.json"
@@ -37,6 +38,7 @@ SLICE_BYTES = 4 << 30
 FIRST_ENTRIES = 512
 FIRST_BYTES = 64 << 20
 _SLICES_OF_A_SIZE = 4
+_MOST_LOOKED_AT = 1000  # files, to say what to do instead
 
 _SCHEMA = pa.schema(
     [
@@ -115,7 +117,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
             slices.append(Slice(sha256=sha256_hex(data), num_images=sums[0], num_bytes=sums[1]))
             progress.advance(len(held))
     if not slices:
-        raise UserError(f"{_nothing_in(source)}; give a source that has some")
+        raise UserError(f"{_nothing_in(source)}; {_another(source)}")
     listing = Listing(scan_hash=scan_hash, slices=tuple(slices))
     store.write(LISTING_PATH, json.dumps(asdict(listing), sort_keys=True).encode())
     return listing
@@ -133,6 +135,15 @@ def _nothing_in(source: Source) -> str:
         case ParquetSource() | ManifestSource():
             return f"no image found in {', '.join(source.files)}"
     return f"no image found in {source.kind}"
+
+
+def _another(source: Source) -> str:
+    """What to do instead. Tars below a folder of images are often tars of classes, or WebDataset's."""
+    if isinstance(source, FolderSource | FlatSource) and any(
+        path.lower().endswith(".tar") for path in islice(open_store(source.root).list(), _MOST_LOOKED_AT)
+    ):
+        return "it has tars: use patchline pack class_tars for one tar a class, patchline index for WebDataset's"
+    return "give a source that has some"
 
 
 def _cut(entries: Iterator[Entry]) -> Iterator[list[Entry]]:

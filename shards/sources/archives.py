@@ -2,8 +2,9 @@
 
 import logging
 import os
+import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass
 from io import FileIO
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 READS_AHEAD = 16
 MOST_OPEN_FILES = 64
 HEADER_PIECE_BYTES = 4096  # a header and its extensions
+_SHARD, _BESIDE = re.compile(r"(^|-)\d{4,}$"), {"json", "txt"}  # 00000.tar and imagenet-train-000000.tar of WebDataset
 _COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 
@@ -237,8 +239,14 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     path, first, num_bytes = split_locator(entry.locator)
     end = min(first + num_bytes, store.size(path))  # it may have been truncated since
     others: list[str] = []
+    key, suffixes = "", set[str]()
 
     def wanted(name: str) -> bool:
+        nonlocal key, suffixes
+        folder, slash, file = name.rpartition("/")
+        stem, _, suffix = file.lower().partition(".")
+        key, suffixes = (here := f"{folder}{slash}{stem}"), (suffixes if here == key else set()) | {suffix}
+        _refuse_samples(entry, suffixes)
         if not is_image_name(name) and not is_hidden(name):
             others.append(name)
         return is_image_name(name)
@@ -248,6 +256,16 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     if others:
         message = "%s: skipped %s with no image suffix, the first of them %s"
         log.warning(message, entry.name, plural(len(others), "member"), printable(others[0]))
+
+
+def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
+    """UserError for a WebDataset shard, whose members with one key are a sample: its name is no class."""
+    beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(tar.labels[0]) else set()))
+    if beside and any(f".{suffix}" in IMAGE_SUFFIXES for suffix in suffixes):
+        raise UserError(
+            f"{tar.name} is a WebDataset shard, with a .{min(beside)} beside each image, not a tar of one class; give "
+            "its folder to patchline index, which reads labels from .cls or .json"
+        )
 
 
 def _image_entry(tar: Entry, member: Member) -> Entry:

@@ -98,8 +98,9 @@ def test_an_unreadable_listing_is_made_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (FolderSource(root="{}"), "no image found below {}; give a source that has some"),
-        (FlatSource(root="{}"), "no image found below {}; give a source that has some"),
+        (FolderSource(root="{}/empty"), "no image found below {}/empty; give a source that has some"),
+        (FlatSource(root="{}/empty"), "no image found below {}/empty; give a source that has some"),
+        (FolderSource(root="{}"), "no image found below {}; it has tars: use patchline pack class_tars for .*"),
         (ClassTarsSource(root="{}/empty"), r"no \*\.tar below {}/empty; give a source that has some"),
         (TarOfTarsSource(path="{}/outer.tar"), r"no tar in {}/outer\.tar; give a source that has some"),
         (ManifestSource(files=("{}/list.csv",)), r"no image found in {}/list\.csv; give a source that has some"),

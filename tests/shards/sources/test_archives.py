@@ -257,3 +257,25 @@ def test_members_that_are_not_called_images_are_counted(tmp_path: Path, caplog: 
     assert [entry.name for entry, _ in found] == ["n01/a.jpg", "n01/b.jfif"]
     [line] = [record.getMessage() for record in caplog.records]
     assert "skipped 3 members with no image suffix, the first of them c" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "is_refused"),
+    [
+        ("train-000000", "cls", True),
+        ("cats", "cls", True),
+        ("00012", "json", True),
+        ("cats", "json", False),  # a class's tar with notes
+        ("00012", "", False),
+    ],
+)
+def test_shards_of_webdataset_are_no_classes(tmp_path: Path, name: str, beside: str, is_refused: bool) -> None:
+    members = [("a/0001.jpg", image_bytes(1)), ("a/0002.jpg", image_bytes(2))]
+    members += [(f"a/000{number}.{beside}", b"7") for number in (1, 2) if beside]
+    (tmp_path / f"{name}.tar").write_bytes(tar_of(*sorted(members)))
+    source = ClassTarsSource(root=str(tmp_path))
+    if is_refused:
+        with pytest.raises(UserError, match=rf"is a WebDataset shard, with a \.{beside} .* patchline index"):
+            images_of(source)
+    else:
+        assert len(images_of(source)) == 2
