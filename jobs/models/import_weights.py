@@ -47,7 +47,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 def _flag_of(assumed: str) -> str:
     """The flag that overrides an assumption; empty for positions that are computed."""
-    name = assumed.split()[0]
+    name = assumed.split(maxsplit=1)[0]
     if name == "position":
         return "--grid-side" if "square" in assumed else ""
     return f"--{name.replace('_', '-')}"

@@ -9,10 +9,10 @@ image processor. Shape letters: D width, P patch.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -85,7 +85,7 @@ def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
     return _range([0.5] * 3 if mean is None else mean, [0.5] * 3 if deviation is None else deviation, where=where)
 
 
-def _is_of_255(given: Any, *, above: float) -> bool:
+def _is_of_255(given: Any, *, above: float) -> TypeGuard[Sequence[float]]:
     return isinstance(given, list | tuple) and all(type(v) in (int, float) and above < v <= 255 for v in given)
 
 
