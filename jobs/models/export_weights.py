@@ -49,12 +49,19 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
     transform = weights.usage.transform
     is_plain, is_area = transform.filter == "bilinear" and not transform.antialias, transform.filter == "area"
-    if (job.format == "timm" and is_plain) or (job.format == "hugging_face" and (is_plain or is_area)):
+    library = {"timm": "timm", "hugging_face": "transformers"}.get(job.format)
+    if (library and is_plain) or (library == "transformers" and is_area):
         log.info(
             "%s resizes images with antialiasing, and this run's evaluation %s: some predictions will differ from "
             "those of patchline evaluate",
-            "timm" if job.format == "timm" else "transformers",
+            library,
             "without" if is_plain else "by areas",
+        )
+    if library and transform.border:
+        log.warning(
+            "%s cuts off no border, and this run's evaluation cuts off %d pixels at each side: crop images before",
+            library,
+            transform.border,
         )
     return exit_codes.DONE
 

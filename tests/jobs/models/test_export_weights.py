@@ -56,6 +56,8 @@ def test_every_format_comes_back(job: ExportJob, tmp_path: Path, written: Format
         (EvaluationTransform(antialias=True), "timm", ""),
         (EvaluationTransform(antialias=True), "hugging_face", ""),
         (EvaluationTransform(), "big_vision", ""),
+        (EvaluationTransform(antialias=True, border=2), "timm", "timm cuts off no border, and this run's evaluation"),
+        (EvaluationTransform(border=2), "hugging_face", "transformers cuts off no border"),
     ],
 )
 def test_what_another_librarys_evaluation_cannot_do_is_said(
@@ -67,7 +69,7 @@ def test_what_another_librarys_evaluation_cannot_do_is_said(
     with caplog.at_level(logging.INFO):
         assert run(replace(job, format=written)) == 0
     assert says in caplog.text
-    assert ("antialiasing" in caplog.text) is bool(says)
+    assert ("antialiasing" in caplog.text or "border" in caplog.text) is bool(says)
 
 
 @pytest.mark.parametrize(
