@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.interrupts import AnsweredInExchanges
-from jobs.models.weights_used import say_weights_used
+from jobs.models.weights_used import say_other_transform, say_weights_used
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -41,6 +41,7 @@ def run(job: EvaluateJob) -> int:
     labels = weights.labels[: weights.config.num_classes]
     if world.is_first:
         say_weights_used(job.weights)
+        say_other_transform(weights.usage, job.data.transform)
     targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:
         _remove_scores(Path(job.run_dir))

@@ -1,10 +1,13 @@
-"""Which weights of a run a command uses: said once, since a run keeps others too."""
+"""Which weights of a run a command uses, and whether as the run did: said once, since a run keeps others too."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
+from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.training.saving.finish import done_from_json
-from pipeline.training.summary import better_checkpoint
+from pipeline.training.summary import better_checkpoint, recipe_and_flags
 from shards.errors import InvalidDataError
 from shards.local_file import read_local_text
 from shards.output.terminal import printable_name
@@ -27,3 +30,12 @@ def say_weights_used(weights: str) -> None:
     kind = "averaged weights" if done.job.ema_decay else "weights"
     lines = [f"{run_dir}: {kind} of step {done.step:,}, its last", *better_checkpoint(run_dir, step=done.step)]
     log.info("%s", "\n".join(printable_name(line) for line in lines))
+
+
+def say_other_transform(usage: Usage, transform: EvaluationTransform) -> None:
+    """Logs the command of the weights' own evaluation, if this one prepares images otherwise. Being upright is no
+    difference: the papers' runs are evaluated without, and their recipes say so."""
+    own = replace(usage.transform, exif=transform.exif)
+    if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
+        words = " ".join(recipe_and_flags(own))
+        log.info("images are prepared otherwise than in the weights' own evaluation: patchline evaluate %s", words)

@@ -167,16 +167,15 @@ def next_command(job: TrainingJob, weights: Path) -> list[str]:
     beside = job.data.url.rstrip("/") + "-test"
     url = beside if job.data.url and ("://" in beside or Path(beside).is_dir()) else "URL"
     loss = [] if job.loss == "softmax" else ["--loss", job.loss]
-    transform = job.evaluation.transform
-    recipe = "resize" if transform.mode == "fewshot" else transform.mode
-    words = ["patchline", "evaluate", recipe, "--weights", str(weights), "--data.url", url, *loss]
-    return [*words, *_transform_flags(transform)]
+    recipe, *flags = recipe_and_flags(job.evaluation.transform)
+    return ["patchline", "evaluate", recipe, "--weights", str(weights), "--data.url", url, *loss, *flags]
 
 
-def _transform_flags(transform: EvaluationTransform) -> list[str]:
-    """What the run's own evaluation has otherwise than `evaluate resize` or `evaluate central_crop`, as flags."""
+def recipe_and_flags(transform: EvaluationTransform) -> list[str]:
+    """The recipe of `patchline evaluate` for a run's own evaluation, and as flags what it has otherwise."""
     usual = "area" if transform.mode == "central_crop" else "bilinear"
-    flags = ["--data.transform.mode", "fewshot"] if transform.mode == "fewshot" else []
+    is_fewshot = transform.mode == "fewshot"
+    flags = ["resize", "--data.transform.mode", "fewshot"] if is_fewshot else [transform.mode]
     flags += ["--data.transform.short-side", str(transform.short_side)] if transform.short_side else []
     flags += ["--data.transform.filter", transform.filter] if transform.filter != usual else []
     flags += ["--data.transform.antialias"] if transform.antialias else []

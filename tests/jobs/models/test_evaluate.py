@@ -1,6 +1,7 @@
 """`patchline evaluate` on packed digits: the scores of a model that is known to say one class."""
 
 import json
+import logging
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,14 @@ from safetensors.torch import load_file, save_file
 from jobs import exit_codes
 from jobs.data import pack
 from jobs.models.evaluate import EvaluateJob, run
+from jobs.models.weights_used import say_other_transform
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
+from pipeline.models.weights.usage import Usage
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
@@ -252,3 +256,26 @@ def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.Captur
 
     assert train(words[weighted][:-1], num_ranks=1, log_dir=tmp_path) == exit_codes.USER_MISTAKE
     assert "data.label_weights: before true, now none" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("own", "flags"),
+    [
+        (EvaluationTransform(), ""),  # weights of other libraries have it, too: they do not say
+        (EvaluationTransform(exif=False), ""),
+        (EvaluationTransform(mode="central_crop", filter="area", exif=False), "central_crop"),
+        (
+            EvaluationTransform(mode="fewshot", border=2),
+            "resize --data.transform.mode fewshot --data.transform.border 2",
+        ),
+    ],
+)
+def test_images_that_are_prepared_otherwise_than_in_the_run_are_mentioned(
+    own: EvaluationTransform, flags: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "images are prepared otherwise than in the weights' own evaluation: patchline evaluate"
+    with caplog.at_level(logging.INFO):
+        say_other_transform(Usage(transform=own), replace(own, exif=True))
+        assert caplog.messages == []
+        say_other_transform(Usage(transform=own), EvaluationTransform(antialias=True))
+    assert caplog.messages == [f"{said} {flags}"] * bool(flags)
