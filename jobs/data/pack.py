@@ -119,7 +119,9 @@ def source_of_split(source: Source, split: str) -> Source:
             raise UserError(f"--source.split is {source.split!r} but --split is {split!r}; set --split alone")
         return replace(source, split=split)  # type: ignore[arg-type]
     if isinstance(source, ParquetSource | ManifestSource):
-        return replace(source, files=tuple(path.replace("{split}", split) for path in source.files))
+        source = replace(source, files=tuple(path.replace("{split}", split) for path in source.files))
+    if isinstance(source, ManifestSource):
+        return replace(source, split_rows=source.split_rows.replace("{split}", split))
     return source
 
 

@@ -149,11 +149,15 @@ class FlatSource:
 
     def _rows(self) -> Iterator[Row]:
         """(file, its labels, empty) of each row; (empty, the row's number, reason) of an invalid row."""
+        from shards.sources.splits import SPLIT_COLUMN, Splits
+
         columns = {"file-column": self.file_column, "label-column": self.label_column}
-        for number, values in read_rows(self.labels_csv, columns):
+        splits = Splits(wanted="")
+        for number, values in read_rows(self.labels_csv, columns, beside=SPLIT_COLUMN):
             try:
                 if isinstance(values, ImageRefusedError):
                     raise values
+                splits.has(values[-1], self.labels_csv, number)
                 path = _bytes(path_in(values[0]).removeprefix("./") or ".")
                 labels = label_names(values[1], separator=self.separator)
                 yield path, "\0".join(labels).encode(), b""

@@ -8,6 +8,7 @@ from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
+from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_mixed_splits
 from shards.sources.table_labels import label_names, weighted
 from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows
 from shards.sources.tree import MOST_BYTES, REFUSED, fetch, outside, read_ahead, read_below, read_file, refused_entry
@@ -104,6 +105,10 @@ class ManifestSource:
     """Column with a weight for each label; empty: none."""
     separator: str = "|"
     """Separator between several labels, or weights, in a CSV."""
+    split_column: str = ""
+    """Column with the split of each row, of which one is packed; empty: the tables have one split."""
+    split_rows: str = "{split}"
+    """Value of that column in the rows to pack; {split} stands for --split."""
     keep_copies: bool = False
     """Keep a copy of each image from its scan until it is packed, so that nothing is fetched twice: for slow servers or
     images that change."""
@@ -121,10 +126,14 @@ class ManifestSource:
         columns = {"path-column": self.path_column, "label-column": self.label_column}
         if self.weights_column:
             columns["weights-column"] = self.weights_column
-        is_below_address = is_web(self._root())
+        if self.split_column:
+            columns["split-column"] = self.split_column
+        is_below_address, splits = is_web(self._root()), Splits(wanted=self.split_rows if self.split_column else "")
         for path in self._paths():
-            for number, values in read_rows(path, columns):
-                yield self._entry(path, number, values, is_below_address=is_below_address)
+            for number, values in read_rows(path, columns, beside="" if self.split_column else SPLIT_COLUMN):
+                if isinstance(values, ImageRefusedError) or splits.has(values[-1], path, number):
+                    yield self._entry(path, number, values, is_below_address=is_below_address)
+        splits.refuse_none(self.split_column)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """Each read from its location; those on servers are fetched ahead."""
@@ -140,8 +149,6 @@ class ManifestSource:
     def _paths(self) -> list[str]:
         if not self.files:
             raise UserError("--source.files is missing; give CSV or Parquet files that list images")
-        from shards.sources.splits import refuse_mixed_splits
-
         found = find_files(self.files, suffixes=TABLE_SUFFIXES)
         refuse_mixed_splits(found)
         return found

@@ -3,16 +3,19 @@
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.sources.entry import Entry
+from shards.schema.config_values import shown_value
+from shards.sources.entry import Entry, printable
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+SPLIT_COLUMN = "split"
 _MOST_SHOWN = 6
 _NO_LETTERS = re.compile(r"[^a-z]+")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also of mnistTrain
@@ -80,6 +83,40 @@ def refusing_mixed_folders(entries: Iterable[Entry], root: str) -> Iterator[Entr
             f"below --source.root {root!r} lie images of the splits {examples}, which would become one dataset; give "
             "the folder of one split and --split, or list the images of each with patchline pack manifest"
         )
+
+
+class Splits:
+    """The splits that a table's rows are of. `wanted`: the one that is packed; empty: there must be no second one."""
+
+    def __init__(self, *, wanted: str) -> None:
+        self._wanted, self._is_found = _split_named(wanted), False
+        self._seen: dict[str, str] = {}
+
+    def has(self, cell: Any, path: str, number: int) -> bool:
+        """Whether a row is packed. Raises UserError if it is of a second split, and none is wanted."""
+        name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
+        if name not in self._seen and len(self._seen) < _MOST_SHOWN and (self._wanted or name in _SPLITS.values()):
+            self._seen[name] = f"{printable(path.rpartition('/')[2])} row {number}"
+        if not self._wanted and len(self._seen) > 1:
+            examples = ", ".join(f"{split} ({where})" for split, where in self._seen.items())
+            raise UserError(
+                f"column {SPLIT_COLUMN!r} has rows of the splits {examples}, which would become one dataset; pack each "
+                "with patchline pack manifest --source.split-column split --split NAME"
+            )
+        self._is_found = self._is_found or name == self._wanted
+        return not self._wanted or name == self._wanted
+
+    def refuse_none(self, column: str) -> None:
+        """Raises UserError if no row was of the split that is packed."""
+        if not self._is_found and self._wanted:
+            found = ", ".join(map(shown_value, self._seen)) or "no rows"
+            raise UserError(f"column {column!r} has no row of the split {self._wanted!r}, but {found}; set --split")
+
+
+def _split_named(value: object) -> str:
+    """train, validation or test under any of their names; another name as it is."""
+    name = str(value).strip()
+    return split_of(name) or name
 
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:

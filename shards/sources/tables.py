@@ -30,8 +30,9 @@ _MOST_SHRUNK, _SMALL = 200, 64 << 20  # text in a .gz: times the file's bytes (l
 RowValues = tuple[Any, ...] | ImageRefusedError
 
 
-def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowValues]]:
-    """(number, values of `columns`) of each row; the keys of `columns` are the options that name them.
+def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Iterator[tuple[int, RowValues]]:
+    """(number, values of `columns`) of each row; the keys of `columns` are the options that name them. `beside` names
+    a column that the table may lack; its value, or else None, comes last.
 
     A CSV row is numbered by its line, Parquet's rows from 0. A CSV row with too many or too few columns is refused.
     UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
@@ -41,9 +42,9 @@ def read_rows(path: str, columns: Mapping[str, str]) -> Iterator[tuple[int, RowV
     buckets = Buckets()
     try:
         if path.lower().endswith(".parquet"):
-            yield from _parquet_rows(path, columns, buckets)
+            yield from _parquet_rows(path, columns, buckets, beside)
         else:
-            yield from _csv_rows(path, columns, buckets)
+            yield from _csv_rows(path, columns, buckets, beside)
     except unreadable() as error:
         raise InvalidDataError(
             f"{printable(path)} cannot be read: {error}; give a whole CSV or Parquet file"
@@ -74,23 +75,27 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
             raise UserError(f"{printable(path)} has {what} {column!r}; it has {columns}; set --source.{option}")
 
 
-def _parquet_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
+def _parquet_rows(
+    path: str, columns: Mapping[str, str], buckets: Buckets, beside: str
+) -> Iterator[tuple[int, RowValues]]:
     from shards.parquet.files import MOST_BATCH_BYTES, ParquetPieces
 
     wanted = list(columns.values())
     with ParquetPieces(open_found(path, buckets), ours=False, buffer_size=_BLOCK_BYTES) as file:
         check_columns(path, file.schema.names, columns)
+        has_beside = file.schema.names.count(beside) == 1
+        wanted += [beside] * has_beside
         refuse_groups(file, wanted, most_rows=MOST_GROUP_ROWS, most_bytes=MOST_BATCH_BYTES)
         number = 0
         for batch in file.batches(wanted, rows=_BATCH_ROWS):
             for values in zip(*(batch.column(column).to_pylist() for column in wanted), strict=True):
-                yield number, values
+                yield number, values if has_beside or not beside else (*values, None)
                 number += 1
         if number < file.num_rows:
             raise EOFError(f"it has {number} rows, its footer says {file.num_rows}")
 
 
-def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterator[tuple[int, RowValues]]:
+def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: str) -> Iterator[tuple[int, RowValues]]:
     """A row is a line: a value with a line break could as well be a quote that is not closed, which swallows rows."""
     lines = enumerate(_lines(path, buckets), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), None)
@@ -98,13 +103,16 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets) -> Iterat
         raise InvalidDataError(f"{printable(path)} cannot be read: it is empty; give a whole CSV or Parquet file")
     delimiter, header = _header(path, *first, columns)
     places = [header.index(column) for column in columns.values()]
+    if has_beside := header.count(beside) == 1:
+        places.append(header.index(beside))
+    absent = (None,) * (bool(beside) and not has_beside)
     for number, line in lines:
         is_plain = b'"' not in line and b" " not in line
         cells = line.split(delimiter) if is_plain else _cells(path, number, line, delimiter)
         while len(cells) > len(header) and not cells[-1]:
             cells.pop()  # of a separator at the end of the line
         if len(cells) == len(header):
-            yield number, tuple([cells[place] for place in places])
+            yield number, (*[cells[place] for place in places], *absent)
         elif cells != [b""]:
             message = f"the row has {len(cells)} columns, the header has {len(header)}"
             yield number, ImageRefusedError(message)

@@ -1,6 +1,7 @@
 """Collections listed in tables: labels, weights and invalid rows; reads from paths, buckets and web servers."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.data import pack
+from jobs.data.pack import source_of_split
 from shards.dataset import open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import Entry, ImageBytes
+from shards.sources.folders import FlatSource
 from shards.sources.image_lists import Locations, ManifestSource
 from shards.sources.tree import refused_entry
 from shards.store import open_store
@@ -85,6 +88,40 @@ def test_paths_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "~a.jpg").write_bytes(b"beside the list")
     images = read(ManifestSource(files=(str(tmp_path / "list.csv"),)))
     assert [image for _, image in images] == [b"a", b"beside the list"]
+
+
+SPLITS = ("train", "Train", "val", "test", "")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_of_several_splits(tmp_path: Path, suffix: str) -> None:
+    names, path = [f"{number}.jpg" for number in range(len(SPLITS))], tmp_path / f"list{suffix}"
+    for name in names:
+        (tmp_path / name).write_bytes(image_bytes(1))
+    if suffix == ".csv":
+        path.write_text("path,split,label\n" + "".join(f"{a},{b},cat\n" for a, b in zip(names, SPLITS, strict=True)))
+    else:
+        pq.write_table(pa.table({"path": names, "split": SPLITS, "label": ["cat"] * len(names)}), path)
+    source = ManifestSource(files=(str(path),))
+    with pytest.raises(
+        UserError, match=r"rows of the splits train \(list.* row \d\), validation .*--source.split-column"
+    ):
+        list(source.entries())
+    with pytest.raises(UserError, match=r"rows of the splits train .* row \d\), validation"):
+        list(FlatSource(root=str(tmp_path), labels_csv=str(path), file_column="path").entries())
+    for split, found in (("train", "01"), ("validation", "2"), ("val", "2"), ("test", "3")):
+        chosen = source_of_split(replace(source, split_column="split"), split)
+        assert isinstance(chosen, ManifestSource)
+        assert [entry.name for entry, _ in read(chosen)] == [f"{number}.jpg" for number in found]
+    with pytest.raises(UserError, match=r"no row of the split 'dev2', but 'train', .*, 'test', ''; set --split"):
+        list(source_of_split(replace(source, split_column="split"), "dev2").entries())
+    with pytest.raises(UserError, match=r"has no column 'part'; .*set --source\.split-column"):
+        list(replace(source, split_column="part").entries())
+
+
+def test_one_split_or_none_in_a_table_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,split,label\na.jpg,test,cat\nb.jpg,TEST,cat\nc.jpg,,cat\nd.jpg,3,cat\n")
+    assert len(list(ManifestSource(files=(str(tmp_path / "a.csv"),)).entries())) == 4
 
 
 def test_a_path_with_a_line_break_is_refused_by_its_row(tmp_path: Path) -> None:
