@@ -1,6 +1,7 @@
 """Images in files: one folder per class, or labels in the file names or in a table."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import ClassVar, Literal
 
 from shards.class_names import class_name
 from shards.errors import ImageRefusedError, UserError
+from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
@@ -17,6 +19,7 @@ from shards.sources.tables import path_in, read_rows
 from shards.sources.tree import Tree, list_images, refused_entry
 
 log = logging.getLogger(__name__)
+_MOST_NAMED = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,9 @@ class FolderSource:
                 log.warning(message, ascii(other), ascii(label))
             yield Entry(locator=path, name=printable(path), labels=(name,) if slash else (), num_bytes=num_bytes)
         refuse_split_classes(self.root, folders, nested=nested)
+        if empty := sorted(_folders_in(self.root) - set(folders)):
+            shown = ", ".join(empty[:_MOST_NAMED]) + (", ..." if len(empty) > _MOST_NAMED else "")
+            log.warning("%s without an image, so not a class: %s", plural(len(empty), "folder"), shown)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """File by file."""
@@ -173,6 +179,14 @@ class FlatSource:
         labels = (label for _, joined, _ in rows for label in joined.decode().split("\0") if label)
         locator = path.decode("utf-8", "surrogateescape")
         yield Entry(locator=locator, name=printable(locator), labels=tuple(dict.fromkeys(labels)), num_bytes=num_bytes)
+
+
+def _folders_in(root: str) -> set[str]:
+    """The class names of the folders in a local folder, but hidden ones; none of a bucket, which has no empty ones."""
+    if "://" in root:
+        return set()
+    with os.scandir(root) as entries:
+        return {class_name(printable(one.name)) for one in entries if not one.name.startswith(".") and one.is_dir()}
 
 
 def _bytes(path: str) -> bytes:

@@ -41,6 +41,18 @@ def test_class_folders_are_listed_in_order_with_their_label(tmp_path: Path) -> N
     ]
 
 
+def test_folders_without_an_image_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = class_folders(tmp_path, num_classes=2)
+    list(FolderSource(root=str(root)).entries())
+    assert caplog.messages == []
+    for name in ("empty", "notes", ".git"):
+        (root / name).mkdir()
+    (root / "notes" / "a.txt").write_text("no image")
+    (root / "c0" / "empty").mkdir()
+    list(FolderSource(root=str(root)).entries())
+    assert caplog.messages[-1] == "2 folders without an image, so not a class: empty, notes"
+
+
 def test_a_bucket_holds_the_same_images(tmp_path: Path, s3_bucket: str) -> None:
     local = FolderSource(root=str(class_folders(tmp_path)))
     stored = FolderSource(root=f"s3://{s3_bucket}/some/where")
