@@ -133,7 +133,11 @@ class FlatSource:
         for path, num_bytes in list_images(self.root):
             name = printable(path)
             found = pattern.match(name.rpartition("/")[2])
-            labels = (found.group(1),) if found and found.group(1) else ()
+            try:
+                labels = label_names(found.group(1)) if found else ()
+            except ImageRefusedError as refusal:
+                yield refused_entry(name, str(refusal))
+                continue
             yield Entry(locator=path, name=name, labels=labels, num_bytes=num_bytes)
 
     def _labelled_by_table(self) -> Iterator[Entry]:
