@@ -30,6 +30,7 @@ from shards.packing.summary import class_warnings, class_words, packed_words, re
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
+from shards.sources.splits import split_in, split_of
 from shards.store import MissingObjectError, Store, open_store
 
 __all__ = ["PackJob", "Phase", "complete", "run", "source_of_split", "spec_of"]
@@ -68,6 +69,7 @@ def _phases(job: PackJob) -> int:
         describe(store, packed, job.about())
         return exit_codes.DONE
     if job.phase in ("all", "scan") and plan is None:
+        _mention_other_split(job)
         _scan(job, spec, store)
     with _was_reachable():
         if job.phase in ("all", "plan"):
@@ -123,6 +125,17 @@ def source_of_split(source: Source, split: str) -> Source:
     if isinstance(source, ManifestSource):
         return replace(source, split_rows=source.split_rows.replace("{split}", split))
     return source
+
+
+def _mention_other_split(job: PackJob) -> None:
+    """Warns if the source's name says another split than the dataset gets."""
+    source = job.source
+    named = source.files if isinstance(source, ParquetSource | ManifestSource) else (getattr(source, "root", ""),)
+    splits = {split_in(path.rstrip("/").rpartition("/")[2]) for path in named}
+    said, given = splits.pop() if len(splits) == 1 else "", split_of(job.split)
+    if said and given and said != given:
+        message = "the source is named like the split %s, the dataset's split is %s; to change that: --split %s"
+        log.warning(message, said, job.split, said)
 
 
 def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:

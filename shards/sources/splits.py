@@ -17,13 +17,18 @@ _SPLITS = {
 }
 SPLIT_COLUMN = "split"
 _MOST_SHOWN = 6
-_NO_LETTERS = re.compile(r"[^a-z]+")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also of mnistTrain
 
 
 def split_of(name: str) -> str:
     """The split that a folder or file of this name holds: train, validation or test; empty for any other name."""
     return _SPLITS.get(name.casefold(), "")
+
+
+def split_in(name: str) -> str:
+    """The split that words of a name denote, as in test-00000.parquet; empty if none do, or of several splits."""
+    splits = set(filter(None, (split_of(word[0]) for word in _WORD.finditer(name))))
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collection[str]) -> None:
@@ -122,16 +127,15 @@ def _split_named(value: object) -> str:
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
     """Refuses files of different splits, by the words in their names below the folder that holds them all. A name of
     several splits, such as train_val.csv, is of none. Raises UserError."""
-    shared = [path.rpartition("/")[0].split("/") for path in paths]
+    shared = [path.split("/")[:-1] for path in paths]
     num_shared = 0
     while all(len(parts) > num_shared and parts[num_shared] == shared[0][num_shared] for parts in shared):
         num_shared += 1
     found: dict[str, list[str]] = {}
     for path in paths:
         own = "/".join(path.split("/")[num_shared:])
-        splits = {_SPLITS[word] for word in _NO_LETTERS.split(own.casefold()) if word in _SPLITS}
-        if len(splits) == 1:
-            found.setdefault(splits.pop(), []).append(path)
+        if split := split_in(own):
+            found.setdefault(split, []).append(path)
     if len(found) < 2:
         return
     first, files = next(iter(found.items()))

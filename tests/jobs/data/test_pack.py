@@ -3,6 +3,7 @@
 import inspect
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -217,6 +218,30 @@ def test_the_split_is_put_into_the_source() -> None:
     files = ParquetSource(files=("a/{split}-*.parquet",))
     assert source_of_split(files, "val") == ParquetSource(files=("a/val-*.parquet",))
     assert source_of_split(FolderSource(root="{split}"), "val") == FolderSource(root="{split}")
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "said"),
+    [
+        (
+            "imagenet-val",
+            "train",
+            "the split validation, the dataset's split is train; .* --split validation",
+        ),
+        ("val", "validation", ""),
+        ("val", "dev2", ""),
+        ("cats", "train", ""),
+        ("train_and_val", "test", ""),
+    ],
+)
+def test_a_source_of_another_split_is_mentioned(
+    tmp_path: Path, name: str, split: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = class_folders(tmp_path / name)
+    assert run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=f"{root}/"), split=split)) == 0
+    found = [text for text in caplog.messages if "split" in text]
+    assert len(found) == bool(said)
+    assert not said or re.search(said, found[0])
 
 
 def test_real_photographs(test_data: Path, tmp_path: Path) -> None:

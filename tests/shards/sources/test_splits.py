@@ -10,7 +10,7 @@ from jobs.data.pack import PackJob, run
 from shards.errors import UserError
 from shards.sources.archives import ClassTarsSource
 from shards.sources.folders import FlatSource, FolderSource
-from shards.sources.splits import splits_among
+from shards.sources.splits import refuse_mixed_splits, splits_among
 from shards.what_is_there import advice
 from tests.rigs.images import image_bytes
 
@@ -85,6 +85,13 @@ def test_tars_of_several_splits_are_refused(tmp_path: Path, names: tuple[str, ..
     source = ClassTarsSource(root=str(tmp_path / "tars"))
     with pytest.raises(UserError, match=message):
         run(PackJob(out=str(tmp_path / "out"), source=source))
+
+
+def test_files_of_several_splits_are_refused() -> None:
+    for names in (("mnistTrain.parquet", "mnistTest.parquet"), ("a/train-0.parquet", "a/val-0.parquet")):
+        with pytest.raises(UserError, match=r"are of the splits train .*, (test|validation) "):
+            refuse_mixed_splits(names)
+    refuse_mixed_splits(("train_val.parquet", "latest.parquet", "trainer.parquet"))
 
 
 def test_other_folders_are_classes_and_parts_of_them(tmp_path: Path) -> None:
