@@ -1,4 +1,4 @@
-"""`patchline inspect`: what a model has learned, as pictures: filters, positions, and where attention looks."""
+"""`patchline inspect`: what a model has learned, as pictures: filters, positions, attention, and effects of shifts."""
 
 import json
 import logging
@@ -30,16 +30,24 @@ def run(job: InspectJob) -> int:
         draw_attention,
         draw_filters,
         draw_positions,
-        vit_of,
+        draw_shifts,
     )
+    from pipeline.models.vit import ViT  # noqa: PLC0415
 
     predictor = load_model(job.weights, device=job.device, classifies=False)
-    model, folder = vit_of(predictor, job.weights), _folder(job)
-    found = [draw_filters(model, folder), draw_positions(model, folder, resample_to=job.resample_to)]
-    if paths:
-        found.append(draw_attention(predictor, model, paths, folder))
-    else:
-        log.info("no --images, so there are no figures of attention")
+    model, found = predictor.model, []
+    if not isinstance(model, ViT) and not paths:
+        raise UserError(
+            f"{job.weights!r} is a {predictor.config.name}, which has neither patches nor attention to show; give "
+            "--images DIR for how much its output changes when images move, or a transformer"
+        )
+    folder = _folder(job)
+    if isinstance(model, ViT):
+        found = [draw_filters(model, folder), draw_positions(model, folder, resample_to=job.resample_to)]
+        found += [draw_attention(predictor, model, paths, folder)] if paths else []
+    found += [draw_shifts(predictor, paths, folder)] if paths else []
+    if not paths:
+        log.info("no --images, so there are no figures of attention and of shifts")
     files = [name for one in found for name in one.pop("files", [])]
     facts = {key: value for one in found for key, value in one.items()}
     facts = {"weights": job.weights, "model": predictor.config.name, "files": files, **facts}

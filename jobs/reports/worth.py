@@ -30,6 +30,7 @@ _FIGURES = (
     ("filters", "Principal components of the patch embedding's filters"),
     ("positions", "Similarity of position embeddings, as learned and resampled"),
     ("attention_distance", "Mean attention distance of each head"),
+    ("shifts", "What stays the same when an image moves"),
     ("rollout", "Attention rollout over images"),
 )
 COLUMNS = (

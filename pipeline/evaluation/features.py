@@ -51,20 +51,20 @@ def features_of(
     with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
         for batch, _ in batches:
             before_batch()
-            rows_BD = gather_rows(_represented(model, batch.images.to(world.device)).float())
+            rows_BD = gather_rows(represented(model, batch.images.to(world.device))[0].float())
             if world.is_first:
                 kept.append(rows_BD.cpu())
                 progress.advance(min(len(rows_BD), progress.total - progress.done))
     return torch.cat(kept)[: sample_ids.size] if kept else torch.zeros(0, 0)
 
 
-def _represented(model: Model, images_BHW3: torch.Tensor) -> torch.Tensor:
-    """[B, D]: what goes into the head, while the whole model is called: ZeRO-3 gathers parameters for the modules that
-    are called."""
+def represented(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, D], what goes into the head, and the model's output. The whole model is called: ZeRO-3 gathers parameters for
+    the modules that are called."""
     kept: list[torch.Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
     try:
-        model(images_BHW3)
+        output = model(images_BHW3)
     finally:
         hook.remove()
-    return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0]
+    return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0], output

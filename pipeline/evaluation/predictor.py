@@ -89,9 +89,11 @@ class Predictor:
             for image, view in zip(images, views, strict=True)
         ]
 
-    def view(self, image: ImageLike) -> Pixels:
-        """What the model sees of an image: uint8[image_size, image_size, 3]. UserError if it cannot be used."""
-        out = np.zeros((self.config.image_size, self.config.image_size, 3), dtype=np.uint8)
+    def view(self, image: ImageLike, *, margin: int = 0) -> Pixels:
+        """What the model sees of an image: uint8[image_size, image_size, 3], each side longer by `margin`. UserError if
+        it cannot be used."""
+        side = self.config.image_size + margin
+        out = np.zeros((side, side, 3), dtype=np.uint8)
         if isinstance(image, str | os.PathLike):
             try:
                 upright = replace(self.usage.transform, exif=True)  # whatever the run's evaluation did

@@ -1,1 +1,1 @@
-"""What a trained model has learned, made visible: filters, positions, and where attention looks."""
+"""What a trained model has learned, made visible: filters, positions, attention, and effects of shifts."""

@@ -3,7 +3,7 @@
 Shape letters: K components, P patch, L layers, h heads, B images, H W pixels, T U tiles.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ _INCH = 100  # pixels
 # Inches and points: as narrow, and with text as large, as can be read in a report on a phone.
 _WIDTH, _TITLE, _TEXT = 5.2, 11, 10
 _IMAGES_ACROSS = 4
+_MEASURES = {"cosine_similarity": "features (cosine similarity)", "same_class": "images with the same class"}
 
 
 def filters(components_KPP3: torch.Tensor) -> "Figure":
@@ -63,6 +64,25 @@ def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: fl
     axes.set_ylim(0, most or 1)
     axes.tick_params(labelsize=_TEXT)
     axes.set_title(f"How far each head looks, in images of {image_size} px", fontsize=_TITLE)
+    axes.locator_params(axis="x", integer=True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def shift_consistency(shifts: Sequence[int], lines: Mapping[str, Sequence[float]], *, stride: int) -> "Figure":
+    """A line for each measure over the shift in pixels, with a mark where the image has moved by whole patches."""
+    figure = _figure(_WIDTH, 3.6)
+    axes = figure.subplots()
+    for name, values in lines.items():
+        axes.plot(shifts, values, marker="o", markersize=3, label=_MEASURES[name])
+    for multiple in range(stride, shifts[-1] + 1, stride):
+        axes.axvline(multiple, color="grey", linestyle="--", linewidth=0.8)
+    axes.set_xlabel(f"Shift (pixels); dashed: multiples of {stride} px", fontsize=_TITLE)
+    axes.set_ylabel("Share, or cosine", fontsize=_TITLE)
+    axes.set_ylim(min(0.0, *(min(values) for values in lines.values())), 1.05)
+    axes.tick_params(labelsize=_TEXT)
+    axes.legend(loc="lower left", fontsize=_TEXT, frameon=False)
+    axes.set_title("What stays the same when an image moves", fontsize=_TITLE)
     axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

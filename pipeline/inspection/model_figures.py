@@ -15,6 +15,7 @@ from pipeline.evaluation.predictor import Predictor
 from pipeline.inspection import figures
 from pipeline.inspection.attention import looked_at, uniform_distance
 from pipeline.inspection.filters import patch_filters, principal_components
+from pipeline.inspection.shifts import consistency, shifts_for
 from pipeline.models.position_similarity import levels, picture, similarities
 from pipeline.models.vit import ViT
 from shards.errors import UserError
@@ -25,15 +26,8 @@ Facts = dict[str, Any]
 MOST_SHOWN = 8  # images with their rollout
 _MOST_BYTES = 256 << 20  # of one layer's attention weights
 _MOST_BATCH = 16
+_MOST_SHIFTED = 32  # images, each of which is computed 17 times
 _PAPERS_RATIO = 384 / 224  # of the size that the paper fine-tunes at to that of pre-training
-
-
-def vit_of(predictor: Predictor, where: str) -> ViT:
-    """The transformer. UserError for a ResNet."""
-    if not isinstance(predictor.model, ViT):
-        name = predictor.config.name
-        raise UserError(f"{where!r} is a {name}, which has neither patches nor attention to show; give a transformer")
-    return predictor.model
 
 
 def draw_filters(model: ViT, folder: Path) -> Facts:
@@ -97,6 +91,29 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
         "attention": {"num_images": len(paths), "image_size": size, "mean_distance_pixels": pixels_Lh.tolist()}
         | {"uniform_distance_pixels": uniform},
         "files": files,
+    }
+
+
+def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Facts:
+    """shifts.png and .svg, of the first images. UserError for an image that cannot be used."""
+    model, config, paths = predictor.model, predictor.config, paths[:_MOST_SHIFTED]
+    stride = config.resnet.stride if config.is_bit and config.resnet else config.stride
+    shifts, found = shifts_for(config.image_size, stride=stride), []
+    with Progress("shifts", len(paths), unit="images", says_end=False) as progress:
+        for begin in range(0, len(paths), _MOST_BATCH):
+            views = [predictor.view(path, margin=shifts[-1]) for path in paths[begin : begin + _MOST_BATCH]]
+            found.append(consistency(model, torch.from_numpy(np.stack(views)).to(predictor.device), shifts))
+            progress.advance(len(views))
+    similar_N = torch.cat([one.similar for one in found], dim=1).mean(dim=1)
+    same_N = torch.cat([one.is_same for one in found], dim=1).float().mean(dim=1)
+    if not similar_N.isfinite().all():
+        raise UserError("the model's features are not finite: its weights are too large or damaged; export them again")
+    classifies = config.num_classes > 1 and not config.masked_patches
+    lines = {"cosine_similarity": similar_N.tolist()} | ({"same_class": same_N.tolist()} if classifies else {})
+    drawn = figures.shift_consistency(list(shifts), lines, stride=stride)
+    return {
+        "shifts": {"num_images": len(paths), "pixels": list(shifts), **lines},
+        "files": figures.save(drawn, folder, "shifts"),
     }
 
 

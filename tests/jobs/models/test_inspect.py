@@ -19,7 +19,7 @@ from tests.pipeline.inspection.test_model_figures import photographs
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.training import FinishedRuns, losses
 
-FILES = ["filters", "positions", "attention_distance", "rollout"]
+FILES = ["filters", "positions", "attention_distance", "rollout", "shifts"]
 
 
 def inspected(weights: object, *words: object) -> Ended:
@@ -80,7 +80,7 @@ def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None
         ended = inspected(folder, "--images", images)
         assert ended.code == 0, ended.errors
         facts.append(json.loads((folder / "inspect" / "inspect.json").read_text()))
-    for part in ("filters", "positions", "attention"):
+    for part in ("filters", "positions", "attention", "shifts"):
         assert facts[0][part] == facts[1][part]
 
 
@@ -92,6 +92,20 @@ def test_a_model_of_masked_patches_has_filters_and_attention(tmp_path: Path, ima
     ended = inspected(weights, "--images", images)
     assert ended.code == 0, ended.errors
     assert len(ended.output.splitlines()) == 2 * len(FILES) + 1
+
+
+def test_a_resnet_shows_what_a_shift_changes(tmp_path: Path, images: Path) -> None:
+    config = ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32)
+    state, weights = build_model(config).state_dict(), tmp_path / "weights"
+    save_weights(weights, config=config, labels=tuple("abcde"), tensor=lambda name: state[name])
+    ended = inspected(weights, "--images", images)
+    assert ended.code == 0, ended.errors
+    assert [Path(line).name for line in ended.output.splitlines()] == ["shifts.png", "shifts.svg", "inspect.json"]
+    ended = inspected(weights)
+    assert ended.code == 2
+    assert "is a bit_r50x1, which has neither patches nor attention to show; give --images DIR" in " ".join(
+        ended.errors.split()
+    )
 
 
 def test_images_are_found_in_folders_of_classes(tmp_path: Path) -> None:
@@ -108,7 +122,7 @@ def test_images_are_found_in_folders_of_classes(tmp_path: Path) -> None:
 def test_without_images_it_draws_the_rest(tmp_path: Path) -> None:
     ended = inspected(weights_that_say(tmp_path / "weights", 3))
     assert ended.code == 0, ended.errors
-    assert "no --images, so there are no figures of attention" in ended.errors
+    assert "no --images, so there are no figures of attention and of shifts" in ended.errors
     facts = json.loads((tmp_path / "inspect" / "inspect.json").read_text())
     assert facts["files"] == [f"{name}.{kind}" for name in FILES[:2] for kind in ("png", "svg")]
 

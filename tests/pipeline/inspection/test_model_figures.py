@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 from pipeline.evaluation.predictor import Predictor
-from pipeline.inspection.model_figures import draw_attention, draw_filters, draw_positions, vit_of
+from pipeline.inspection.model_figures import draw_attention, draw_filters, draw_positions, draw_shifts
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.position_similarity import similarities
 from pipeline.models.vit import ViT
 from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
-from tests.pipeline.models.test_vit import TINY, random_model
+from tests.pipeline.models.test_vit import random_model
 
 
 def predictor_of(model: Any) -> Predictor:
@@ -106,8 +106,23 @@ def test_sinusoids_have_the_known_similarity_and_keep_it_at_the_corners() -> Non
     torch.testing.assert_close(similar[5][::4, ::4, ::4, ::4], similar[3][::2, ::2, ::2, ::2])
 
 
-def test_a_resnet_has_nothing_to_show() -> None:
-    model = build_model(ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32))
-    with pytest.raises(UserError, match=r"'runs/bit' is a bit_r50x1, which has neither patches nor attention to show"):
-        vit_of(predictor_of(model), "runs/bit")
-    assert TINY["name"] == vit_of(predictor_of(random_model()), "w").config.name
+BIT = ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32)
+
+
+@pytest.mark.parametrize("model", [random_model(), build_model(BIT)], ids=["vit", "bit"])
+def test_shifts_start_with_the_image_itself(tmp_path: Path, model: Any) -> None:
+    found = draw_shifts(predictor_of(model), photographs(tmp_path, 19), tmp_path)  # more than a batch
+    shifts = found["shifts"]
+    assert found["files"] == ["shifts.png", "shifts.svg"]
+    assert (shifts["num_images"], shifts["pixels"][0]) == (19, 0)
+    assert (shifts["cosine_similarity"][0], shifts["same_class"][0]) == (pytest.approx(1, abs=1e-6), 1)
+    assert all(0 <= share <= 1 for share in shifts["same_class"])
+    assert len(shifts["pixels"]) == len(shifts["cosine_similarity"]) == len(shifts["same_class"])
+
+
+def test_features_that_are_not_finite_are_said(tmp_path: Path) -> None:
+    model = random_model()
+    with torch.no_grad():
+        dict(model.named_parameters())["norm.weight"].fill_(float("nan"))
+    with pytest.raises(UserError, match="features are not finite: its weights are too large or damaged"):
+        draw_shifts(predictor_of(model), photographs(tmp_path, 1), tmp_path)
