@@ -15,6 +15,8 @@ from pipeline.training.reporting.logger_thread import LoggerThread
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.settings.loggers import Line, Settings, StartEnding
 
+SECONDS = 60.0  # what a busy machine may take
+
 
 class Book:
     """A `Logger` that keeps what it gets in memory. `has`: the last step that it has from before. `down`: while it is
@@ -31,7 +33,7 @@ class Book:
 
     def _call(self) -> None:
         self.num_calls += 1
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 2 * SECONDS
         while self.held.is_set() and time.monotonic() < deadline:
             threading.Event().wait(0.005)
         if self.down.is_set():
@@ -85,18 +87,23 @@ class Run:
 
 
 def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SECONDS
     while not reached():
         assert time.monotonic() < deadline
         threading.Event().wait(0.005)
+
+
+def ends_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The most that the end of a run waits for a service, whether it answers or not."""
+    monkeypatch.setattr(logger_thread, "FAILING_SECONDS", seconds)
+    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(StartEnding, seconds))
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(logger_thread, "SEND_SECONDS", 0.01)
     monkeypatch.setattr(logger_thread, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(logger_thread, "FAILING_SECONDS", 0.2)
-    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(StartEnding, 0.4))
+    ends_within(monkeypatch, SECONDS)
     caplog.set_level(logging.INFO)
 
 
@@ -160,15 +167,18 @@ def test_a_service_that_comes_back_gets_what_it_missed(
 
 
 @pytest.mark.parametrize("how", ["down", "held"])
-def test_the_end_waits_for_a_bounded_time(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_end_waits_for_a_bounded_time(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_within(monkeypatch, 0.4)
     book = Book()
     event: threading.Event = getattr(book, how)
     event.set()
     run = Run(tmp_path, book)
     began = time.monotonic()
     run.train(*range(1, 101))
-    assert time.monotonic() - began < 20, "training does not wait"
-    assert run.end() < 20
+    assert time.monotonic() - began < SECONDS, "training does not wait"
+    assert run.end() < SECONDS
     event.clear()
     assert (
         f"Book has not taken the last 100 lines of the run{_REASONS[how]}; {tmp_path}/metrics.jsonl has them"
@@ -180,15 +190,15 @@ def test_the_end_waits_for_a_bounded_time(tmp_path: Path, how: str, caplog: pyte
 
 def test_services_that_hang_are_waited_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a run is no later for a second one."""
-    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(StartEnding, 4.0))
-    books = [Book() for _ in range(3)]
+    ends_within(monkeypatch, 1.0)
+    books = [Book() for _ in range(70)]
     for book in books:
         book.held.set()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     loggers = Loggers([LoggerThread(book, tmp_path / "metrics.jsonl", step=1) for book in books])
     began = time.monotonic()
     loggers.close(StartEnding.DONE)
-    assert 4.0 <= time.monotonic() - began < 7.9
+    assert 1.0 <= time.monotonic() - began < SECONDS, "not a second for each"
     for book in books:
         book.held.clear()
 
