@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_while_it_saves_continues_bit_for_bit(
     killed: str, finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
 ) -> None:
     run_dir, words = tmp_path / "run", pretrain_words(digits_url, tmp_path / "run")
-    ranks = start(words, num_ranks=2, log_dir=tmp_path)
+    ranks = start(words, num_ranks=2, log_dir=tmp_path, stands_after=9)  # or it may save step 12 before the kill
     assert wait_until(ranks, saving(8), run_dir)
     writers = all_writers(ranks)
     if killed == "trainers and writers":
