@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
@@ -36,8 +37,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Any:
-    """Of every test here, those that end with an error included."""
+def _no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of every test here, those that end with an error included. A pool that is left open keeps its threads."""
+    monkeypatch.setattr("shards.pool.IDLE_SECONDS", 10 * DEADLINE_SECONDS)
     before = set(threading.enumerate())
     yield
     assert_no_thread_but(before)
@@ -45,8 +47,9 @@ def _no_thread_is_left() -> Any:
 
 def assert_no_thread_but(before: set[threading.Thread]) -> None:
     """Others have ended, or do so at once: one that has let go of everything may take a moment."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
     for thread in set(threading.enumerate()) - before:
-        thread.join(1.0)
+        thread.join(max(0.0, deadline - time.monotonic()))
     assert set(threading.enumerate()) <= before
 
 
