@@ -39,7 +39,7 @@ def test_a_beat_arrives(two: tuple[HeartbeatFiles, HeartbeatFiles], tmp_path: Pa
     heard = two[0].hear(1)
     assert heard.beat == BEAT
     assert heard.beat.place.words() == "step 3, forward and backward"
-    assert heard.silent_seconds < 1
+    assert heard.silent_seconds < 60
     assert sorted(path.name for path in (tmp_path / "heartbeats").iterdir()) == ["rank-00000.json", "rank-00001.json"]
 
 
