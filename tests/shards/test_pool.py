@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future, as_completed, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,16 +206,18 @@ def test_a_cancelled_task_is_passed_over() -> None:
     pool.close()
 
 
-def test_tasks_become_due() -> None:
-    pool, began = Pool(1, name="test"), time.monotonic()
-    seconds = (0.3, 0.1, 0.2)
-    futures = [pool.submit_later(time.monotonic, each) for each in seconds]
+def test_tasks_become_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("shards.pool.time", SimpleNamespace(monotonic=lambda: now[0]))
+    pool = Pool(1, name="test")
+    futures = {seconds: pool.submit_later(int, seconds) for seconds in (0.3, 0.1, 0.2)}
     never = pool.submit_later(int, SECONDS)
     cancelled = pool.submit_later(int, 0.15)
     assert cancelled.cancel()
-    at = [future.result(SECONDS) - began for future in futures]
-    assert at[1] < at[2] < at[0]
-    assert all(due <= done for due, done in zip(seconds, at, strict=True))
+    for seconds in sorted(futures):
+        now[0] = seconds
+        assert futures[seconds].result(SECONDS) == 0
+        assert all(future.done() is (due <= seconds) for due, future in futures.items())
     pool.close()
     assert never.cancelled(), "it is not waited for"
 
