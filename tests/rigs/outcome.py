@@ -70,7 +70,7 @@ def first_line(report: Report) -> str:
     text = crash.message if crash else str(report.longrepr)
     when = getattr(report, "when", "call")
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-    return line if when == "call" else f"in its {when}: {line}"
+    return f"in its {when}: {line}" if when in ("collect", "setup", "teardown") else line
 
 
 def write_record(path: Path, config: pytest.Config, reports: Reports) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.long_parts import divided, part_from
-from tests.rigs.outcome import MOST_LINES, MOST_WIDTH, last_lines
+from tests.rigs.outcome import MOST_LINES, MOST_WIDTH, first_line, last_lines
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INNER = {
@@ -84,6 +84,12 @@ def test_parts_join_in_one_record(tmp_path: Path) -> None:
         "test_b.py::test_has_a_broken_fixture",
     ]
     assert whole["seconds"].keys() <= {"test_a.py", "test_b.py"}
+
+
+def test_a_worker_that_crashed_has_no_phase() -> None:
+    said = "worker 'gw0' crashed while running 'test_a.py::test_it'"
+    report = pytest.TestReport("test_a.py", ("test_a.py", None, "test_a.py"), {}, "failed", said, "???")  # type: ignore[arg-type]
+    assert first_line(report) == said
 
 
 @pytest.mark.parametrize("num_failed", [0, 1, 15, 16, 30, 31, 1000])
