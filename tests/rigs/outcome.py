@@ -26,6 +26,7 @@ SIMULATED = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 Report = pytest.TestReport | pytest.CollectReport
 Reports = Sequence[Report]
 BEGAN = pytest.StashKey[float]()
+TESTED = pytest.StashKey[dict[str, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,8 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Notes the time."""
+    """Notes the time and, for the record, what is tested: a commit may come while the tests run."""
     session.config.stash[BEGAN] = time.monotonic()
+    if session.config.getoption("outcome"):
+        session.config.stash[TESTED] = circumstances()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest's own, so that it comes after all other sections
@@ -75,7 +78,8 @@ def first_line(report: Report) -> str:
 
 def write_record(path: Path, config: pytest.Config, reports: Reports) -> None:
     """Writes the record of a run, or puts that of a part into the file of all parts."""
-    record = {**circumstances(), **counted(reports), "seconds": round(time.monotonic() - config.stash[BEGAN])}
+    seconds = round(time.monotonic() - config.stash[BEGAN])
+    record = config.stash[TESTED] | counted(reports) | {"seconds": seconds}
     part = config.getoption("part")
     path.write_text(json.dumps(joined(path, part, record, reports) if part else record, indent=1) + "\n")
 
@@ -113,7 +117,8 @@ def reason_of(report: Report) -> str:
 
 def circumstances() -> dict[str, Any]:
     """The commit, and what decides how long the tests take: the CPU, its cores, and the CPU that it simulates."""
-    commit = _git("rev-parse", "HEAD") + (" with changes" if _git("status", "--porcelain") else "")
+    changes = _git("status", "--porcelain", "--", ".", ":!tests/long/*.json")  # which runs write
+    commit = _git("rev-parse", "HEAD") + (" with changes" if changes else "")
     cpu = dict(re.findall(r"^(model name|flags)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), flags=re.MULTILINE))
     kinds = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in cpu.get("flags", "").split()]
     simulated = {name: os.environ[name] for name in SIMULATED if name in os.environ}
