@@ -154,7 +154,6 @@ def test_usage() -> None:
     assert "usage: patchline sweep pretrain|finetune RECIPE" in " ".join(patchline("sweep", "pack", "x").errors.split())
 
 
-@pytest.mark.long
 def test_a_better_value_is_repeated_in_place_of_the_former_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
