@@ -11,7 +11,7 @@ NEWER_PYTHON ?= $(shell for name in python3.14 python3.13 "$$HOME"/.pyenv/versio
 # pip's arguments for torch. If an index offers a CPU build of this version, pip takes it. For another build (CUDA,
 # ROCm), add its --index-url.
 TORCH ?= torch==2.13.0
-# More arguments for pytest, for example: make test ARGS='-m "not slow" tests/shards'
+# More arguments for pytest, for example: make test ARGS='-m "not long and not slow" tests/shards'
 ARGS ?=
 # How many tests run at the same time. Each may use two cores and a few GB.
 WORKERS ?= 2
