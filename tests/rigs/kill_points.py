@@ -24,6 +24,7 @@ Victim = Literal["all", "rank", "writer"]
 VICTIMS: tuple[Victim, ...] = ("all", "rank", "writer")
 NUM_RANKS, STEPS, SAVE_STEPS = 2, 40, 2
 _MOST_DELAY_SECONDS = 0.03  # after a step: a few steps of so small a model
+_MOST_STEPS_MORE = 4  # before all are killed
 COMBINATIONS = tuple((stage, name) for stage in (1, 2, 3) for name in ("adamw", "sgd"))
 
 
@@ -78,7 +79,10 @@ class KilledRun:
         if first >= STEPS or (self.run_dir / "DONE").exists():
             return False
         step, delay = self.draw.randrange(first, STEPS), self.draw.uniform(0, _MOST_DELAY_SECONDS)
-        ranks = start(list(self.words), num_ranks=NUM_RANKS, log_dir=self.run_dir.parent)
+        # A busy machine may hold up the kill of all. Whoever outlives a rank or a writer must not stand.
+        stands_after = min(step + _MOST_STEPS_MORE, STEPS) if victim == "all" else 0
+        words, log_dir = list(self.words), self.run_dir.parent
+        ranks = start(words, num_ranks=NUM_RANKS, log_dir=log_dir, stands_after=stands_after)
         pids = [process.pid for process in ranks.processes]
         try:
             if not wait_until(ranks, step_at_least(step), self.run_dir):
