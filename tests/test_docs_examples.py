@@ -1,18 +1,23 @@
 """Every example in the documentation runs unchanged, in a file beside the dataset and the run that it uses."""
 
+import ast
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.rigs.faults import every_fault
 from tests.rigs.training import FinishedRuns
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+ROOMS = ("shards", "pipeline", "jobs", "patchline")
 DEADLINE_SECONDS = 120.0
 # timm imports torchvision, whose build may not fit torch's.
 PRELUDE = "from benchmarks.torchvision_operators import import_torchvision\nimport_torchvision()\n"
@@ -58,6 +63,20 @@ def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
         done = run([sys.executable, program.name], tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), example.text
     assert not (tmp_path / "quarantine.jsonl").exists()
+
+
+@every_fault
+def test_what_an_example_imports_exists() -> Iterator[str]:
+    """Of every page, those included whose examples take too long to run in the gate."""
+    for page in sorted((CHECKOUT / "docs").rglob("*.md")):
+        for text in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            for node in ast.walk(ast.parse(text)):
+                if not isinstance(node, ast.ImportFrom) or str(node.module).partition(".")[0] not in ROOMS:
+                    continue
+                module = importlib.import_module(str(node.module))
+                for alias in node.names:
+                    if not hasattr(module, alias.name):
+                        yield f"{page.relative_to(CHECKOUT)}: {node.module} has no {alias.name}"
 
 
 @pytest.mark.long
