@@ -68,11 +68,13 @@ def last_lines(failed: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def first_line(report: Report) -> str:
-    """Returns the first line of a failed test's error that says something."""
+    """Returns the first line of a failed test's error that says something; with the next, if it announces a list."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash else str(report.longrepr)
     when = getattr(report, "when", "call")
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+    line, *others = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    if line.endswith(":") and others:
+        line = f"{line} {others[0]}"
     return f"in its {when}: {line}" if when in ("collect", "setup", "teardown") else line
 
 

@@ -86,10 +86,27 @@ def test_parts_join_in_one_record(tmp_path: Path) -> None:
     assert whole["seconds"].keys() <= {"test_a.py", "test_b.py"}
 
 
+def report_of(said: str, when: str) -> pytest.TestReport:
+    """A failed test."""
+    return pytest.TestReport("test_a.py", ("test_a.py", None, "test_a.py"), {}, "failed", said, when)  # type: ignore[arg-type]
+
+
 def test_a_worker_that_crashed_has_no_phase() -> None:
     said = "worker 'gw0' crashed while running 'test_a.py::test_it'"
-    report = pytest.TestReport("test_a.py", ("test_a.py", None, "test_a.py"), {}, "failed", said, "???")  # type: ignore[arg-type]
-    assert first_line(report) == said
+    assert first_line(report_of(said, "???")) == said
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("\n  \n the first \nthe second", "the first"),
+        ("2 faults:\na.py:3: imports b\na.py:4: imports c", "2 faults: a.py:3: imports b"),
+        ("nothing follows:", "nothing follows:"),
+        ("", "no message"),
+    ],
+)
+def test_the_first_line_says_something(said: str, line: str) -> None:
+    assert first_line(report_of(said, "call")) == line
 
 
 @pytest.mark.parametrize("num_failed", [0, 1, 15, 16, 30, 31, 1000])
