@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits, or the plans near it that do."""
+"""The largest micro-batch that fits, or the plans near it that do, and the memory that there is for it."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from jobs.recipes import pretrain
 from pipeline.data.config import MixupConfig
 from pipeline.planning.gpus import GPUS
-from pipeline.training.fitting.budget import Budget, gpu_budget
+from pipeline.ranks.host_memory import available_bytes
+from pipeline.training.fitting.budget import Budget, budget_of, gpu_budget, host_budget
 from pipeline.training.fitting.fit import fitted, halved, with_micro_batch
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError
+from tests.rigs.processes import one_world
 
 
 def recipe(name: str = "vit_h14_jft", **changed: Any) -> TrainingJob:
@@ -155,3 +157,18 @@ def test_halving(share: int, micro: int, pairs: bool, expected: int | None) -> N
     smaller = halved(plan, pairs=pairs)
     assert (smaller and smaller.micro_batch) == expected
     assert smaller is None or smaller.rank_batch == share
+
+
+def test_ranks_share_what_reading_ahead_leaves() -> None:
+    one = budget_of(one_world(), read_ahead_bytes=1_000_000_000)
+    two = budget_of(replace(one_world(0, 2)), read_ahead_bytes=1_000_000_000)
+    assert one.total_bytes == pytest.approx(2 * two.total_bytes, rel=0.3), "other processes come and go"
+    assert one.total_bytes < available_bytes() - 500_000_000
+
+
+def test_reserves() -> None:
+    host = host_budget(21_000_000_000, num_local_ranks=2)
+    assert (host.total_bytes, host.reserve_bytes, host.bytes) == (10_500_000_000, 1_025_000_000, 9_475_000_000)
+    assert host_budget(-5, num_local_ranks=2).bytes == 0
+    h100 = gpu_budget(85_000_000_000, where="H100")
+    assert (h100.reserve_bytes, h100.bytes) == (8_800_000_000, 76_200_000_000)
