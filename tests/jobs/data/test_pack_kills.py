@@ -1,8 +1,7 @@
 """Packing that is killed by SIGKILL at 50 random moments, in a folder and on an S3-compatible store, loses nothing."""
 
+import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,7 +13,9 @@ from jobs.data.pack import PackJob, run
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from tests.rigs.datasets import file_hashes, object_hashes
+from tests.rigs.held import held_at, hold
 from tests.rigs.images import class_folders
+from tests.rigs.interrupting import started
 from tests.rigs.pack_kills import killed_often
 
 NUM_KILLS = 50
@@ -45,35 +46,38 @@ def test_an_s3_compatible_store(job: PackJob, tmp_path: Path, s3_bucket: str, nu
     assert in_work >= num_kills // 2
 
 
-def alive_in_session(session: int) -> list[int]:
-    """Processes of a session that have not ended."""
+def alive_in_group(group: int) -> list[int]:
+    """Processes of a group that have not ended."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
         except OSError:  # it has ended since
             continue
-        if int(its_session) == session and state not in "ZX":
+        if int(its_group) == group and state not in "ZX":
             found.append(int(stat.parent.name))
     return found
 
 
 def test_workers_end_with_a_command_that_was_killed(job: PackJob, tmp_path: Path) -> None:
-    """The parent of two workers is killed: no worker survives, and run the same command to continue."""
+    """The parent of two workers is killed while it hands them the last of five shards: no worker survives, and the same
+    command continues."""
     assert isinstance(job.source, FolderSource)
-    out = tmp_path / "out"
+    out, held = tmp_path / "out", tmp_path / "held"
     words = ["--source.root", job.source.root, "--out", str(out), "--samples-per-shard", "4", "--workers", "2"]
-    command = [sys.executable, "-m", "jobs.cli", "pack", "folder", *words, "--samples-per-block", "2"]
-    pause, deadline = threading.Event(), time.monotonic() + 120
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
-    while not (out / "shards").exists() and process.poll() is None:
-        pause.wait(0.005)
-    assert len(alive_in_session(process.pid)) >= 2, "workers are there"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    while alive_in_session(process.pid) and time.monotonic() < deadline:
-        pause.wait(0.05)
-    assert alive_in_session(process.pid) == []
+    environ = held_at("jobs.data.pack:samples_of_shard", held, count=5)
+    command_line = ("pack", "folder", *words, "--samples-per-block", "2")
+    with started(tmp_path / "said", *command_line, environ=environ, before=hold) as command:
+        command.wait_until(held.exists)
+        group = command.process.pid
+        assert group
+        assert len(alive_in_group(group)) >= 3, "workers are there"
+        os.kill(group, signal.SIGKILL)
+        command.process.join()
+        pause, deadline = threading.Event(), time.monotonic() + 120
+        while alive_in_group(group) and time.monotonic() < deadline:
+            pause.wait(0.05)
+        assert alive_in_group(group) == []
     assert run(replace(job, out=str(out))) == 0
     assert run(replace(job, out=str(tmp_path / "one"))) == 0
     assert file_hashes(out) == file_hashes(tmp_path / "one")
