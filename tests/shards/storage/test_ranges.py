@@ -197,7 +197,9 @@ def test_fewer_are_under_way_once_the_storage_says_so(reads_of: Reads) -> None:
     assert max(under_way[-60:]) == 8, "and it grows again"
 
 
-def test_a_slow_read_is_asked_for_twice_and_the_first_answer_counts(reads_of: Reads, quick_hedges: None) -> None:
+def test_a_slow_read_is_asked_for_twice_and_the_first_answer_counts(
+    reads_of: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped = threading.Event()
 
     def slow(stop: threading.Event, first: int) -> bytes:
@@ -209,8 +211,11 @@ def test_a_slow_read_is_asked_for_twice_and_the_first_answer_counts(reads_of: Re
 
     store = scripted(slow, second=lambda _, first: bytes([first]))
     reads = reads_of(store)
-    futures = [reads.read("x", first, first + 1) for first in range(8)]
-    assert [future.result(SECONDS) for future in futures] == [bytes([first]) for first in range(8)]
+    monkeypatch.setattr("shards.storage.ranges.FIRST_SECONDS", SECONDS)  # a busy machine may hold up any of them
+    futures = [reads.read("x", first, first + 1) for first in range(8) if first != 3]
+    assert [future.result(SECONDS)[0] for future in futures] == [0, 1, 2, 4, 5, 6, 7]
+    monkeypatch.setattr("shards.storage.ranges.FIRST_SECONDS", 0.05)
+    assert reads.read("x", 3, 4).result(SECONDS) == bytes([3])
     assert stopped.wait(SECONDS), "the slow half is stopped"
     wait_until(lambda: reads.traffic.counts().wasted_bytes == 1234)
     counts = reads.traffic.counts()
