@@ -350,7 +350,7 @@ def test_a_connection_that_stands_still_costs_little(
 def test_closing_does_not_wait_for_a_stalled_read(
     any_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 5)
+    monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 2 * SECONDS)
     proxy.faults = [Fault(kind="stall", after_bytes=100)]
     reads = ReadsOfOne(S3Store(bucket=any_bucket), connections=1, hedge_share=0.0)
     future: Future[bytes] = reads.read("x", 0, 1000)
