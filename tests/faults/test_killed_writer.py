@@ -12,6 +12,7 @@ import pytest
 from jobs import exit_codes
 from jobs.ranks import Ranks
 from pipeline.checkpoints.manifest import manifest_from_json
+from tests.rigs.forked_ranks import GOES_ON
 from tests.rigs.kills import saving, step_at_least, wait_until
 from tests.rigs.own_processes import is_alive
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run, start
@@ -46,11 +47,13 @@ def test_a_run_outlives_its_writers(
 ) -> None:
     """One checkpoint is missing at most, and not a bit of the run."""
     run_dir = tmp_path / "run"
-    ranks = start(pretrain_words(digits_url, run_dir), num_ranks=2, log_dir=tmp_path)
-    wait_for(lambda: len(all_writers(ranks)) == len(ranks.processes))
+    ranks = start(pretrain_words(digits_url, run_dir), num_ranks=2, log_dir=tmp_path, stands_after=3)
+    assert wait_until(ranks, step_at_least(3), run_dir)
     writers = all_writers(ranks)
+    assert len(writers) == len(ranks.processes)
     for writer in writers:
         os.kill(writer, signal.SIGSTOP)
+    (tmp_path / GOES_ON).touch()
     # The line of step 4 comes before its save. After step 5, which needs both ranks, both writers have their task.
     assert wait_until(ranks, step_at_least(5), run_dir)
     for writer in writers:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from multiprocessing import reduction
 from multiprocessing.context import ForkServerProcess
@@ -15,7 +16,8 @@ from jobs.ranks import Ranks
 from tests.rigs.forks import forks
 from tests.rigs.s3 import free_port
 
-_STANDS_SECONDS = 300.0  # longer than the kill is waited for
+GOES_ON = "goes-on"
+_STANDS_SECONDS, _POLL_SECONDS = 300.0, 0.01  # longer than the kill is waited for
 
 
 class Fork:
@@ -81,8 +83,8 @@ def fork_ranks(
     stands_after: int = 0,
 ) -> Ranks:
     """Runs `patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, the others write to
-    log_dir/rank-N.log. `more_words`: for some ranks only. `stands_after`: a run waits to be killed once this step is in
-    its metrics (0: it does not)."""
+    log_dir/rank-N.log. `more_words`: for some ranks only. `stands_after`: a run waits to be killed, or for the file
+    log_dir/GOES_ON, once this step is in its metrics (0: it does not)."""
     log_dir.mkdir(parents=True, exist_ok=True)
     shared = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
@@ -93,14 +95,15 @@ def fork_ranks(
             files = (1, 2) if rank == 0 else (log.fileno(), log.fileno())
             handed = [_Handed(number) for number in files]
             all_words = [*words, *(more_words or {}).get(rank, [])]
-            process = forks().Process(target=_as_rank, args=(all_words, own, Path.cwd(), stands_after, *handed))
+            stands = (stands_after, log_dir.absolute() / GOES_ON)
+            process = forks().Process(target=_as_rank, args=(all_words, own, Path.cwd(), *stands, *handed))
             process.start()
         processes.append(Fork(process))
     return Ranks(processes=cast("tuple[subprocess.Popen[bytes], ...]", tuple(processes)))
 
 
 def _as_rank(
-    words: list[str], environ: dict[str, str], folder: Path, stands_after: int, output: int, errors: int
+    words: list[str], environ: dict[str, str], folder: Path, stands_after: int, goes_on: Path, output: int, errors: int
 ) -> None:
     os.dup2(output, 1)
     os.dup2(errors, 2)
@@ -110,19 +113,20 @@ def _as_rank(
     from jobs.cli import main  # noqa: PLC0415  # the server has loaded it; this process need not
 
     if stands_after:
-        _stand_after(stands_after)
+        _stand_after(stands_after, goes_on)
     sys.exit(main(words))
 
 
-def _stand_after(num_steps: int) -> None:
-    """Rank 0, which writes the metrics, waits after this step, and the other ranks wait for it."""
+def _stand_after(num_steps: int, goes_on: Path) -> None:
+    """Rank 0, which writes the metrics, waits after this step until the file is there, and the other ranks for it."""
     from pipeline.training.reporting.metrics import Metrics  # noqa: PLC0415  # as above
 
     write = Metrics.write
 
     def write_and_stand(metrics: Metrics, step: int, values: Mapping[str, float]) -> None:
         write(metrics, step, values)
-        if step >= num_steps:
-            threading.Event().wait(_STANDS_SECONDS)
+        pause, end = threading.Event(), time.monotonic() + _STANDS_SECONDS
+        while step >= num_steps and not goes_on.exists() and time.monotonic() < end:
+            pause.wait(_POLL_SECONDS)
 
     Metrics.write = write_and_stand  # type: ignore[assignment,method-assign]
