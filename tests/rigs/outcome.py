@@ -37,14 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Notes the time and, for the record, what is tested: a commit may come while the tests run."""
     session.config.stash[BEGAN] = time.monotonic()
-    if session.config.getoption("outcome"):
+    if session.config.getoption("outcome") and not hasattr(session.config, "workerinput"):
         session.config.stash[TESTED] = circumstances()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest's own, so that it comes after all other sections
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Generator[None, None, None]:
-    """Writes the record, then lists what failed in the last lines."""
+    """Writes the record, then lists what failed in the last lines. A worker has some of the reports, and does not."""
     yield
+    if hasattr(config, "workerinput"):
+        return
     reports = [report for of_kind in terminalreporter.stats.values() for report in of_kind]
     reports = [report for report in reports if isinstance(report, Report)]
     if path := config.getoption("outcome"):
