@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.rigs.groups import group_of
+from tests.rigs.groups import SERVERS, group_of
 from tests.rigs.long_parts import part_from
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -89,19 +89,34 @@ def write_record(path: Path, config: pytest.Config, reports: Reports) -> None:
 
 
 def joined(path: Path, part: str, record: dict[str, Any], reports: Reports) -> dict[str, Any]:
-    """Returns the file's content with this part in it: parts of the same division, and the seconds of each group."""
+    """Returns the file's content with this part in it: parts of the same division, and the seconds of each group.
+
+    The seconds, by which the groups are divided, change with the last part of a whole run alone: all of its parts must
+    come from one division, or a group would be in two of them or in none.
+    """
     before = json.loads(path.read_text()) if path.exists() else {"parts": {}, "seconds": {}}
     _, num_parts = part_from(part)
-    parts = {name: other for name, other in before["parts"].items() if part_from(name)[1] == num_parts}
-    seconds: defaultdict[str, float] = defaultdict(float)
+    groups: defaultdict[str, float] = defaultdict(float)
     for report in reports:
-        seconds[group_of(report.nodeid)] += getattr(report, "duration", 0.0)
-    kept = {name: number for name, number in before["seconds"].items() if (CHECKOUT / name).exists()}
+        groups[group_of(report.nodeid)] += getattr(report, "duration", 0.0)
+    record = record | {"groups": {name: round(number, 1) for name, number in sorted(groups.items())}}
+    others = {name: other for name, other in before["parts"].items() if part_from(name)[1] == num_parts}
+    parts = dict(sorted({**others, part: record}.items()))
+    servers = SERVERS.values()
+    seconds = {name: kept for name, kept in before["seconds"].items() if name in servers or (CHECKOUT / name).exists()}
+    if _is_whole(parts, num_parts) and not _is_whole(others, num_parts):
+        for one in parts.values():
+            seconds |= one.get("groups", {})
     return {
         "command": f"make test-long PARTS={num_parts}",
-        "parts": dict(sorted({**parts, part: record}.items())),
-        "seconds": dict(sorted({**kept, **{name: round(number, 1) for name, number in seconds.items()}}.items())),
+        "parts": parts,
+        "seconds": dict(sorted(seconds.items())),
     }
+
+
+def _is_whole(parts: dict[str, Any], num_parts: int) -> bool:
+    """Whether all parts are there, and of one commit."""
+    return len(parts) == num_parts and len({one["commit"] for one in parts.values()}) == 1
 
 
 def counted(reports: Reports) -> dict[str, Any]:
