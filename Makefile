@@ -50,7 +50,7 @@ slurm-demo: .venv/.demo ## Start a real Slurm on this machine, and run a chain o
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test: .venv/.all ## Run the gate, about 20 minutes; tests of missing programs are skipped with the reason
-	$(PYTEST) -m 'not long' $(ARGS)
+	$(PYTEST) -m 'not long' --durations=10 --cpu-seconds=10 $(ARGS)
 
 # The long part is divided into PARTS parts of at most 9 minutes each. Without PART, all of them run in turn.
 PARTS ?= 6
@@ -59,7 +59,9 @@ PART ?= $(foreach part,$(shell seq $(PARTS)),$(part)/$(PARTS))
 test-long: .venv/.all ## Run all other tests, or a part of them: make test-long PART=3/6
 	@status=0; for part in $(PART); do \
 	  $(PYTEST) -m long --part=$$part --outcome=tests/long/results.json $(ARGS) || status=1; \
-	done; exit $$status
+	done; \
+	[ $$status -eq 0 ] || echo 'make test-long: tests failed; "failed" in tests/long/results.json lists those of each part'; \
+	exit $$status
 
 N ?= 5
 LOAD ?= 2

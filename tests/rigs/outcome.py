@@ -58,7 +58,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Gen
 
 
 def last_lines(failed: list[tuple[str, str]]) -> Iterator[str]:
-    """At most `MOST_LINES` lines: each failed test and the first line of its error; names alone if that is too much."""
+    """At most `MOST_LINES` lines: each failed test and the first line of its error; names alone if that is too much. A
+    test that ends its worker is run, and listed, several times."""
+    failed = list(dict.fromkeys(failed))
     if 2 * len(failed) <= MOST_LINES:
         for name, error in failed:
             yield from (name[:MOST_WIDTH], f"    {error}"[:MOST_WIDTH])

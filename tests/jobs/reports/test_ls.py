@@ -196,13 +196,13 @@ def test_the_best_first_and_unknown_values_last(by: SortColumn, reverse: bool, o
     assert "".join(run.path for run in in_order(runs, by=by, reverse=reverse)) == order
 
 
-@pytest.mark.long
-def test_a_thousand_runs_take_about_a_second(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_runs", "seconds"), [(300, 4), pytest.param(1000, 5, marks=pytest.mark.long)])
+def test_a_thousand_runs_take_about_a_second(tmp_path: Path, num_runs: int, seconds: float) -> None:
     """Of CPU time, with room for a busy machine: nothing is read whole, and no record is parsed as a job."""
     first = make(tmp_path / "runs" / "0000", step=300)
     with (first / "metrics.jsonl").open("a") as file:
         file.writelines(f'{{"step": {number}, "loss": 1.0}}\n' for number in range(10_000))
-    for number in range(1, 1000):
+    for number in range(1, num_runs):
         folder = tmp_path / "runs" / f"{number:04d}"
         folder.mkdir()
         for name in ("job.yaml", "metrics.jsonl", "ledger.jsonl"):
@@ -211,9 +211,9 @@ def test_a_thousand_runs_take_about_a_second(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jobs.cli", "ls", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKOUT, timeout=60)
     after = os.times()
-    assert len(done.stdout.splitlines()) >= 1001
+    assert len(done.stdout.splitlines()) > num_runs
     spent = after.children_user + after.children_system - before.children_user - before.children_system
-    assert 0 < spent < 5, f"{spent:.1f} s"
+    assert 0 < spent < seconds, f"{spent:.1f} s"
 
 
 def facts(**values: object) -> RunFacts:

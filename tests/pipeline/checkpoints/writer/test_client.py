@@ -194,7 +194,7 @@ def in_a_large_buffer(writer: Writer, num_bytes: int) -> None:
 def test_what_a_killed_writer_had_begun_is_deleted_by_the_next_save(tmp_path: Path) -> None:
     """It may be gigabytes, which the disk may not have again."""
     with writer_in(tmp_path) as writer:
-        in_a_large_buffer(writer, 256 << 20)
+        in_a_large_buffer(writer, 1 << 30)  # two seconds, of which the kill needs a few milliseconds
         writer.write(write_in(tmp_path))
         wait_until(lambda: bool(list(tmp_path.rglob(".tmp-rank-00000.safetensors.*"))))
         os.kill(writer.pid, signal.SIGKILL)
