@@ -93,19 +93,21 @@ def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
         "the limit alone makes. Without evaluation and waits for data; the same MFU on any number of nodes."
     )
     names = ("nodes", "GPUs", "images/s", "goodput", "failures", "pieces", "days", "GPU-hours")
-    table = _table(f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else [])))
+    table = plain_table(
+        f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else []))
+    )
     for plan, _ in rows:
         cells = (
             f"{plan.num_nodes:,}",
             f"{plan.num_gpus:,}",
-            _few(plan.images_per_second),
+            few(plan.images_per_second),
             f"{_percent(plan.outcome.goodput)} %",
-            _few(plan.outcome.num_failures),
+            few(plan.outcome.num_failures),
             f"{plan.outcome.num_pieces:,}",
-            _few(plan.days),
-            _few(plan.gpu_hours),
+            few(plan.days),
+            few(plan.gpu_hours),
         )
-        table.add_row(*cells, *([_few(plan.cost)] if job.price else []))
+        table.add_row(*cells, *([few(plan.cost)] if job.price else []))
     return table
 
 
@@ -124,18 +126,18 @@ def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
             f"ranks that divides the batch as --training.data.lanes (now {lanes})."
         )
     names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
-    table = _table("store and checkpoints", caption, names)
+    table = plain_table("store and checkpoints", caption, names)
     for plan, _ in rows:
         traffic = plan.traffic
         table.add_row(
             f"{plan.num_nodes:,}",
-            _few(traffic.read_bytes_per_second / 1e9),
-            _few(traffic.reads_per_second),
+            few(traffic.read_bytes_per_second / 1e9),
+            few(traffic.reads_per_second),
             duration(plan.interval_seconds),
-            _few(plan.stall_seconds),
-            _few(plan.commit_seconds),
-            _few(traffic.upload_bytes_per_second / 1e9),
-            _few(traffic.peak_upload_bytes_per_second / 1e9),
+            few(plan.stall_seconds),
+            few(plan.commit_seconds),
+            few(traffic.upload_bytes_per_second / 1e9),
+            few(traffic.peak_upload_bytes_per_second / 1e9),
         )
     return table
 
@@ -151,7 +153,7 @@ def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     if job.simulate:
         simulated = ["simulated"]
         caption += f" simulated: {_NUM_RUNS} runs at the rate above, their mean and standard deviation."
-    table = _table("goodput at published failure rates, %", caption, ("nodes", "above", *simulated, *names))
+    table = plain_table("goodput at published failure rates, %", caption, ("nodes", "above", *simulated, *names))
     for plan, found in rows:
         more = [f"{_percent(found.goodput)} ± {_percent(found.spread)}"] if found else []
         shares = [_percent(plan.goodputs[name]) for name in names]
@@ -159,7 +161,8 @@ def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _table(title: str, caption: str, names: Sequence[str]) -> Table:
+def plain_table(title: str, caption: str, names: Sequence[str]) -> Table:
+    """An empty table of numbers in columns of these names."""
     table = Table(
         title=title,
         caption=caption,
@@ -178,7 +181,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def _few(number: float) -> str:
+def few(number: float) -> str:
     """Three digits of what is small or huge, all of what is large."""
     if 0 < number < _LEAST:
         return f"{number:.2g}"

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from jobs import exit_codes
 from jobs.output import put, show_table
+from jobs.planning.image_sizes import at_sizes, size_table
 from jobs.planning.nodes import Row, node_rows, node_tables, rows_as_json
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
@@ -39,9 +40,14 @@ def run(job: PlanJob) -> int:
             )
         except UserError as error:
             raise UserError(_in_plan(str(error))) from None
-    nodes = _nodes(job, cost)
+    nodes, sizes = _nodes(job, cost), at_sizes(job)
+    if job.out:
+        from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
+
+        write_plot(job, nodes, sizes)
     if job.json:
         told = {"cost": asdict(cost), "forecast": asdict(found) if found else None, "nodes": rows_as_json(nodes)}
+        told["image_sizes"] = [asdict(one) for one in sizes]
         put(json.dumps(told, allow_nan=False) + "\n")
         return exit_codes.DONE
     title = printable_name(f"patchline plan {job.recipe}".rstrip())
@@ -50,24 +56,18 @@ def run(job: PlanJob) -> int:
     table.add_column(overflow="fold")
     for name, value in [*rows_of(job, cost), *(forecast_rows(found) if found else [])]:
         table.add_row(name, printable_name(value))
-    for one in (table, *(node_tables(job, nodes) if nodes else ())):
+    more = [*(node_tables(job, nodes) if nodes else ()), *([size_table(job, sizes)] if sizes else ())]
+    for one in (table, *more):
         show_table(one)
     return exit_codes.DONE
 
 
 def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
-    """The plans for `--nodes`, drawn if the job says where."""
-    if not job.nodes:
-        return []
+    """The plans for `--nodes`."""
     try:
-        found = node_rows(job, cost)
+        return node_rows(job, cost) if job.nodes else []
     except UserError as error:
         raise UserError(_in_plan(str(error))) from None
-    if job.out:
-        from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
-
-        write_plot(job, found)
-    return found
 
 
 def rows_of(job: PlanJob, cost: Cost) -> Rows:

@@ -1,4 +1,4 @@
-"""Draws what `patchline plan --nodes` found over the number of nodes: goodput, days, GPU-hours and cost.
+"""Draws what `patchline plan` found over the number of nodes, goodput, days, GPU-hours and cost, or over image sizes.
 
 An SVG, or an HTML page. Both follow the reader's choice of light or dark.
 """
@@ -8,13 +8,14 @@ from pathlib import Path
 
 from markupsafe import escape
 
+from jobs.planning.image_sizes import AtSize, size_panels
 from jobs.planning.nodes import Row, summary
 from jobs.settings.models import PlanJob
 from shards.errors import UserError
 from shards.output.quantities import number
 from shards.output.terminal import printable_name
 from shards.pages.page import page, style_sheet
-from shards.pages.plots import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axis, Frame, labelled, log_ticks, svg, ticks
+from shards.pages.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, labelled, log_ticks, svg, ticks
 
 _MOST_TICKS = 8
 # The style of a line: a colour of page.css, or of the text.
@@ -22,12 +23,16 @@ _PLAN, _IDEAL, _DAYS = "ink dotted", "ink dashed", "joined line-0"
 _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "joined line-5")
 
 
-def write_plot(job: PlanJob, rows: Sequence[Row]) -> None:
-    """Writes `job.out`. UserError if it cannot be written."""
-    path, panels, told = Path(job.out), [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)
+def write_plot(job: PlanJob, rows: Sequence[Row], sizes: Sequence[AtSize] = ()) -> None:
+    """Writes `job.out`: what was found over the nodes, and over the image sizes. UserError if it cannot be written."""
+    path, panels, told = Path(job.out), [], f"{job.recipe or 'A run'} over the image size."
+    if rows:
+        panels, told = [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)
+    for frame, lines, names in size_panels(sizes) if sizes else ():
+        panels.append((frame, [*lines, *_legend(names, first=TOP + 6)]))
     if path.suffix.lower() == ".html":
         title = f"patchline plan {job.recipe}".rstrip()
-        plots = [frame.svg(f"{frame.y.name}, over the number of nodes", drawn) for frame, drawn in panels]
+        plots = [frame.svg(f"{frame.y.name}, over {frame.x.name}", drawn) for frame, drawn in panels]
         data = page("jobs.planning", "plan.html.j2", {"title": title, "told": told, "plots": plots})
     else:
         data = _side_by_side(panels, printable_name(told)).encode()
@@ -106,9 +111,9 @@ def _line(frame: Frame, rows: Sequence[Row], values: Sequence[float], style: str
     return frame.line(zip((plan.num_nodes for plan, _ in rows), values, strict=True), style)
 
 
-def _legend(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """The name and the style of each line, in the corner that falling lines leave free."""
-    first = HEIGHT - BOTTOM - 16 * len(lines)
+def _legend(lines: Sequence[tuple[str, str]], *, first: int | None = None) -> list[str]:
+    """The name and the style of each line, from `first` pixels on; else in the corner that falling lines leave free."""
+    first = HEIGHT - BOTTOM - 16 * len(lines) if first is None else first
     return [
         f'<path class="{style}" d="M{LEFT + 10} {first + 16 * place + 4}h20"/>'
         f'<text x="{LEFT + 36}" y="{first + 16 * place + 8}">{escape(name)}</text>'

@@ -46,14 +46,18 @@ class OnNodes:
     simulate: bool = False
     """Also simulate runs whose nodes fail at random, and show the mean and the spread of their goodput."""
     out: str = ""
-    """File to draw goodput, days and GPU-hours over the nodes in, .svg or .html; empty: none."""
+    """File to draw goodput, days and GPU-hours over the nodes in, or the cost over the image size, .svg or .html;
+    empty: none."""
 
 
-def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool) -> None:
-    """UserError for flags that contradict each other, or say nothing without --nodes."""
+def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool, is_drawn: bool) -> None:
+    """UserError for flags that contradict each other, or say nothing without --nodes. `is_drawn`: --out is for more
+    than nodes."""
+    if job.out and not job.out.lower().endswith(SUFFIXES):
+        raise UserError(f"--out is {job.out!r}; allowed: a name that ends in {' or '.join(SUFFIXES)}")
     for field in fields(OnNodes):
         value = getattr(job, field.name)
-        if not job.nodes and value != field.default:
+        if not job.nodes and value != field.default and not (is_drawn and field.name == "out"):
             flag = f"--{field.name.replace('_', '-')}"
             said = flag if value is True else f"{flag} {value}"
             raise UserError(f"{said} says nothing without --nodes; add --nodes 8, or yours")
@@ -66,8 +70,6 @@ def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool) -> No
         raise UserError(f"{shown} with --num-gpus: nodes have --gpus-per-node GPUs each; leave out --num-gpus")
     if len(set(job.nodes)) != len(job.nodes):
         raise UserError(f"--nodes is {shown_value(job.nodes)}; allowed: different numbers, such as --nodes 8 16 32")
-    if job.out and not job.out.lower().endswith(SUFFIXES):
-        raise UserError(f"--out is {job.out!r}; allowed: a name that ends in {' or '.join(SUFFIXES)}")
 
 
 @dataclass(frozen=True, kw_only=True)

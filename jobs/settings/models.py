@@ -105,6 +105,8 @@ class PlanJob(OnNodes):
     mfu: Annotated[float, Range(above=0, most=1)] = 0.28
     """Share of a GPU's nominal operations that training reaches (MFU); 0.28 is what NVIDIA published for ViT-g/14 on
     H100 nodes (NeMo; 0.43 on A100)."""
+    image_sizes: tuple[Annotated[int, Range(1, 16_384)], ...] = ()
+    """Image sizes in pixels to compare the operations and the memory of an image at, such as 224 384 512."""
     json: bool = False
     """Write the plan to standard output as one JSON object, for scripts."""
 
@@ -116,7 +118,15 @@ class PlanJob(OnNodes):
                 raise UserError(
                     f"--{name.replace('_', '-')} {value} says nothing without --gpu; add --gpu h100, or yours"
                 )
-        refuse_wrong_nodes(self, gpu=self.gpu, is_num_gpus_given=self.num_gpus != PlanJob.num_gpus)
+        if len(set(self.image_sizes)) != len(self.image_sizes):
+            shown = shown_value(self.image_sizes)
+            raise UserError(f"--image-sizes is {shown}; allowed: different sizes, such as --image-sizes 224 384 512")
+        refuse_wrong_nodes(
+            self,
+            gpu=self.gpu,
+            is_num_gpus_given=self.num_gpus != PlanJob.num_gpus,
+            is_drawn=bool(self.image_sizes),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
         is_summed=micro_batch < share,
     )
     part, trained_part = -(-number // ranks), -(-trained // ranks)
-    kept = activations_of(job.model, _pass_of(job, topology, element_bytes=weight))
+    kept = activations_of(job.model, pass_of(job, is_on_gpu=topology.is_on_gpu, element_bytes=weight))
     activations = _of_images(kept, micro_batch)
     begins = gradients.as_backward_begins() + activations
     peak = max(begins, gradients.as_backward_ends(), gradients.in_update()) + gradients.too_large()
@@ -190,14 +190,15 @@ class _Gradients:
         return (1 if self._stage == 3 else 2) * self._own + widened
 
 
-def _pass_of(job: TrainingJob, topology: Topology, *, element_bytes: int) -> Pass:
+def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:
+    """How the job computes a forward pass."""
     return Pass(
         element_bytes=element_bytes,
         loss=job.loss,
         has_dense_targets=job.data.mixup.alpha > 0 or job.data.label_weights,
         is_recomputed=job.engine.activation_checkpointing,
         is_frozen=job.optimizer.freeze_backbone,
-        is_on_gpu=topology.is_on_gpu,
+        is_on_gpu=is_on_gpu,
     )
 
 
