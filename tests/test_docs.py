@@ -15,6 +15,7 @@ import pytest
 
 from docs import architecture_figure as figure
 from docs.models_tables import TABLE_6, costs, sizes
+from docs.recipes_page import PAGE, page
 from tests.pipeline.models.parity import BOUND, HEADER, ROWS, words_of
 from tests.pipeline.models.test_flops import TABLE_6 as TESTED
 from tests.rigs.faults import every_fault
@@ -105,6 +106,10 @@ def test_the_picture_is_up_to_date() -> None:
 def test_sizes_and_costs_are_those_that_are_counted() -> None:
     assert sizes() in MODELS, "print them again: python -m docs.models_tables"
     assert costs() in MODELS, "print them again: python -m docs.models_tables"
+
+
+def test_the_page_of_recipes_is_written_from_them() -> None:
+    assert PAGE.read_text() == page(), "write it again: python -m docs.recipes_page"
 
 
 def test_every_row_of_the_papers_table_is_one_that_is_tested() -> None:
