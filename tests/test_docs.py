@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from docs import architecture_figure as figure
+from docs import recipes_page
 from docs.models_tables import TABLE_6, costs, sizes
-from docs.recipes_page import PAGE, page
 from tests.pipeline.models.parity import BOUND, HEADER, ROWS, words_of
 from tests.pipeline.models.test_flops import TABLE_6 as TESTED
 from tests.rigs.faults import every_fault
@@ -109,7 +109,7 @@ def test_sizes_and_costs_are_those_that_are_counted() -> None:
 
 
 def test_the_page_of_recipes_is_written_from_them() -> None:
-    assert PAGE.read_text() == page(), "write it again: python -m docs.recipes_page"
+    assert recipes_page.PAGE.read_text() == recipes_page.page(), "write it again: python -m docs.recipes_page"
 
 
 def test_every_row_of_the_papers_table_is_one_that_is_tested() -> None:
