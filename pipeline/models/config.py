@@ -11,7 +11,7 @@ from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 Pooling = Literal["token", "average"]
-Position = Literal["none", "learned_1d", "learned_2d", "relative"]
+Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d"]
 PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
@@ -122,7 +122,8 @@ class ModelConfig:
     """Add a hidden tanh layer of width D before the classifier, as in the paper's pre-training head."""
     position: Position = "learned_1d"
     """Position embeddings (appendix D.4): none, learned_1d, learned_2d (a table for columns and one for rows, D/2
-    each), or relative (in every layer's attention, of the distance between two tokens)."""
+    each), or relative (in every layer's attention, of the distance between two tokens); or sincos2d (sines and cosines
+    of the column and the row, which are not learned: big_vision's plain ViT)."""
     position_at: PositionAt = "input"
     """Where learned position embeddings are added: input (once), layers (before each layer, its own), or layers_shared
     (before each layer, the same); appendix D.4."""
@@ -240,9 +241,16 @@ class ModelConfig:
         if size.width % size.num_heads:
             raise UserError(f"model.width is {size.width}, not a multiple of model.num_heads = {size.num_heads}")
         if self.position_at != "input" and not self.position.startswith("learned"):
+            adds = "is added to the input alone" if self.position == "sincos2d" else "adds nothing to the input"
             raise UserError(
-                f"model.position_at is {self.position_at!r} with model.position {self.position!r}, which adds "
-                "nothing to the input; leave it out, or give --model.position learned_1d or learned_2d"
+                f"model.position_at is {self.position_at!r} with model.position {self.position!r}, which {adds}; "
+                "leave it out, or give --model.position learned_1d or learned_2d"
+            )
+        if self.position == "sincos2d" and (size.width % 4 or size.width < 8):
+            raise UserError(
+                f"model.width is {size.width}: sincos2d positions have sines and cosines of columns and rows, a "
+                "quarter of it each, of at least two frequencies; give a --model.width that is a multiple of 4 from 8 "
+                "on, or --model.position learned_1d"
             )
         if self.position == "learned_2d" and size.width % 2:
             raise UserError(

@@ -1,8 +1,9 @@
-"""Positions inside the transformer's layers ("An Image is Worth 16x16 Words", appendix D.4): position embeddings of a
-layer's own, and embeddings of the distance between two tokens.
+"""Position embeddings and where they are added ("An Image is Worth 16x16 Words", appendix D.4): learned tables, of the
+input or a layer's own, embeddings of the distance between two tokens, and fixed sines ("Better plain ViT baselines for
+ImageNet-1k", Beyer et al., 2022; big_vision's models/vit.py, posemb_sincos_2d).
 
-Shape letters: B images, H W rows and columns of patches, N tokens, O distances (2 N - 1), D width, h heads, d width of
-a head.
+Shape letters: B images, H W rows and columns of patches, L places along one axis, N tokens, O distances (2 N - 1), D
+width, h heads, d width of a head.
 """
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from pipeline.models.config import ModelConfig
 
 Table = nn.Parameter | None
+_TEMPERATURE = 10_000.0
 
 
 def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
@@ -50,6 +52,16 @@ def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int)
     both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
     # (H, W, D) -> (1, prefix + H * W, D)
     return F.pad(both_HWD.flatten(0, 1), (0, 0, num_prefix_tokens, 0)).unsqueeze(0)
+
+
+def sines(length: int, width: int, *, device: torch.device | None = None) -> torch.Tensor:
+    """float32[L, D/2]: fixed position embeddings of one axis, the sines of the places and then their cosines, each with
+    D/4 frequencies from 1 down to 1 / 10,000. `width` is D, a multiple of 4 from 8 on."""
+    num_frequencies = width // 4
+    exponent = torch.arange(num_frequencies, dtype=torch.float64, device=device) / (num_frequencies - 1)
+    places = torch.arange(length, dtype=torch.float64, device=device)
+    angles = torch.outer(places, 1 / _TEMPERATURE**exponent)
+    return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
 
 class RelativePositions(nn.Module):

@@ -18,7 +18,7 @@ from pipeline.models.hybrid import HybridResNet
 from pipeline.models.masked import ColourHead, Mask
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
-from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables
+from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables, sines
 
 
 class ViT(nn.Module):
@@ -88,7 +88,8 @@ class ViT(nn.Module):
 class Embedding(nn.Module):
     """Equation 1: patches times E, class token in front, position embeddings added.
 
-    For images with another grid than the configuration's, position embeddings are resampled as in the paper.
+    For images with another grid than the configuration's, position embeddings are resampled as in the paper; fixed ones
+    are computed for it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -101,6 +102,7 @@ class Embedding(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_prefix_tokens else None
         self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
+        self.has_sines = config.position == "sincos2d"
 
     def forward(
         self, images_BHW3: torch.Tensor, mask: Mask | None = None, sources_BN: torch.Tensor | None = None
@@ -138,9 +140,13 @@ class Embedding(nn.Module):
             return resample_position_embeddings(
                 self.position[0], from_grid=self.grid, to_grid=grid, num_prefix_tokens=self.num_prefix_tokens
             ).unsqueeze(0)
+        height, width = grid
+        if self.has_sines:  # computed each time: a buffer would be lost when the model is built without memory
+            d, device = self.patch.out_features, self.patch.weight.device
+            x_WD, y_HD = sines(width, d, device=device), sines(height, d, device=device)
+            return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_prefix_tokens)
         if self.position_x is None or self.position_y is None:
             return None
-        height, width = grid
         x_WD = self.position_x if width == self.grid[1] else resample_axis_embeddings(self.position_x, length=width)
         y_HD = self.position_y if height == self.grid[0] else resample_axis_embeddings(self.position_y, length=height)
         return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_prefix_tokens)

@@ -20,6 +20,7 @@ from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, folded, n
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.position_layers import from_axes, sines
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import (
     AXES,
@@ -256,17 +257,16 @@ def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[Mod
         raise UserError(f"the model has {how}, which no other format has; allowed: --format patchline")
     if config.is_bit or config.position == "learned_1d":
         return config, tensor
-    is_2d = config.position == "learned_2d"
     (height, width), num_prefix, d = config.grid, config.num_prefix_tokens, config.size.width
 
     def table(name: str) -> torch.Tensor:
         if name != POSITION:
             return tensor(name)
-        table_ND = torch.zeros(num_prefix + height * width, d)
-        if is_2d:
-            x_WD, y_HD = (tensor(axis) for axis in AXES)
-            both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
-            table_ND[num_prefix:] = both_HWD.flatten(0, 1)
-        return table_ND[None]
+        if config.position == "none":
+            return torch.zeros(1, num_prefix + height * width, d)
+        if config.position == "sincos2d":
+            return from_axes(sines(width, d), sines(height, d), num_prefix_tokens=num_prefix)
+        x_WD, y_HD = (tensor(axis) for axis in AXES)
+        return from_axes(x_WD, y_HD, num_prefix_tokens=num_prefix)
 
     return replace(config, position="learned_1d"), table

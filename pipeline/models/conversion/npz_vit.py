@@ -2,9 +2,9 @@
 
 Sources: vit_jax/models_vit.py, models_resnet.py and checkpoint.py; big_vision/models/vit.py (fix_old_checkpoints).
 big_vision adds position embeddings before it prepends the class token: its table has no row for it. Its files do not
-hold the fixed embeddings (posemb "sincos2d", `posemb_sincos_2d`), so they are computed here.
+hold the fixed embeddings (posemb "sincos2d"), so they are computed here.
 
-Shape letters: D width, Q a quarter of it, h heads, d width of a head, P patch, C channels, N patches.
+Shape letters: D width, h heads, d width of a head, P patch, C channels, N patches.
 """
 
 import math
@@ -33,11 +33,11 @@ from pipeline.models.conversion.sizes import (
     units_of,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.position_layers import from_axes, sines
 from shards.errors import UserError
 
 USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
 TABLE = "pos_embedding"
-_TEMPERATURE = 10_000.0
 _IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
 
@@ -97,13 +97,8 @@ def sincos_table(side: int, width: int) -> torch.Tensor:
             f"the file has no {TABLE}, and its width {width} has no table of sines; allowed: multiples of 4 from 8 "
             "on: give the file of a model with position embeddings"
         )
-    y_N, x_N = (
-        axis.flatten().double() for axis in torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    )
-    exponent = torch.arange(width // 4, dtype=torch.float64) / (width // 4 - 1)
-    omega = 1 / _TEMPERATURE**exponent
-    x_NQ, y_NQ = torch.outer(x_N, omega), torch.outer(y_N, omega)
-    return torch.cat([x_NQ.sin(), x_NQ.cos(), y_NQ.sin(), y_NQ.cos()], dim=1).float()[None]
+    axis_LD = sines(side, width)
+    return from_axes(axis_LD, axis_LD, num_prefix_tokens=0)
 
 
 def with_table(file: TensorFile) -> TensorFile:

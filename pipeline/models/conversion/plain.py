@@ -31,6 +31,8 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     layout = {name: as_is(name) for name in shapes}
     tensor = read_layout(file, layout, shapes, advice=hints.advice())
     said = assumed(config, said=(), hints=hints)
+    if not config.is_bit and config.position == "none":
+        said = (*said, "position none (fixed sincos2d positions leave no tensor either)")
     return Weights(where=file.where, config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
 
 

@@ -20,7 +20,7 @@ from shards.schema.config_values import shown_value
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
 _MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
-_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position_at")
+_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at")
 
 
 def fit_weights(

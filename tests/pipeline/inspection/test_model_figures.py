@@ -38,6 +38,7 @@ def photographs(folder: Path, num: int) -> list[Path]:
     [
         ({}, ["filters", "positions"]),
         ({"position": "learned_2d"}, ["filters", "positions"]),
+        ({"position": "sincos2d"}, ["filters", "positions"]),
         ({"position": "none"}, ["filters"]),
         ({"position": "relative"}, ["filters"]),
         ({"patch": 1, "resnet_units": (1, 1), "image_size": 16}, ["positions"]),

@@ -131,7 +131,17 @@ def test_a_field_wins_over_the_names_size() -> None:
         pytest.param(
             {"position": "none", "position_at": "layers"}, "adds nothing to the input; leave it out", id="no positions"
         ),
-        pytest.param({"position": "2d"}, "allowed: none, learned_1d, learned_2d, relative", id="another position"),
+        pytest.param(
+            {"position": "sincos2d", "position_at": "layers"}, "added to the input alone; leave it out", id="sines"
+        ),
+        pytest.param(
+            OWN | {"width": 26, "num_heads": 2, "position": "sincos2d"},
+            "width is 26: sincos2d .* a multiple of 4 from 8 on",
+            id="a quarter of a width",
+        ),
+        pytest.param(
+            {"position": "2d"}, "allowed: none, learned_1d, learned_2d, relative, sincos2d", id="another position"
+        ),
         pytest.param({"layer_norm_epsilon": 0.0}, "epsilon is 0.0; allowed: above 0", id="no epsilon"),
         pytest.param({"position_std": -0.1}, "position_std is -0.1; allowed: 0 or more", id="negative deviation"),
         pytest.param(

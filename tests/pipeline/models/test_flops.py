@@ -113,6 +113,7 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param({"name": "vit_b16", "pooling": "average"}, id="no class token"),
         pytest.param({"name": "vit_b16", "position": "learned_2d"}, id="2-D position embeddings"),
         pytest.param({"name": "vit_b16", "position": "none"}, id="no position embeddings"),
+        pytest.param({"name": "vit_s16", "position": "sincos2d", "pooling": "average"}, id="fixed sines"),
         pytest.param({"name": "vit_b16", "position": "relative"}, id="relative positions"),
         pytest.param({"name": "vit_b16", "position_at": "layers"}, id="1-D positions at each layer"),
         pytest.param({"name": "vit_b16", "position_at": "layers_shared"}, id="the same positions at each layer"),

@@ -89,12 +89,25 @@ def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> A
         table: Array = p[f"{at}.position"][0]
         return table
     places = [np.zeros(model.config.size.width)] * model.config.num_prefix_tokens
+    if model.config.position == "sincos2d":
+        return np.stack([*places, *reference_sines(*model.config.grid, model.config.size.width)])
     for row in range(model.config.grid[0]):
         for column in range(model.config.grid[1]):
             is_none = model.config.position in ("none", "relative")
             both = [] if is_none else [p[f"{at}.position_x"][column], p[f"{at}.position_y"][row]]
             places.append(np.zeros(model.config.size.width) if is_none else np.concatenate(both))
     return np.stack(places)
+
+
+def reference_sines(height: int, width: int, d: int) -> Array:
+    """Rows of the grid one after another; each patch: sine and cosine of its column, sine and cosine of its row."""
+    frequencies = 10_000.0 ** (-np.arange(d // 4) / (d // 4 - 1))
+    return np.stack(
+        [
+            np.concatenate([wave(place * frequencies) for place in (column, row) for wave in (np.sin, np.cos)])
+            for row, column in np.ndindex(height, width)
+        ]
+    )
 
 
 def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> Array:
@@ -131,6 +144,8 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position": "none"}, id="no position embeddings"),
         pytest.param({"position": "learned_2d"}, id="2-D position embeddings"),
         pytest.param({"position": "learned_2d", "pooling": "average"}, id="2-D, no class token"),
+        pytest.param({"position": "sincos2d"}, id="sines of columns and rows"),
+        pytest.param({"position": "sincos2d", "pooling": "average", "representation": True}, id="as the plain ViT"),
         pytest.param({"position": "relative"}, id="relative positions"),
         pytest.param({"position": "relative", "pooling": "average", "num_heads": 1}, id="relative, no class token"),
         pytest.param({"position_at": "layers"}, id="1-D, each layer its own"),
@@ -227,7 +242,28 @@ def test_2d_positions_of_another_grid_are_resampled_along_each_axis() -> None:
     torch.testing.assert_close(grid_HWD[:, 0, 12:], model.embed.position_y)
 
 
-@pytest.mark.parametrize("fields", [{"position": "none"}, {"position": "learned_1d"}, {"position": "learned_2d"}])
+def test_sines_of_another_grid_are_computed_for_it() -> None:
+    """As in big_vision, whose model computes them from the shape of its input; nothing is resampled."""
+    positions_1ND = random_model(position="sincos2d", pooling="average").embed.positions((3, 5))
+    assert positions_1ND is not None
+    expected = torch.from_numpy(reference_sines(3, 5, 24))
+    torch.testing.assert_close(positions_1ND[0].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_sines_are_no_parameters_and_survive_a_model_that_is_built_without_memory() -> None:
+    """As training builds it: on the meta device, then filled."""
+    model, images = random_model(position="sincos2d"), random_images()
+    assert set(shapes_of(model.config)) == set(shapes_of(ModelConfig(**TINY))) - {"embed.position"}
+    with torch.device("meta"):
+        other = ViT(model.config)
+    other.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assert torch.equal(other.eval()(images), model(images))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"position": "none"}, {"position": "learned_1d"}, {"position": "learned_2d"}, {"position": "sincos2d"}],
+)
 def test_what_positions_tell(fields: dict[str, Any]) -> None:
     """Without positions the patches are a set: any order of them gives the same logits."""
     model, images = random_model(**fields), random_images()

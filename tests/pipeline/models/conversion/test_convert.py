@@ -62,7 +62,7 @@ def test_every_format_comes_back_with_the_same_logits(tmp_path: Path, written: F
 
 
 @pytest.mark.parametrize("written", [f for f in get_args(Format) if f != "patchline"])
-@pytest.mark.parametrize("position", ["learned_2d", "none"])
+@pytest.mark.parametrize("position", ["learned_2d", "sincos2d", "none"])
 def test_other_positions_become_a_table_of_their_sums(tmp_path: Path, written: Format, position: str) -> None:
     config = replace(VIT, position=position)  # type: ignore[arg-type]
     weights = open_any(str(exported(tmp_path, config, written)), hints_for(written))

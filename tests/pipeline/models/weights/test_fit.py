@@ -50,6 +50,7 @@ def test_fine_tuning_takes_all_but_the_head(
     [
         pytest.param(ModelConfig(**TINY | {"position": "none"}), 24, id="no positions"),
         pytest.param(ModelConfig(**TINY | {"position": "learned_2d"}), 24, id="2-D positions"),
+        pytest.param(ModelConfig(**TINY | {"position": "sincos2d"}), 24, id="fixed sines"),
         pytest.param(ModelConfig(**TINY | {"position_at": "layers"}), 24, id="positions at each layer"),
         pytest.param(
             ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
@@ -84,6 +85,9 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
     [
         pytest.param({}, {"num_heads": 3}, "num_heads 2 .the model here has 3.; give --model.num-heads 2", id="heads"),
         pytest.param({"gelu": "exact"}, {}, "give --model.gelu exact, or other weights", id="GELU"),
+        pytest.param(
+            {"position": "sincos2d"}, {"position": "none"}, "give --model.position sincos2d", id="sines, no positions"
+        ),
         pytest.param(
             {"position_at": "layers_shared"}, {}, "give --model.position-at layers_shared", id="positions at each layer"
         ),
