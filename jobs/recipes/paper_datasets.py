@@ -2,7 +2,8 @@
 
 Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million images, 18 thousand classes; ImageNet-21k:
 14 million, 21 thousand), Table 3 (epochs), the published weights' heads (21,843 classes), the datasets' own papers
-(ILSVRC 2012: 1,281,167 images), big_vision's vit_i21k.py (AugReg leaves out the first 51,200 images).
+(ILSVRC 2012: 1,281,167 images), big_vision's vit_i21k.py (AugReg leaves out the first 51,200 images) and vit_i1k.py
+(which leaves out the last 1 %).
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ JFT = PaperDataset(name="JFT-300M", num_images=303_000_000, num_classes=18_291)
 # "Big Transfer" says 14.2 million; the exact number of the authors' copy is not published.
 IMAGENET_21K = PaperDataset(name="ImageNet-21k", num_images=14_200_000, num_classes=21_843)
 IMAGENET_1K = PaperDataset(name="ImageNet-1k", num_images=1_281_167, num_classes=1000)
+IMAGENET_1K_99 = PaperDataset(  # train[:99%], rounded by TFDS; the rest is for choosing
+    name="ImageNet-1k, big_vision's training split", num_images=1_268_355, num_classes=IMAGENET_1K.num_classes
+)
 IMAGENET_21K_AUGREG = PaperDataset(  # full[51200:]; the rest is for testing
     name="ImageNet-21k, AugReg's training split",
     num_images=IMAGENET_21K.num_images - 51_200,

@@ -11,6 +11,7 @@ from jobs.recipes import (
     paper_imagenet,
     paper_jft,
     paper_vtab,
+    plain_vit,
     pretrain,
 )
 from jobs.recipes.paper_datasets import PaperDataset
@@ -30,10 +31,12 @@ _DATASETS: dict[str, PaperDataset] = {
     "digits_48": paper_datasets.DIGITS,
     "cifar10_small": paper_datasets.CIFAR10,
     "cifar10_48": paper_datasets.CIFAR10,
+    "cifar10_plain": paper_datasets.CIFAR10,
     **dict.fromkeys((*paper_jft.RECIPES, *paper_ablations.RECIPES, "masked_patches"), paper_datasets.JFT),
     **{name: paper_datasets.IMAGENET_21K for name in paper_imagenet.RECIPES if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_21K_AUGREG for name in paper_imagenet.RECIPES if "_i21k_augreg" in name},
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
+    **{name: paper_datasets.IMAGENET_1K_99 for name in plain_vit.RECIPES if "_i1k" in name},
     **{name: _TRANSFERS[name.split("_")[0]] for name in (*paper_finetune.RECIPES, *augreg_finetune.RECIPES)},
     **paper_vtab.DATASETS,
 }

@@ -1,10 +1,10 @@
-"""Pre-training recipes: small ones for any machine; the paper's are in paper_jft.py, paper_imagenet.py
-and paper_ablations.py."""
+"""Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
+paper_ablations.py and plain_vit.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import paper_ablations, paper_imagenet, paper_jft
+from jobs.recipes import paper_ablations, paper_imagenet, paper_jft, plain_vit
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.models.config import MEAN_COLOURS, ModelConfig
@@ -114,4 +114,5 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **paper_jft.RECIPES,
     **paper_imagenet.RECIPES,
     **paper_ablations.RECIPES,
+    **plain_vit.RECIPES,
 }
