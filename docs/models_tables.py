@@ -54,7 +54,9 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _size(config: ModelConfig) -> tuple[str, ...]:
     described, tokens = [], "-"
     if config.resnet:
-        described.append(f"ResNet of {' + '.join(map(str, config.resnet.units))} units, width x{config.resnet.factor}")
+        units = " + ".join(map(str, config.resnet.units))
+        what = f"ResNet of {units} units" if units else "root of a ResNet"
+        described.append(f"{what}, width x{config.resnet.factor}")
     if not config.is_bit:
         size = config.size
         described.append(f"{size.depth} layers of width {size.width}, MLP {size.mlp_width}, {size.num_heads} heads")

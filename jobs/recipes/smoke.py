@@ -40,14 +40,15 @@ def smoke(job: TrainingJob) -> TrainingJob:
 
 
 def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
-    """The same kind of model: two layers of width 32, a ResNet of two units (8 px per cell of its map)."""
-    units, factor = ((1, 1), 1) if model.resnet else (None, None)
+    """The same kind of model: two layers of width 32, a ResNet of two units (8 px per cell of its map), or its root
+    alone (4 px)."""
+    units, factor = ((1, 1) if model.resnet.units else (), 1) if model.resnet else (None, None)
     if model.is_bit:
         return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)
     return replace(
         model,
         image_size=image_size,
-        patch=1 if model.resnet else 8,
+        patch=8 if units is None else 1 if units else 2,
         depth=2,
         width=32,
         mlp_width=64,

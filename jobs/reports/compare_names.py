@@ -73,7 +73,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "masked_patches": "masked patches" if model.masked_patches else "labels",
         }
     if model.resnet:
-        found["resnet_units"] = f"units {' '.join(map(str, model.resnet.units))}"
+        found["resnet_units"] = f"units {' '.join(map(str, model.resnet.units)) or 'none'}"
         found["resnet_factor"] = f"factor {model.resnet.factor}"
     return found | {"image_size": f"{model.image_size} px"}
 

@@ -124,7 +124,8 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
         return _Kept(image_bytes=0)
     size, (height, width) = config.size, config.grid
     patches = height * width * size.patch**2 * (config.resnet.width if config.resnet else 3)
-    num_copies = 2 if config.resnet and size.patch > 1 else 1  # a patch of 1 x 1 is the map itself
+    # The last unit keeps its result, which patches of 1 x 1 share; a root ends in a pool, which keeps only its input.
+    num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
     masks = _num_tokens(config) * size.width * _mask_bytes(config, how)
     return _Kept(image_bytes=num_copies * how.element_bytes * patches + masks)
 
@@ -233,7 +234,7 @@ def _num_tokens(config: ModelConfig) -> int:
 def _map_after(resnet: ResNetSize, config: ModelConfig) -> tuple[int, int]:
     """The last feature map; unlike the grid, rounded up at each halving."""
     side = config.image_size
-    for _ in range(1 + len(resnet.units)):
+    for _ in range(resnet.num_halvings):
         side = _half(side)
     return side, side
 

@@ -1,7 +1,8 @@
 """Sizes of the models in "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021): Table 1 and section 4.1.
 
-Ti and S are those of "How to train your ViT?" (Steiner et al., 2021); the ResNets' names and units are BiT's
-("Big Transfer", Kolesnikov et al., 2020). A hybrid's patch is measured on the ResNet's feature map, 1 x 1 in the paper.
+Ti, S, B/8, R26 and R are those of "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
+configs/models.py; the ResNets' names and units are BiT's ("Big Transfer", Kolesnikov et al., 2020). A hybrid's patch is
+measured on the ResNet's feature map, 1 x 1 in the paper.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -36,15 +37,21 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSize:
-    """A ResNet of bottlenecks: the units of each stage, and how many times wider it is (the 2 of R50x2)."""
+    """A ResNet of bottlenecks: the units of each stage, and how many times wider it is (the 2 of R50x2). Without a
+    stage, it is the root alone."""
 
     units: tuple[int, ...]
     factor: int = 1
 
     @property
+    def num_halvings(self) -> int:
+        """How often the size is halved: twice by the root, once by each stage after the first."""
+        return max(2, 1 + len(self.units))
+
+    @property
     def stride(self) -> int:
-        """Pixels per cell of the last feature map: the root halves the size twice, each stage after the first once."""
-        return int(2 ** (1 + len(self.units)))
+        """Pixels per cell of the last feature map."""
+        return int(2**self.num_halvings)
 
     @property
     def root_width(self) -> int:
@@ -54,7 +61,7 @@ class ResNetSize:
     @property
     def width(self) -> int:
         """Channels of the last feature map."""
-        return int(4 * self.root_width * 2 ** (len(self.units) - 1))
+        return int(4 * self.root_width * 2 ** (len(self.units) - 1)) if self.units else self.root_width
 
 
 SIZES = {
@@ -65,8 +72,12 @@ SIZES = {
     "vit_h14": Size(patch=14, depth=32, width=1280, mlp_width=5120, num_heads=16),
     "vit_ti16": Size(patch=16, depth=12, width=192, mlp_width=768, num_heads=3),
     "vit_s16": Size(patch=16, depth=12, width=384, mlp_width=1536, num_heads=6),
+    "vit_s32": Size(patch=32, depth=12, width=384, mlp_width=1536, num_heads=6),
+    "vit_b8": Size(patch=8, depth=12, width=768, mlp_width=3072, num_heads=12),
 }
 SIZES |= {f"r50_{name}": replace(SIZES[name], patch=1) for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32")}
+SIZES["r26_vit_s32"] = replace(SIZES["vit_s16"], patch=1)
+SIZES["r_vit_ti16"] = replace(SIZES["vit_ti16"], patch=8)
 
 # /16: stage 4 is taken out and as many units are added to stage 3; /32: a ResNet-50 as it is (section 4.1).
 HYBRID_RESNETS = {
@@ -74,6 +85,10 @@ HYBRID_RESNETS = {
     "r50_vit_b32": ResNetSize(units=(3, 4, 6, 3)),
     "r50_vit_l16": ResNetSize(units=(3, 4, 9)),
     "r50_vit_l32": ResNetSize(units=(3, 4, 6, 3)),
+    "r26_vit_s32": ResNetSize(units=(2, 2, 2, 2)),
+    # Published as R+Ti/16, with the remark that the root downscales 2 times. Its code and timm's also pool: 4 times, so
+    # a patch covers 32 px.
+    "r_vit_ti16": ResNetSize(units=()),
 }
 BIT_RESNETS = {
     "bit_r50x1": ResNetSize(units=(3, 4, 6, 3)),
@@ -113,7 +128,7 @@ class ModelConfig:
     num_heads: Annotated[int, Range(1, MOST_WIDTH)] | None = None
     """Attention heads per layer; must divide the width."""
     resnet_units: tuple[Annotated[int, Range(1, MOST_LAYERS)], ...] | None = None
-    """Units in each stage of the ResNet (hybrids and BiT), such as 3 4 6 3."""
+    """Units in each stage of the ResNet (hybrids and BiT), such as 3 4 6 3; a hybrid may have the root alone."""
     resnet_factor: Annotated[int, Range(1, 64)] | None = None
     """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
@@ -152,10 +167,10 @@ class ModelConfig:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
             object.__setattr__(self, "resnet_units", tuple(self.resnet_units))
         refuse_wrong_values(self, where="model.")
-        if self.resnet_units is not None and not 0 < len(self.resnet_units) <= MOST_STAGES:
+        if self.resnet_units is not None and not self.is_bit <= len(self.resnet_units) <= MOST_STAGES:
             raise UserError(
-                f"model.resnet_units is {shown_value(self.resnet_units)}; allowed: the units of 1 to {MOST_STAGES} "
-                "stages, such as 3 4 6 3"
+                f"model.resnet_units is {shown_value(self.resnet_units)}; allowed: the units of {int(self.is_bit)} to "
+                f"{MOST_STAGES} stages, such as 3 4 6 3"
             )
         if self.is_bit:
             self._refuse_fields_of_transformers()

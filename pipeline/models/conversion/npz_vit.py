@@ -27,7 +27,7 @@ from pipeline.models.conversion.sizes import (
     TransformerShapes,
     Usual,
     count,
-    resnet_of,
+    hybrid_of,
     side_of,
     transformer_config,
     units_of,
@@ -141,7 +141,7 @@ def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
     block = "Transformer/encoderblock_0"
     _, num_heads, _ = file.shape(f"{block}/{names.attention}/query/kernel", 3)
     _, mlp_width = file.shape(f"{block}/{names.mlp}/Dense_0/kernel", 2)
-    units = units_of(file.shapes, r"block(\d+)/unit(\d+)/", first=1)
+    units, root = units_of(file.shapes, r"block(\d+)/unit(\d+)/", first=1), "conv_root/kernel"
     shapes = TransformerShapes(
         patch=patch,
         depth=count(file.shapes, r"Transformer/encoderblock_(\d+)/"),
@@ -152,7 +152,7 @@ def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
         num_positions=file.shape(names.position, 3)[1] if names.position in file.shapes else None,
         class_token="cls" in file.shapes,
         representation="pre_logits/kernel" in file.shapes,
-        resnet=resnet_of(units, root_channels=file.shape("conv_root/kernel", 4)[3]) if units else None,
+        resnet=hybrid_of(units, root_channels=file.shape(root, 4)[3]) if root in file.shapes else None,
         class_row=names.class_row,
         is_square=True,  # as both dialects' own resampling takes it
     )

@@ -11,6 +11,7 @@ from pipeline.models.conversion.sizes import (
     assumed,
     bit_config,
     count,
+    hybrid_of,
     resnet_of,
     shapes_in_file,
     transformer_config,
@@ -40,7 +41,7 @@ def _vit_config(file: TensorFile, hints: Hints) -> ModelConfig:
     width, inputs = file.shape("embed.patch.weight", 2)
     units = units_of(file.shapes, r"embed\.resnet\.stages\.(\d+)\.(\d+)\.", first=0)
     root = "embed.resnet.conv_root.weight"
-    resnet = resnet_of(units, root_channels=file.shape(root, 4)[0]) if units else None
+    resnet = hybrid_of(units, root_channels=file.shape(root, 4)[0]) if root in file.shapes else None
     is_2d = all(name in file.shapes for name in AXES)
     num_positions = file.shape(AXES[0], 2)[0] ** 2 if is_2d else None
     if POSITION in file.shapes:

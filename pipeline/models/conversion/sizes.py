@@ -143,7 +143,12 @@ def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ..
 
 def resnet_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize | None:
     """The ResNet with these units; None without any."""
-    return ResNetSize(units=units, factor=max(1, root_channels // ROOT_WIDTH)) if units else None
+    return hybrid_of(units, root_channels=root_channels) if units else None
+
+
+def hybrid_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize:
+    """The ResNet of a hybrid with these units; without any, it is the root alone."""
+    return ResNetSize(units=units, factor=max(1, root_channels // ROOT_WIDTH))
 
 
 def side_of(

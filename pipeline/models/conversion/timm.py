@@ -40,6 +40,8 @@ MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
 _RESNETS = {
     ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
     ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
+    ResNetSize(units=(2, 2, 2, 2)): "vit_small_r26_s32_224",
+    ResNetSize(units=()): "vit_tiny_r_s16_p8_224",
 }
 _BITS = {
     ResNetSize(units=units, factor=factor): f"resnetv2_{depth}x{factor}_bit"
@@ -170,9 +172,10 @@ def _bit_layout(config: ModelConfig) -> Layout:
 
 
 def _stages(ours: str, theirs: str, resnet: ResNetSize, *, is_bit: bool) -> dict[str, TensorMapping]:
-    mappings = {f"{ours}conv_root.weight": as_is(f"{theirs}stem.conv.weight")}
+    stem = f"{theirs}stem." if resnet.units else theirs  # without stages, the stem is the whole backbone
+    mappings = {f"{ours}conv_root.weight": as_is(f"{stem}conv.weight")}
     if not is_bit:
-        mappings |= same(f"{ours}norm_root.", f"{theirs}stem.norm.")
+        mappings |= same(f"{ours}norm_root.", f"{stem}norm.")
     norms = ("norm1", "norm2", "norm3" if is_bit else "norm_out")
     for stage, num_units in enumerate(resnet.units):
         for unit in range(num_units):

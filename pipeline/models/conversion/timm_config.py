@@ -17,6 +17,7 @@ from pipeline.models.conversion.sizes import (
     Usual,
     bit_config,
     count,
+    hybrid_of,
     resnet_of,
     transformer_config,
     units_of,
@@ -54,6 +55,8 @@ _FOREIGN = {
     r"blocks\.\d+\.attn\.[qk]_norm\.": f"is a norm of queries or keys: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
+# The first convolution of a hybrid: with stages, and without.
+_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +127,8 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
 def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:
     width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
     units = units_of(file.shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    root = "patch_embed.backbone.stem.conv.weight"
-    resnet = resnet_of(units, root_channels=file.shape(root, 4)[0]) if units else None
+    root = next((name for name in _ROOTS if name in file.shapes), "")
+    resnet = hybrid_of(units, root_channels=file.shape(root, 4)[0]) if root else None
     stride = resnet.stride if resnet else 1
     class_token, no_row = "cls_token" in file.shapes, entries(description, "model_args").get("no_embed_class")
     shapes = TransformerShapes(

@@ -40,7 +40,9 @@ def vit_as_timm(model: Model) -> State:
     size, state = model.config.size, {}
     for name, value in model.state_dict().items():
         if name.startswith("embed.resnet."):
-            state["patch_embed.backbone." + resnet_name_in_timm(name.removeprefix("embed.resnet."))] = value
+            found = resnet_name_in_timm(name.removeprefix("embed.resnet."))
+            is_stem_alone = model.config.resnet is not None and not model.config.resnet.units
+            state["patch_embed.backbone." + (found.removeprefix("stem.") if is_stem_alone else found)] = value
             continue
         found = name.replace("attention.", "attn.").replace("attn.out.", "attn.proj.")
         found = found.replace("mlp.dense", "mlp.fc").replace("embed.patch.", "patch_embed.proj.")

@@ -32,6 +32,7 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("r50_vit_b16", {}, BF16, id="hybrid"),
         pytest.param("r50_vit_l16", {"image_size": 384, "representation": True}, FP32, id="hybrid at 384 px"),
         pytest.param("r50_vit_b16", {"patch": 2, "depth": 1}, BF16, id="hybrid with larger patches"),
+        pytest.param("r_vit_ti16", {}, BF16, id="hybrid with the root alone"),
         pytest.param("bit_r50x1", {}, BF16, id="bit"),
         pytest.param("bit_r50x2", {"image_size": 201}, FP32, id="bit whose maps are rounded up"),
         pytest.param("vit_h14", {}, replace(BF16, is_recomputed=True), id="h14 with checkpointing"),

@@ -36,6 +36,7 @@ def test_the_papers_sizes(name: str, expected: Size) -> None:
         pytest.param("r50_vit_b32", "vit_b32", (3, 4, 6, 3), (7, 7), id="a whole ResNet-50"),
         pytest.param("r50_vit_l16", "vit_l16", (3, 4, 9), (14, 14), id="L/16"),
         pytest.param("r50_vit_l32", "vit_l32", (3, 4, 6, 3), (7, 7), id="L/32"),
+        pytest.param("r26_vit_s32", "vit_s32", (2, 2, 2, 2), (7, 7), id="AugReg's: a whole ResNet-26"),
     ],
 )
 def test_hybrids_are_a_transformer_on_the_places_of_a_resnet(
@@ -45,6 +46,14 @@ def test_hybrids_are_a_transformer_on_the_places_of_a_resnet(
     assert config.size == replace(ModelConfig(name=like).size, patch=1)
     assert config.resnet == ResNetSize(units=units)
     assert (config.grid, config.stride) == (grid, ModelConfig(name=like).size.patch)
+
+
+def test_r_ti16_is_the_root_of_a_resnet_with_patches_of_8_places() -> None:
+    config = ModelConfig(name="r_vit_ti16")
+    assert config.size == replace(ModelConfig(name="vit_ti16").size, patch=8)
+    assert config.resnet == ResNetSize(units=())
+    assert (config.resnet.stride, config.resnet.width, config.grid) == (4, 64, (7, 7))
+    assert ModelConfig(name="r50_vit_b16", resnet_units=()).resnet == ResNetSize(units=())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_bits_resnets(name: str, units: tuple[int, ...], factor: int) -> None:
 
 
 def test_every_name_is_built_from_its_name_alone() -> None:
-    assert len(NAMES) == 7 + 4 + 7
+    assert len(NAMES) == 9 + 6 + 7
     for name in NAMES:
         assert ModelConfig(name=name).name == name
 

@@ -49,6 +49,11 @@ def test_stages_halve_the_map_and_double_the_channels() -> None:
     assert resnet(torch.randn(2, 64, 96, 3)).shape == (2, 4, 6, 1024)
 
 
+def test_the_root_alone_halves_the_map_twice() -> None:
+    resnet = HybridResNet(ResNetSize(units=()), epsilons="paper")
+    assert resnet(torch.randn(2, 64, 96, 3)).shape == (2, 16, 24, 64)
+
+
 def test_a_place_of_the_map_is_a_patch() -> None:
     """R50+ViT-B/16: 32 px are 2 x 2 positions of 1024 channels."""
     shapes = shapes_of(ModelConfig(name="r50_vit_b16", **SIZES))

@@ -17,6 +17,7 @@ TINY |= {"mlp_width": 20, "num_heads": 2}
 VIT = ModelConfig(**TINY)
 AVERAGE = ModelConfig(**TINY | {"pooling": "average"})
 REPRESENTATION = ModelConfig(**TINY | {"representation": True})
+ROOT = ModelConfig(**TINY | {"image_size": 32, "patch": 4, "resnet_units": (), "resnet_factor": 1})
 HYBRID = ModelConfig(**TINY | {"image_size": 32, "patch": 1, "resnet_units": (1, 2), "resnet_factor": 1})
 BIT = ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 2), resnet_factor=1)
 IMAGES = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))

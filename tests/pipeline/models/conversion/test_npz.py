@@ -20,6 +20,7 @@ from tests.pipeline.models.conversion.random_weights import (
     BIT,
     HYBRID,
     REPRESENTATION,
+    ROOT,
     TINY,
     VIT,
     Arrays,
@@ -58,6 +59,12 @@ def test_a_round_trip_changes_no_bit(tmp_path: Path, kind: str, dialect: Dialect
     if dialect == "vision_transformer" or "embed.class_token" not in weights.shapes:
         assert_same_tensors(weights, random_model(config))
     assert_same_logits(weights, random_model(config))
+
+
+def test_the_round_trip_of_a_hybrid_with_the_root_alone(tmp_path: Path) -> None:
+    weights = open_npz(written(tmp_path, ROOT, "vision_transformer"), NO_HINTS)
+    assert weights.config == ROOT
+    assert_same_tensors(weights, random_model(ROOT))
 
 
 def test_a_hybrids_round_trip(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(
             ModelConfig(name="r50_vit_l32", **SMALL, resnet_epsilons="timm"), id="hybrid /32", marks=pytest.mark.long
         ),
+        pytest.param(
+            ModelConfig(name="r_vit_ti16", **SMALL, resnet_epsilons="timm"), id="a hybrid with the root alone"
+        ),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_epsilons="timm"), id="BiT"),
     ],
 )
