@@ -1,11 +1,11 @@
-"""Pre-training on ImageNet-21k and ImageNet-1k: "An Image is Worth 16x16 Words", Table 3 and appendix B.1; the AugReg
-recipes after "How to train your ViT?" and big_vision's vit_i21k.py.
+"""Pre-training on ImageNet-21k and ImageNet-1k: "An Image is Worth 16x16 Words", Table 3 and appendix B.1. AugReg's
+recipes are in augreg.py and augreg_released.py.
 
 Batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1, 224 px. ImageNet-21k: linear decay to 1e-5, weight decay 0.03,
 sigmoid loss, head bias -10, hidden layer, no clipping: as the authors confirm for B/16 (vision_transformer, issue 2).
 ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
-Steps are of 14.2 million and 1,281,167 images (AugReg: without the first 51,200). For a copy of another size, take the
---steps that `patchline plan RECIPE --num-images N` names. Images are prepared as in paper_views.py. [unverified], not
+Steps are of 14.2 million and 1,281,167 images. For a copy of another size, take the --steps that
+`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_views.py. [unverified], not
 published: whether any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for
 which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer. Section 4.3 says that
 weight decay, dropout and label smoothing were tuned for the smaller datasets, and no value of smoothing is published:
@@ -20,9 +20,9 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, IMAGENET_21K_AUGREG
+from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K
 from jobs.recipes.paper_views import PRETRAINING
-from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
+from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
@@ -91,27 +91,6 @@ def vit_h14_i21k() -> TrainingJob:
     return replace(_i21k("vit_h14", epochs=90), clip_norm=1.0)
 
 
-def vit_b16_i21k_augreg() -> TrainingJob:
-    """ViT-B/16 on ImageNet-21k, 300 epochs, with big_vision's light2: mixup 0.2, RandAugment of 2 operations at 10.
-
-    Source: big_vision's vit_i21k.py: average pooling, cosine decay, clipping at 1, weight decay 1e-4 that follows the
-    schedule (0.1 in PyTorch's terms), dropout 0 (its models/vit.py; "do_0.0" in the checkpoints' names). Expected: not
-    published for light2; the best B/16 (medium1) has 85.49 % on ImageNet at 384 px (vision_transformer's README).
-    Command: patchline pretrain vit_b16_i21k_augreg --data.url URL --run-dir DIR
-    """
-    return _augreg("vit_b16", width=768, mixup=0.2, magnitude=10)
-
-
-def vit_l16_i21k_augreg() -> TrainingJob:
-    """ViT-L/16 on ImageNet-21k, 300 epochs, with big_vision's medium2: mixup 0.5, RandAugment of 2 operations at 15.
-
-    Source: as vit_b16_i21k_augreg. Expected: not published for medium2; the best L/16 (strong1) has 85.59 % on ImageNet
-    at 384 px (vision_transformer's README).
-    Command: patchline pretrain vit_l16_i21k_augreg --data.url URL --run-dir DIR
-    """
-    return _augreg("vit_l16", width=1024, mixup=0.5, magnitude=15)
-
-
 def vit_b16_i1k() -> TrainingJob:
     """ViT-B/16 on ImageNet-1k from scratch, 300 epochs.
 
@@ -165,23 +144,6 @@ def _i21k(name: str, *, epochs: int) -> TrainingJob:
     )
 
 
-def _augreg(name: str, *, width: int, mixup: float, magnitude: int) -> TrainingJob:
-    job = _i21k(name, epochs=300)
-    return replace(
-        job,
-        model=ModelConfig(
-            name=name, image_size=224, num_classes=0, pooling="average", head_bias=-10.0, position_std=width**-0.5
-        ),
-        data=replace(
-            job.data, randaugment=RandAugmentConfig(num_ops=2, magnitude=magnitude), mixup=MixupConfig(alpha=mixup)
-        ),
-        steps=steps_of(300, num_images=IMAGENET_21K_AUGREG.num_images, global_batch=_BATCH),
-        clip_norm=1.0,
-        optimizer=OptimizerConfig(name="adamw", weight_decay=1e-4, decay_scale="schedule"),
-        schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=10_000),
-    )
-
-
 def _i1k(name: str) -> TrainingJob:
     job = _i21k(name, epochs=300)
     return replace(
@@ -201,8 +163,6 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     "vit_l16_i21k_30ep": vit_l16_i21k_30ep,
     "vit_l32_i21k": vit_l32_i21k,
     "vit_h14_i21k": vit_h14_i21k,
-    "vit_b16_i21k_augreg": vit_b16_i21k_augreg,
-    "vit_l16_i21k_augreg": vit_l16_i21k_augreg,
     "vit_b16_i1k": vit_b16_i1k,
     "vit_b32_i1k": vit_b32_i1k,
     "vit_l16_i1k": vit_l16_i1k,

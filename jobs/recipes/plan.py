@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 from jobs.recipes import (
+    augreg,
     augreg_finetune,
+    augreg_released,
     finetune,
     paper_ablations,
     paper_datasets,
@@ -26,6 +28,7 @@ _TRANSFERS = {  # by the first word of a fine-tuning recipe
     "pets": paper_datasets.PETS,
     "flowers": paper_datasets.FLOWERS,
 }
+_AUGREG = (*augreg.RECIPES, *augreg_released.RECIPES)
 _DATASETS: dict[str, PaperDataset] = {
     "digits_smoke": paper_datasets.DIGITS,
     "digits_48": paper_datasets.DIGITS,
@@ -34,9 +37,9 @@ _DATASETS: dict[str, PaperDataset] = {
     "cifar10_plain": paper_datasets.CIFAR10,
     **dict.fromkeys((*paper_jft.RECIPES, *paper_ablations.RECIPES, "masked_patches"), paper_datasets.JFT),
     **{name: paper_datasets.IMAGENET_21K for name in paper_imagenet.RECIPES if "_i21k" in name},
-    **{name: paper_datasets.IMAGENET_21K_AUGREG for name in paper_imagenet.RECIPES if "_i21k_augreg" in name},
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
-    **{name: paper_datasets.IMAGENET_1K_99 for name in plain_vit.RECIPES if "_i1k" in name},
+    **{name: paper_datasets.IMAGENET_21K_AUGREG for name in _AUGREG if "_i21k" in name},
+    **{name: paper_datasets.IMAGENET_1K_99 for name in (*_AUGREG, *plain_vit.RECIPES) if "_i1k" in name},
     **{name: _TRANSFERS[name.split("_")[0]] for name in (*paper_finetune.RECIPES, *augreg_finetune.RECIPES)},
     **paper_vtab.DATASETS,
 }

@@ -1,0 +1,205 @@
+"""Pre-training of "How to train your ViT?" (AugReg; Steiner et al., 2021) as in big_vision's configs/vit_i21k.py and
+vit_i1k.py; the released checkpoints' recipes are in augreg_released.py.
+
+NAME_i21k_augreg has the mean of all tokens, NAME_i1k_augreg a class token and the hidden tanh layer. Augmentation is
+big_vision's choice for each size. Neither has dropout or stochastic depth. Common to all: 300 epochs, batch 4096, Adam
+at 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9),
+and weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). Steps are of 14.2 million images without the
+first 51,200, or of 99 % of ImageNet-1k, whose rest is held out; for a copy of another size, take the --steps that
+`patchline plan RECIPE --num-images N` names.
+In vit_i1k.py the class token has no position embedding; here it has one, which adds a second vector to the same token.
+Precision differs as in paper_imagenet.py; images are prepared as in paper_views.py.
+Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from jobs.recipes.paper_datasets import IMAGENET_1K_99, IMAGENET_21K_AUGREG
+from jobs.recipes.paper_views import PRETRAINING
+from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.config import ModelConfig
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig, steps_of
+from pipeline.training.spikes import GuardConfig
+from shards.config import HeldOutConfig
+
+_BATCH, _EPOCHS = 4096, 300
+Augmentation = Literal["none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"]
+_AUGMENTATIONS: dict[Augmentation, tuple[int, int, float]] = {  # RandAugment's operations and magnitude, mixup
+    "none": (0, 0, 0.0),
+    "light1": (2, 0, 0.0),
+    "light2": (2, 10, 0.2),
+    "medium1": (2, 15, 0.2),
+    "medium2": (2, 15, 0.5),
+    "strong1": (2, 20, 0.5),
+    "strong2": (2, 20, 0.8),
+}
+
+
+def vit_ti16_i21k_augreg() -> TrainingJob:
+    """ViT-Ti/16 on ImageNet-21k, 300 epochs, crop and flip alone, average pooling.
+
+    Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_ti16_i21k_augreg --data.url URL --run-dir DIR
+    """
+    return _i21k("vit_ti16", "none")
+
+
+def vit_s32_i21k_augreg() -> TrainingJob:
+    """ViT-S/32 on ImageNet-21k, 300 epochs, crop and flip alone, average pooling.
+
+    Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_s32_i21k_augreg --data.url URL --run-dir DIR
+    """
+    return _i21k("vit_s32", "none")
+
+
+def vit_s16_i21k_augreg() -> TrainingJob:
+    """ViT-S/16 on ImageNet-21k, 300 epochs, light1, average pooling.
+
+    Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_s16_i21k_augreg --data.url URL --run-dir DIR
+    """
+    return _i21k("vit_s16", "light1")
+
+
+def vit_b32_i21k_augreg() -> TrainingJob:
+    """ViT-B/32 on ImageNet-21k, 300 epochs, light2, average pooling.
+
+    Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_b32_i21k_augreg --data.url URL --run-dir DIR
+    """
+    return _i21k("vit_b32", "light2")
+
+
+def vit_b16_i21k_augreg() -> TrainingJob:
+    """ViT-B/16 on ImageNet-21k, 300 epochs, light2, average pooling.
+
+    Source: big_vision's configs/vit_i21k.py. Expected: not published for light2; the best released B/16, medium1
+    with a class token, has 85.49 % on ImageNet at 384 px (vit_b16_i21k_augreg_released).
+    Command: patchline pretrain vit_b16_i21k_augreg --data.url URL --run-dir DIR
+    """
+    return _i21k("vit_b16", "light2")
+
+
+def vit_l16_i21k_augreg() -> TrainingJob:
+    """ViT-L/16 on ImageNet-21k, 300 epochs, medium2, average pooling.
+
+    Source: big_vision's configs/vit_i21k.py. Expected: not published for medium2; the best released L/16, strong1
+    with a class token, has 85.59 % on ImageNet at 384 px (vit_l16_i21k_augreg_released).
+    Command: patchline pretrain vit_l16_i21k_augreg --data.url URL --run-dir DIR
+    """
+    return _i21k("vit_l16", "medium2")
+
+
+def vit_ti16_i1k_augreg() -> TrainingJob:
+    """ViT-Ti/16 on ImageNet-1k, 300 epochs, light1, class token and hidden layer.
+
+    Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_ti16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
+    """
+    return _i1k("vit_ti16", "light1")
+
+
+def vit_s32_i1k_augreg() -> TrainingJob:
+    """ViT-S/32 on ImageNet-1k, 300 epochs, medium1, class token and hidden layer.
+
+    Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_s32_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
+    """
+    return _i1k("vit_s32", "medium1")
+
+
+def vit_s16_i1k_augreg() -> TrainingJob:
+    """ViT-S/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
+
+    Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_s16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
+    """
+    return _i1k("vit_s16", "medium2")
+
+
+def vit_b32_i1k_augreg() -> TrainingJob:
+    """ViT-B/32 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
+
+    Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_b32_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
+    """
+    return _i1k("vit_b32", "medium2")
+
+
+def vit_b16_i1k_augreg() -> TrainingJob:
+    """ViT-B/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
+
+    Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_b16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
+    """
+    return _i1k("vit_b16", "medium2")
+
+
+def vit_l16_i1k_augreg() -> TrainingJob:
+    """ViT-L/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
+
+    Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
+    Command: patchline pretrain vit_l16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
+    """
+    return _i1k("vit_l16", "medium2")
+
+
+def _i21k(name: str, augmentation: Augmentation) -> TrainingJob:
+    job = augreg_job(name, augmentation, weight_decay=1e-4)
+    return replace(job, model=replace(job.model, pooling="average", position_std=job.model.size.width**-0.5))
+
+
+def _i1k(name: str, augmentation: Augmentation) -> TrainingJob:
+    job = on_imagenet_1k(augreg_job(name, augmentation, weight_decay=1e-4))
+    return replace(job, model=replace(job.model, representation=True, position_std=job.model.size.width**-0.5))
+
+
+def on_imagenet_1k(job: TrainingJob) -> TrainingJob:
+    """The same job on 99 % of ImageNet-1k, as in vit_i1k.py."""
+    return replace(
+        job,
+        model=replace(job.model, head_bias=-6.9),
+        data=replace(job.data, held_out=HeldOutConfig(share=0.01)),
+        steps=steps_of(_EPOCHS, num_images=IMAGENET_1K_99.num_images, global_batch=_BATCH),
+    )
+
+
+def augreg_job(name: str, augmentation: Augmentation, *, weight_decay: float) -> TrainingJob:
+    """What all recipes of AugReg share, on ImageNet-21k."""
+    num_ops, magnitude, alpha = _AUGMENTATIONS[augmentation]
+    randaugment = RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)
+    return TrainingJob(
+        model=ModelConfig(name=name, image_size=224, num_classes=0, head_bias=-10.0),
+        data=DataConfig(augment=PRETRAINING.training, randaugment=randaugment, mixup=MixupConfig(alpha=alpha)),
+        steps=steps_of(_EPOCHS, num_images=IMAGENET_21K_AUGREG.num_images, global_batch=_BATCH),
+        global_batch=_BATCH,
+        loss="sigmoid",
+        clip_norm=1.0,
+        optimizer=OptimizerConfig(name="adamw", weight_decay=weight_decay, decay_scale="schedule"),
+        schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=10_000),
+        engine=EngineConfig(zero_stage=1, precision="bf16"),
+        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
+        log_every_steps=50,
+        guard=GuardConfig(on_spike="warn"),
+    )
+
+
+RECIPES: dict[str, Callable[[], TrainingJob]] = {
+    "vit_ti16_i21k_augreg": vit_ti16_i21k_augreg,
+    "vit_s32_i21k_augreg": vit_s32_i21k_augreg,
+    "vit_s16_i21k_augreg": vit_s16_i21k_augreg,
+    "vit_b32_i21k_augreg": vit_b32_i21k_augreg,
+    "vit_b16_i21k_augreg": vit_b16_i21k_augreg,
+    "vit_l16_i21k_augreg": vit_l16_i21k_augreg,
+    "vit_ti16_i1k_augreg": vit_ti16_i1k_augreg,
+    "vit_s32_i1k_augreg": vit_s32_i1k_augreg,
+    "vit_s16_i1k_augreg": vit_s16_i1k_augreg,
+    "vit_b32_i1k_augreg": vit_b32_i1k_augreg,
+    "vit_b16_i1k_augreg": vit_b16_i1k_augreg,
+    "vit_l16_i1k_augreg": vit_l16_i1k_augreg,
+}
