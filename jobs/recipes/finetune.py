@@ -1,11 +1,11 @@
 """Fine-tuning recipes: higher resolution, resampled position embeddings, a new zero head, SGD with momentum, cosine
 decay, no weight decay, clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1). Small ones are
-here, the papers' in paper_finetune.py, augreg_finetune.py and paper_vtab.py."""
+here, the papers' in paper_finetune.py, augreg_finetune.py, bit_finetune.py and paper_vtab.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import augreg_finetune, paper_finetune, paper_vtab, pretrain
+from jobs.recipes import augreg_finetune, bit_finetune, paper_finetune, paper_vtab, pretrain
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
@@ -59,5 +59,6 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     "cifar10_48": cifar10_48,
     **paper_finetune.RECIPES,
     **augreg_finetune.RECIPES,
+    **bit_finetune.RECIPES,
     **paper_vtab.RECIPES,
 }

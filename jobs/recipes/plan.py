@@ -6,6 +6,7 @@ from jobs.recipes import (
     augreg,
     augreg_finetune,
     augreg_released,
+    bit_finetune,
     finetune,
     paper_ablations,
     paper_datasets,
@@ -29,6 +30,7 @@ _TRANSFERS = {  # by the first word of a fine-tuning recipe
     "flowers": paper_datasets.FLOWERS,
 }
 _AUGREG = (*augreg.RECIPES, *augreg_released.RECIPES)
+_FINETUNING = (*paper_finetune.RECIPES, *augreg_finetune.RECIPES, *bit_finetune.RECIPES)
 _DATASETS: dict[str, PaperDataset] = {
     "digits_smoke": paper_datasets.DIGITS,
     "digits_48": paper_datasets.DIGITS,
@@ -40,7 +42,7 @@ _DATASETS: dict[str, PaperDataset] = {
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
     **{name: paper_datasets.IMAGENET_21K_AUGREG for name in _AUGREG if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_1K_99 for name in (*_AUGREG, *plain_vit.RECIPES) if "_i1k" in name},
-    **{name: _TRANSFERS[name.split("_")[0]] for name in (*paper_finetune.RECIPES, *augreg_finetune.RECIPES)},
+    **{name: _TRANSFERS[name.split("_")[0]] for name in _FINETUNING},
     **paper_vtab.DATASETS,
 }
 

@@ -22,8 +22,11 @@ SCRIPTS = ("bash", "zsh", "fish")
         (["pretr"], ["pretrain"]),
         (["show", "vit_h14"], ["vit_h14_jft", "vit_h14_i21k"]),
         (["show", "e"], ["evaluate", "export"]),
-        (["diff", "finetune", "digits_48", "cifar10_"], ["cifar10_48", "cifar10_paper", "cifar10_augreg"]),
-        (["diff", "digits_smoke", "pets"], ["pets", "pets_paper", "pets_augreg"]),
+        (
+            ["diff", "finetune", "digits_48", "cifar10_"],
+            ["cifar10_48", "cifar10_paper", "cifar10_augreg", "cifar10_bit"],
+        ),
+        (["diff", "digits_smoke", "pets"], ["pets", "pets_paper", "pets_augreg", "pets_bit"]),
         (["pretrain", "digits"], ["digits_smoke"]),
         (["evaluate", ""], ["resize", "central_crop", "transfer_448"]),
         (["completion", ""], list(SCRIPTS)),
