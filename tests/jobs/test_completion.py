@@ -24,7 +24,7 @@ SCRIPTS = ("bash", "zsh", "fish")
         (["show", "e"], ["evaluate", "export"]),
         (
             ["diff", "finetune", "digits_48", "cifar10_"],
-            ["cifar10_48", "cifar10_paper", "cifar10_augreg", "cifar10_bit"],
+            ["cifar10_48", "cifar10_code", "cifar10_paper", "cifar10_augreg", "cifar10_bit"],
         ),
         (["diff", "digits_smoke", "pets"], ["pets", "pets_paper", "pets_augreg", "pets_bit"]),
         (["pretrain", "digits"], ["digits_smoke"]),

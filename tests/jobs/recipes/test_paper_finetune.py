@@ -20,6 +20,7 @@ TABLE_4 = [
     ("pets", "vit_b16", 384, 500, 100, OTHERS, 0.0, 0.0),
     ("flowers", "vit_b16", 384, 500, 100, OTHERS, 0.0, 0.0),
 ]
+CODE = [("imagenet_384_code", 0.01), ("cifar10_code", 0.02), ("cifar100_code", 0.02)]
 PAPER = ("imagenet_384_paper", "cifar10_paper", "cifar100_paper", "pets_paper", "flowers_paper")
 
 
@@ -51,6 +52,14 @@ def test_the_papers_variant_differs_from_the_codes_in_its_crop_alone(name: str) 
     assert (paper.data.augment.crop, paper.data.augment.flip) == ("resize_crop", True)
     assert (paper.evaluation.transform.mode, paper.evaluation) == ("resize", code.evaluation)
     assert replace(paper, data=replace(paper.data, augment=code.data.augment)) == code
+
+
+@pytest.mark.parametrize(("name", "share"), CODE)
+def test_the_codes_split_is_all_that_differs(name: str, share: float) -> None:
+    """vit_jax/configs/common.py: train[:99%] of ImageNet, train[:98%] of CIFAR."""
+    split, whole = RECIPES[name](), RECIPES[name.removesuffix("_code")]()
+    assert split.data.held_out.share == share
+    assert replace(split, data=replace(split.data, held_out=whole.data.held_out)) == whole
 
 
 @pytest.mark.parametrize("name", ["imagenet_518_h14", "imagenet_512_l16"])
@@ -85,7 +94,7 @@ def test_expected_values_are_those_of_the_recipes_own_source(name: str, figures:
 
 
 def test_no_row_is_missing() -> None:
-    assert set(RECIPES) == {row[0] for row in TABLE_4} | set(PAPER)
+    assert set(RECIPES) == {row[0] for row in TABLE_4} | {row[0] for row in CODE} | set(PAPER)
 
 
 @pytest.mark.parametrize("name", RECIPES)
