@@ -2,7 +2,8 @@
 
 Ti, S, B/8, R26 and R are those of "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
 configs/models.py; the ResNets' names and units are BiT's ("Big Transfer", Kolesnikov et al., 2020). A hybrid's patch is
-measured on the ResNet's feature map, 1 x 1 in the paper.
+measured on the ResNet's feature map, 1 x 1 in the paper. g/14 and G/14 are those of "Scaling Vision Transformers" (Zhai
+et al., 2022, Table 2) and big_vision's vit.py, which pool by attention, as no model here does.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -74,6 +75,8 @@ SIZES = {
     "vit_s16": Size(patch=16, depth=12, width=384, mlp_width=1536, num_heads=6),
     "vit_s32": Size(patch=32, depth=12, width=384, mlp_width=1536, num_heads=6),
     "vit_b8": Size(patch=8, depth=12, width=768, mlp_width=3072, num_heads=12),
+    "vit_g14": Size(patch=14, depth=40, width=1408, mlp_width=6144, num_heads=16),
+    "vit_bigg14": Size(patch=14, depth=48, width=1664, mlp_width=8192, num_heads=16),
 }
 SIZES |= {f"r50_{name}": replace(SIZES[name], patch=1) for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32")}
 SIZES["r26_vit_s32"] = replace(SIZES["vit_s16"], patch=1)

@@ -78,7 +78,7 @@ def test_bits_resnets(name: str, units: tuple[int, ...], factor: int) -> None:
 
 
 def test_every_name_is_built_from_its_name_alone() -> None:
-    assert len(NAMES) == 9 + 6 + 7
+    assert len(NAMES) == 11 + 6 + 7
     for name in NAMES:
         assert ModelConfig(name=name).name == name
 

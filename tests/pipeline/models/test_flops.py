@@ -84,6 +84,12 @@ def test_parameters_to_the_integer(
     assert num_parameters(with_hidden, head=False) == without_head
 
 
+@pytest.mark.parametrize(("name", "millions"), [("vit_g14", 1011), ("vit_bigg14", 1843)])
+def test_g_and_big_g_are_as_large_as_published(name: str, millions: int) -> None:
+    """The number of parameters is that of "Scaling Vision Transformers", Table 2, up to the kind of pooling."""
+    assert round(num_parameters(ModelConfig(name=name, pooling="average"), head=False) / 1e6) == millions
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
