@@ -1,5 +1,6 @@
 """Names of classes: the form in which sources, datasets and evaluations compare them, and what is wrong with some."""
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,8 @@ MOST_LABELS = 10_000  # of one image
 MOST_LABEL_CHARACTERS = 1024
 _MOST_FILE_BYTES = 256 << 20
 _MOST_LISTED, _LISTED_ENDS = 12, 5
+_UNSEEN = ("Cc", "Cf")
+_NUMBER = re.compile(r"0*([0-9]+?)(?:[.,]0+)?")
 _LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # as str.splitlines has them
 
 
@@ -42,12 +45,14 @@ def repeated_fault(names: Sequence[str]) -> str:
 
 
 def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that differ only in case, in spaces, in characters that nobody sees or in Unicode's compatibility forms,
-    such as a ligature: each such group once."""
+    """Names that differ only in case, in spaces, in characters that nobody sees, in Unicode's compatibility forms, such
+    as a ligature, or in how a number is written, such as 7, 007 and 7,0: each such group once."""
     groups = defaultdict(list)
     for name in names:
-        seen = "".join(one for one in unicodedata.normalize("NFKC", name) if unicodedata.category(one) != "Cf")
-        groups[" ".join(seen.casefold().split())].append(name)
+        seen = "".join(one for one in unicodedata.normalize("NFKC", name) if unicodedata.category(one) not in _UNSEEN)
+        seen = " ".join(seen.casefold().split())
+        number = _NUMBER.fullmatch(seen)
+        groups[number[1] if number else seen].append(name)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 

@@ -6,12 +6,15 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.record import write_record
 from jobs.settings.data import IndexJob
-from shards.adoption.adopt import Adoption, adopt
+from shards.adoption.adopt import LABEL_FLAGS, Adoption, adopt
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.adoption.tar_lists import find_tars, split_pattern
 from shards.errors import UserError
+from shards.index import read_labels
+from shards.manifest import LABELS_PATH
 from shards.packing.about import describe
+from shards.packing.summary import class_warnings, class_words, empty_words
 from shards.store import open_store
 
 __all__ = ["IndexJob", "run"]
@@ -30,7 +33,12 @@ def run(job: IndexJob) -> int:
         write_record(Path(job.run_dir), stage="index", job=job)
     adoption = Adoption(tars_url=tars_url, index_url=job.index_url or tars_url, tars=tuple(tars), spec=spec)
     manifest = adopt(adoption, workers=job.workers, max_quarantined=job.max_quarantined)
-    describe(open_store(adoption.index_url), manifest, job.about())
+    store = open_store(adoption.index_url)
+    describe(store, manifest, job.about())
+    names = read_labels(store.read(LABELS_PATH))["name"].to_pylist()
+    log.info("%s", class_words(names))
+    for warning in [*class_warnings(names, todo=LABEL_FLAGS), *empty_words(store, manifest)]:
+        log.warning("%s", warning)
     counts = (manifest.num_samples, len(manifest.shards), manifest.num_classes, manifest.num_quarantined)
     log.info("%s: %d samples in %d tars, %d classes, %d in quarantine", adoption.index_url, *counts)
     return exit_codes.DONE

@@ -32,10 +32,10 @@ from shards.store import LocalStore, MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
 
-_LABEL = "--label-key, the label's suffix, or --label-field, a field of .json"
+LABEL_FLAGS = "--label-key, the label's suffix, or --label-field, a field of .json"
 _ADVICE = {
     RefusalCause.NO_IMAGE: "--image-keys, the suffixes of the images",
-    RefusalCause.NO_LABEL: _LABEL,
+    RefusalCause.NO_LABEL: LABEL_FLAGS,
     RefusalCause.UNKNOWN_LABEL: "--label-key or --label-field, or another --labels-file",
     RefusalCause.NOT_INTEGER: "the names of all classes in --labels-file",
 }
@@ -142,8 +142,10 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
 
 
 def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The name of each class: those known, else the integers up to the largest, else the names found, sorted."""
+    """The name of each class: those known, else the integers up to the largest, else the names found, sorted.
+    UserError if an integer could be both the id of a known class and the name of another."""
     if known is not None:
+        _refuse_ambiguous(found, known)
         return known
     if not all(is_integer(label) for label in found):
         return tuple(sorted(found))
@@ -154,6 +156,17 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
         )
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
     return tuple(str(number) for number in range(largest + 1))
+
+
+def _refuse_ambiguous(found: set[str], known: tuple[str, ...]) -> None:
+    """Labels are ids or names of classes. With both, 1 might be the class named 1 or the second one."""
+    ids = sorted(found.difference(known))
+    names = sorted(name for name in found.intersection(known) if is_integer(name) and known.index(name) != int(name))
+    if ids and names:
+        raise UserError(
+            f"the label {ids[0]} is the number of a class in --labels-file, but {names[0]} is the name of class "
+            f"{known.index(names[0])} there; give names that are no numbers, or names to all labels"
+        )
 
 
 def write_index(task: IndexTask) -> int:

@@ -15,6 +15,7 @@ from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import printable
+from shards.sources.table_labels import MISSING
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
 
 MOST_LABEL_BYTES = 4 << 20  # JSON takes thirty times its size in memory
@@ -190,7 +191,8 @@ def _as_labels(values: list[object]) -> tuple[str, ...]:
             raise SampleRefusedError(
                 f"the label {shown_value(value)} is neither an integer nor a name", RefusalCause.NO_LABEL
             )
-    labels = tuple(dict.fromkeys(class_name(str(value)) for value in values if value not in (None, "")))
+    names = (class_name(str(value)) for value in values if value is not None)
+    labels = tuple(dict.fromkeys(name for name in names if name and name not in MISSING))
     if not labels:
         raise SampleRefusedError("no label", RefusalCause.NO_LABEL)
     if reason := labels_fault(labels):

@@ -45,7 +45,7 @@ ADOPTED_SCHEMA = pa.schema(
     ]
 )
 _RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
-_FACTS_KEY = b"patchline.adopted.2"  # another number: descriptions of older versions are written again
+_FACTS_KEY = b"patchline.adopted.3"  # another number: descriptions of older versions are written again
 
 
 @dataclass(frozen=True, kw_only=True)

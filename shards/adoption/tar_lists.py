@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
+from shards.output.quantities import plural
 from shards.schema.config_values import whole_number
 from shards.sources.archives import is_tar_name
+from shards.sources.splits import files_of_splits
 from shards.store import open_store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -32,7 +34,8 @@ def split_pattern(url: str) -> tuple[str, str]:
 
 
 def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[ListedTar]:
-    """The tars below `tars_url`: all of them, sorted, or those named, in that order. UserError if there are none.
+    """The tars below `tars_url`: all of them, sorted, or those named, in that order. UserError if there are none, or if
+    they are of several splits and `tars_file` does not list them: they would become one dataset.
 
     `tars_file` has one path below `tars_url` per line.
     """
@@ -52,7 +55,19 @@ def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[
             raise UserError(f"{pattern or tars_file} names {len(names) - len(set(names))} tars twice; name each once")
     if not names:
         raise UserError(f"no *.tar is below {tars_url}; give the folder or s3://bucket/prefix that holds the tars")
+    if not tars_file:
+        _refuse_mixed_splits(names, tars_url)
     return [ListedTar(path=name, num_bytes=found[name]) for name in names]
+
+
+def _refuse_mixed_splits(names: list[str], tars_url: str) -> None:
+    found = files_of_splits(names)
+    if len(found) > 1:
+        counts = ", ".join(f"{split} ({plural(len(some), 'tar')}: {some[0]})" for split, some in found.items())
+        raise UserError(
+            f"the tars at {tars_url} are of the splits {counts}, which would become one dataset; index each split with "
+            "--split and its own --index-url, and list its tars in a file for --tars-file, one path per line"
+        )
 
 
 def expanded(pattern: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from shards.store import Store
 
 _EXAMPLES = 20
 _MOST_GROUPS = 5
+_LABELS = "each class its own folder (pack folder), or labels by --source.label-pattern or in a table"
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
@@ -22,11 +23,7 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
     images = f"{plural(manifest.num_samples, 'image')} of {plural(manifest.num_classes, 'class')}"
     shards = plural(len(manifest.shards), "shard")
     lines = [f"{store.url}: {images} in {shards}, {size(num_bytes)}, in {duration(seconds)}"]
-    labels = read_labels(store.read(LABELS_PATH))
-    if empty := labels.filter(pc.equal(labels["num_samples"], 0))["name"].to_pylist():
-        lines.append(f"without any image: {class_words(empty)}")
-        if manifest.num_classes - len(empty) == 1:
-            lines.append("only one class has images, so there is nothing to tell it from")
+    lines += empty_words(store, manifest)
     if manifest.num_quarantined:
         quarantine = read_quarantine(store.read(QUARANTINE_PATH))
         lines += _left_out(quarantine)
@@ -34,18 +31,25 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
     return "\n".join(lines)
 
 
+def empty_words(store: Store, manifest: Manifest) -> list[str]:
+    """Which classes have no image; no lines if all have some."""
+    labels = read_labels(store.read(LABELS_PATH))
+    empty = labels.filter(pc.equal(labels["num_samples"], 0))["name"].to_pylist()
+    lines = [f"without any image: {class_words(empty)}"] if empty else []
+    if empty and manifest.num_classes - len(empty) == 1:
+        lines.append("only one class has images, so there is nothing to tell it from")
+    return lines
+
+
 def class_words(names: Sequence[str]) -> str:
     """The number of classes and their names, the first and the last five if they are many."""
     return printable_name(f"{plural(len(names), 'class')} ({listed(names)})")
 
 
-def class_warnings(names: Sequence[str]) -> Iterator[str]:
+def class_warnings(names: Sequence[str], *, todo: str = _LABELS) -> Iterator[str]:
     """What is probably wrong with these classes: one alone, or names that are nearly equal."""
     if len(names) == 1:
-        yield printable_name(
-            f"there is only one class, {names[0]!r}, so there is nothing to tell it from; give each class its own "
-            "folder (pack folder), or labels by --source.label-pattern or in a table"
-        )
+        yield printable_name(f"there is only one class, {names[0]!r}, so there is nothing to tell it from; give {todo}")
     groups = near_equal(names)
     for group in groups[:_MOST_GROUPS]:
         shown = ", ".join(repr(name) for name in group)

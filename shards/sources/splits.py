@@ -124,9 +124,9 @@ def _split_named(value: object) -> str:
     return split_of(name) or name
 
 
-def refuse_mixed_splits(paths: Sequence[str]) -> None:
-    """Refuses files of different splits, by the words in their names below the folder that holds them all. A name of
-    several splits, such as train_val.csv, is of none. Raises UserError."""
+def files_of_splits(paths: Sequence[str]) -> dict[str, list[str]]:
+    """The files of each split, by the words in their names below the folder that holds them all. A name of several
+    splits, such as train_val.csv, is of none."""
     shared = [path.split("/")[:-1] for path in paths]
     num_shared = 0
     while all(len(parts) > num_shared and parts[num_shared] == shared[0][num_shared] for parts in shared):
@@ -136,6 +136,12 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
         own = "/".join(path.split("/")[num_shared:])
         if split := split_in(own):
             found.setdefault(split, []).append(path)
+    return found
+
+
+def refuse_mixed_splits(paths: Sequence[str]) -> None:
+    """Refuses files of different splits. Raises UserError."""
+    found = files_of_splits(paths)
     if len(found) < 2:
         return
     first, files = next(iter(found.items()))

@@ -12,7 +12,7 @@ from shards.sources.entry import printable
 
 # How programs write a missing value as text: what pandas.read_csv takes for one, and MySQL's \\N. A lower-case "none"
 # is left out, since it is a usual name of a class.
-_MISSING = frozenset(
+MISSING = frozenset(
     {
         *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
         *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "\\N"),
@@ -67,7 +67,7 @@ def _label_name(value: Any, names: Sequence[str]) -> str:
 
 def _text_name(text: str) -> str:
     """A label that is written as text: 3.0 is class 3, -1 is none."""
-    if text in _MISSING:
+    if text in MISSING:
         return ""
     if text[-1:].isdecimal() and (number := _WHOLE.fullmatch(text)):
         return "" if number[1].startswith("-") else number[1]

@@ -17,6 +17,12 @@ def test_names_in_their_order(tmp_path: Path) -> None:
 def test_names_that_look_the_same() -> None:
     names = ["cat", "Cat", "c\u200bat", "dog", "ﬁsh", "fish", "ca t"]
     assert near_equal(names) == [("cat", "Cat", "c\u200bat"), ("ﬁsh", "fish")]
+    assert near_equal(["fox", "fox\x1a", "dog"]) == [("fox", "fox\x1a")]
+
+
+def test_numbers_that_are_written_in_several_ways() -> None:
+    names = ["7", "007", "7.0", "7,00", "0", "00", "70", "7.5", "a7", "a07"]
+    assert near_equal(names) == [("7", "007", "7.0", "7,00"), ("0", "00")]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The stages of datasets: what `patchline index` and `patchline verify` do, and which values their jobs refuse."""
 
+import io
 import logging
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import packed_folders
+from tests.rigs.images import image_bytes
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,33 @@ def test_a_folder_is_indexed(tars_url: str, tmp_path: Path) -> None:
     assert verify_dataset(tars_url, deep=True) == []
     assert open_dataset(tars_url).num_samples == 15
     assert read_record(tmp_path / "run" / "job.yaml", stage="index", kind=IndexJob) == job
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (("cat", "Cat"), ["2 classes (Cat, cat)", "the classes 'Cat', 'cat' differ only in case"]),
+        (("0.0", "0"), ["2 classes (0, 0.0)", "the classes '0', '0.0' differ only"]),
+        (
+            ("0", "0"),
+            ["1 class (0)", "there is only one class, '0', so there is nothing to tell it from; give --label"],
+        ),
+        (("0", "2"), ["3 classes (0, 1, 2)", "without any image: 1 class (1)"]),
+        (("2", "2"), ["without any image: 2 classes (0, 1)", "only one class has images"]),
+    ],
+)
+def test_what_is_said_about_the_classes_of_tars(
+    labels: tuple[str, ...], said: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, label in enumerate(labels):
+            for name, data in ((f"{number}.png", image_bytes(number)), (f"{number}.cls", label.encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    caplog.set_level(logging.INFO)
+    assert index(IndexJob(url=str(tmp_path))) == 0
+    assert all(words in caplog.text for words in said), caplog.text
 
 
 def test_a_pattern_and_a_list_are_indexed(tars_url: str, tmp_path: Path) -> None:

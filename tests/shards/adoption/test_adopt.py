@@ -371,6 +371,16 @@ def test_label_names(found: set[str], known: tuple[str, ...] | None, names: tupl
     assert label_names(found, known) == names
 
 
+def test_numbers_that_could_be_ids_or_names() -> None:
+    """The names 1, 2, 3 beside the ids 0, 1, 2: the images of two classes would be in one."""
+    known = ("1", "2", "3")
+    with pytest.raises(UserError, match=r"the label 0 is the number of a class .*, but 1 is the name of class 0 there"):
+        label_names({"0", "1", "2"}, known)
+    assert label_names({"1", "2", "3"}, known) == known
+    assert label_names({"0", "1", "b"}, ("0", "1", "b")) == ("0", "1", "b")
+    assert label_names({"0", "1"}, ("0", "b")) == ("0", "b")
+
+
 def test_a_number_that_can_be_no_class() -> None:
     with pytest.raises(UserError, match="the label 1440764000 is not a class number"):
         label_names({"1440764000"}, None)

@@ -104,6 +104,7 @@ def test_labels_of_a_json_field(data: bytes, labels: tuple[str, ...]) -> None:
         (b"{}", "no label"),
         (b'{"label": null}', "no label"),
         (b'{"label": []}', "no label"),
+        (b'{"label": ["None", ""]}', "no label"),
         (b'{"label": 1.5}', "the label 1.5 is neither an integer nor a name"),
         (b'{"label": true}', "the label True is neither an integer nor a name"),
         (b'{"label": [{"a": 1}]}', "is neither an integer nor a name"),
@@ -119,6 +120,8 @@ def test_json_that_has_no_label(data: bytes, reason: str) -> None:
     [
         ([member("a.jpg")], "no label: it has no member .cls"),
         ([member("a.jpg"), member("a.cls", b"\n")], "no label"),
+        ([member("a.jpg"), member("a.cls", b"NaN\n")], "no label"),
+        ([member("a.jpg"), member("a.cls", b"null")], "no label"),
         ([member("a.jpg"), member("a.cls", b"\xff")], "no label: its .cls is not UTF-8"),
         ([member("a.cls"), member("a.npy")], "no image: its members are cls, npy"),
         ([member(f"a.{n}") for n in range(99)], "no image: its members are 0, 1, 10, 11, 12, 13, 14, 15 and 91 more"),

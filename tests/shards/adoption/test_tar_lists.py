@@ -96,6 +96,19 @@ def test_names_that_do_not_serve(folder: str, arguments: dict[str, str], message
         find_tars(folder, **arguments)
 
 
+@pytest.mark.parametrize("names", [("train-0.tar", "val-0.tar"), ("train/0.tar", "test/0.tar")])
+def test_tars_of_several_splits_are_refused_unless_they_are_listed(tmp_path: Path, names: tuple[str, ...]) -> None:
+    store = open_store(str(tmp_path))
+    for name in names:
+        store.write(name, b"x")
+    with pytest.raises(UserError, match=r"are of the splits .*train \(1 tar: train.0.tar\).* one dataset; index each"):
+        find_tars(str(tmp_path))
+    with pytest.raises(UserError, match="are of the splits"):
+        find_tars(str(tmp_path), pattern=f"{{{','.join(names)}}}")
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    assert len(find_tars(str(tmp_path), tars_file=str(tmp_path / "list.txt"))) == 2
+
+
 def test_no_tar_or_a_compressed_one_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no \*.tar is below"):
         find_tars(str(tmp_path))
