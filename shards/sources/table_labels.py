@@ -57,6 +57,8 @@ def _label_name(value: Any, names: Sequence[str]) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
+        if value >= len(names) and str(value) in names:
+            raise ImageRefusedError(f"its label {value} has no name: {len(names)} are known, from class 0 on")
         return "" if value < 0 else names[value] if value < len(names) else str(value)
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")

@@ -45,6 +45,14 @@ def test_labels(value: Any, labels: tuple[str, ...]) -> None:
     assert label_names(value, separator="|", names=("zero", "one")) == labels
 
 
+def test_a_number_beyond_the_names_is_not_taken_for_one_of_them() -> None:
+    """Labels from 1 with the names 1, 2, 3: class 3 would have the images of 2 and of 3."""
+    names = ("1", "2", "3")
+    assert label_names([0, 2], names=names) == ("1", "3")
+    with pytest.raises(ImageRefusedError, match="its label 3 has no name: 3 are known, from class 0 on"):
+        label_names(3, names=names)
+
+
 def test_without_a_separator_all_is_one_label() -> None:
     assert label_names(b"a|b") == ("a|b",)
 
