@@ -16,7 +16,7 @@ from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.table_labels import label_names
 from shards.sources.tables import path_in, read_rows
-from shards.sources.tree import Tree, list_images, refused_entry
+from shards.sources.tree import SYSTEM_FOLDERS, Tree, list_images, refused_entry
 
 log = logging.getLogger(__name__)
 _MOST_NAMED = 12
@@ -190,7 +190,8 @@ def _folders_in(root: str) -> set[str]:
     if "://" in root:
         return set()
     with os.scandir(root) as entries:
-        return {class_name(printable(one.name)) for one in entries if not one.name.startswith(".") and one.is_dir()}
+        names = [one.name for one in entries if not one.name.startswith(".") and one.is_dir()]
+    return {class_name(printable(name)) for name in names if name not in SYSTEM_FOLDERS}
 
 
 def _bytes(path: str) -> bytes:

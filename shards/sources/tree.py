@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 READS_AHEAD = 16
 MOST_BYTES = 1 << 31
 REFUSED = "\0"  # starts the locator of an entry that can never be read; no path contains it
+# Of Synology, QNAP, macOS, Windows and ext4: smaller or deleted copies of the images beside them.
+SYSTEM_FOLDERS = frozenset(
+    ("@eaDir", "#recycle", "@Recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+)
 _PIECE_BYTES = 1 << 20
 _SUFFIXES = frozenset(suffix.encode() for suffix in IMAGE_SUFFIXES)
 # Without O_NONBLOCK, opening a named pipe that nobody writes to would block forever.
@@ -35,15 +39,16 @@ def refused_entry(name: str, reason: str) -> Entry:
 def list_images(root: str) -> Iterator[tuple[str, int]]:
     """Paths below `root`, at any depth, with an image suffix, sorted by their bytes; S3 adds the sizes.
 
-    Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped. Links are followed, but
-    not in circles (see FolderWalk). UserError if a folder cannot be listed.
+    Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped, and so are folders that
+    systems keep thumbnails and deleted files in. Links are followed, but not in circles (see FolderWalk). UserError if
+    a folder cannot be listed.
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
     others: Counter[str] = Counter()
     if "://" in root:
         for path, size in open_store(root).list_sizes():
-            if "/." in f"/{path}":
+            if "/." in f"/{path}" or not SYSTEM_FOLDERS.isdisjoint(path.split("/")[:-1]):
                 continue
             if is_image_name(name := path.encode("utf-8", "surrogateescape")):
                 yield path, size
@@ -204,6 +209,8 @@ class _Walk:
                 if name.startswith(b"."):
                     continue
                 if _is_folder(item):
+                    if os.fsdecode(name) in SYSTEM_FOLDERS:
+                        continue
                     yield (name + b"/",)
                 elif is_image_name(name):
                     yield (name,)  # whatever it is: if it cannot be read, it belongs in quarantine

@@ -30,6 +30,7 @@ def test_all_depths_in_the_order_of_their_bytes(tmp_path: Path) -> None:
 
 def test_a_bucket_lists_the_same(tmp_path: Path, s3_bucket: str) -> None:
     names = ["a-b/x.jpg", "a.jpg", "a/b/c/y.JPEG", "a/x.png", "notes.txt", "a/.hidden.jpg", ".trash/x.jpg", "猫/ü .gif"]
+    names += ["@eaDir/a.jpg", "a/@eaDir/x.png/SYNOPHOTO_THUMB_M.jpg", "__MACOSX/a.jpg"]
     put(tmp_path, *(name.encode() for name in names))
     store = open_store(f"s3://{s3_bucket}/in/here")
     for name in names:
@@ -47,6 +48,12 @@ def test_what_is_no_image_is_counted_and_hidden_files_are_not(tmp_path: Path, ca
     with caplog.at_level(logging.INFO):
         assert [path for path, _ in list_images(str(tmp_path))] == ["a.jpg"]
     assert "skipped 3 files with no image suffix: 2 .txt, 1 without a suffix" in caplog.text
+
+
+def test_thumbnails_and_deleted_files_of_systems_are_skipped(tmp_path: Path) -> None:
+    put(tmp_path, b"a/x.jpg", b"a/@eaDir/x.jpg/SYNOPHOTO_THUMB_M.jpg", b"@eaDir/y.jpg", b"#recycle/a/x.jpg")
+    put(tmp_path, b"__MACOSX/a/x.jpg", b"$RECYCLE.BIN/x.jpg", b"lost+found/x.jpg", b"lost+found.jpg")
+    assert [path for path, _ in list_images(str(tmp_path))] == ["a/x.jpg", "lost+found.jpg"]
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
