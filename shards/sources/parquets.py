@@ -12,6 +12,7 @@ from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
+from shards.sources.splits import SPLIT_COLUMN, refuse_mixed_splits, refuse_rows_of_splits, split_of
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # A batch is in memory as a whole: about as many rows as have this many bytes, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
+_SPLIT_ROWS = 4096
 READS_AHEAD = 16
 # Read buffer of a column, since a row group may be as large as its file. From a bucket, each buffer is a request.
 _LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
@@ -60,13 +62,18 @@ class ParquetSource:
     def entries(self) -> Iterator[Entry]:
         """File by file, one entry per row group; only the files' footers are read."""
         buckets, first_names = Buckets(), None
-        for path, (names, groups) in self._footers(self.paths(), buckets):
+        splits: dict[str, str] = {}
+        for path, footer in self._footers(self.paths(), buckets):
+            names = footer.names
+            for split in footer.splits:
+                splits.setdefault(split, printable(path))
+            refuse_rows_of_splits(splits)
             if first_names is None:
                 first_names = names
             if names != first_names:
                 message = f"{printable(path)} has other names for its integer labels than the files before it"
                 raise UserError(f"{message}; pack such files separately, or give --source.label-names for all")
-            yield from groups
+            yield from footer.groups
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """Row group by row group, some rows at a time."""
@@ -82,21 +89,19 @@ class ParquetSource:
         """The names given, or those in the files, in the order of their integers."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
-        (first,) = self._footers(self.paths()[:1], Buckets())
-        return first[1][0] or None
+        ((_, first),) = self._footers(self.paths()[:1], Buckets())
+        return first.names or None
 
     def paths(self) -> list[str]:
         """All files, sorted."""
         if not self.files:
             raise UserError("--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'")
-        from shards.sources.splits import refuse_mixed_splits
-
         found = find_files(self.files, suffixes=(".parquet",))
         refuse_mixed_splits(found)
         return found
 
-    def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, tuple[tuple[str, ...], list[Entry]]]]:
-        """(label names, entries) of each file; the footers of files in a bucket are fetched ahead."""
+    def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, "_Footer"]]:
+        """What each file says of itself; the footers of files in a bucket are fetched ahead."""
         threads = READS_AHEAD if any(path.startswith(SCHEME) for path in paths) else 1
         footers = in_order(lambda path: self._footer(path, buckets), paths, threads=threads, window=threads)
         for path, footer in zip(paths, footers, strict=True):
@@ -104,7 +109,7 @@ class ParquetSource:
                 raise footer
             yield path, footer
 
-    def _footer(self, path: str, buckets: Buckets) -> tuple[tuple[str, ...], list[Entry]]:
+    def _footer(self, path: str, buckets: Buckets) -> "_Footer":
         from shards.parquet.files import ParquetPieces
 
         try:
@@ -117,7 +122,7 @@ class ParquetSource:
                         "give other names for all classes in --source.label-names, for example 'crane' and 'crane (2)'"
                     )
                     raise UserError(f"{printable(path)}: {reason}; {todo}")
-                return names, [
+                groups = [
                     Entry(
                         locator=f"{path}:{number}",
                         name=f"{_file_name(path)}:{number}",
@@ -127,8 +132,20 @@ class ParquetSource:
                     for number, group in enumerate(opened.groups)
                     if group.num_rows
                 ]
+                return _Footer(names=names, groups=groups, splits=self._splits(opened))
         except unreadable() as error:
             raise InvalidDataError(f"{printable(path)} is not a readable Parquet file: {error}") from error
+
+    def _splits(self, opened: "ParquetPieces") -> set[str]:
+        """The splits that the rows of a file say they are of; none if it has no such column."""
+        from shards.parquet.files import MOST_BATCH_BYTES
+
+        if opened.schema.names.count(SPLIT_COLUMN) != 1 or SPLIT_COLUMN in self._columns():
+            return set()
+        refuse_groups(opened, [SPLIT_COLUMN], most_rows=MOST_GROUP_IMAGES, most_bytes=MOST_BATCH_BYTES)
+        batches = opened.batches([SPLIT_COLUMN], rows=_SPLIT_ROWS)
+        cells = {str(cell).strip() for batch in batches for cell in batch.column(SPLIT_COLUMN).to_pylist()}
+        return set(filter(None, map(split_of, cells)))
 
     def _check(self, path: str, schema: "pa.Schema") -> None:
         import pyarrow as pa
@@ -218,6 +235,15 @@ class ParquetSource:
             except ImageRefusedError as refusal:
                 known, image = (), refusal
             yield Entry(locator=f"{begin[0].locator}:{row}", name=name, labels=known), image
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Footer:
+    """What a file says of itself: the names of its integer labels, its row groups, and the splits of its rows."""
+
+    names: tuple[str, ...]
+    groups: list[Entry]
+    splits: set[str]
 
 
 class _OpenFile:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shards.errors import UserError
@@ -87,6 +87,16 @@ def refusing_mixed_folders(entries: Iterable[Entry], root: str) -> Iterator[Entr
         raise UserError(
             f"below --source.root {root!r} lie images of the splits {examples}, which would become one dataset; give "
             "the folder of one split and --split, or list the images of each with patchline pack manifest"
+        )
+
+
+def refuse_rows_of_splits(found: Mapping[str, str]) -> None:
+    """Refuses Parquet files whose rows are of several splits; `found`: each split, and a file with rows of it."""
+    if len(found) > 1:
+        examples = ", ".join(f"{split} ({where})" for split, where in found.items())
+        raise UserError(
+            f"column {SPLIT_COLUMN!r} has rows of the splits {examples}, which would become one dataset; write the "
+            "rows of each split to files of their own, and pack these with --split"
         )
 
 

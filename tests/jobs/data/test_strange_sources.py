@@ -82,6 +82,19 @@ def parquet_files(*paths: str) -> Make:
     return make
 
 
+def split_column(splits: list[str | None]) -> Make:
+    """Images whose rows say the split that they are of, in two files."""
+
+    def make(root: Path) -> Source:
+        for number, split in enumerate(splits):
+            image = {"bytes": image_bytes(number), "path": None}
+            table = pa.table({"image": [image], "label": [number], "split": pa.array([split], pa.string())})
+            pq.write_table(table, root / f"{number}.parquet")
+        return ParquetSource(files=(str(root),))
+
+    return make
+
+
 def pack(source: Source, out: Path, **more: object) -> list[tuple[str, int]]:
     """Packs it; returns the classes with their numbers of images."""
     assert run(PackJob(source=source, out=str(out), **more)) == 0  # type: ignore[arg-type]
@@ -103,6 +116,9 @@ def pack(source: Source, out: Path, **more: object) -> list[tuple[str, int]]:
         pytest.param(folders(["cat", "cat ", "dog"]), {"cat": 4, "dog": 2}, "are one class", id="a trailing space"),
         pytest.param(folders(["Cat", "cat"]), {"Cat": 2, "cat": 2}, "'Cat', 'cat' differ only in case", id="case"),
         pytest.param(folders(["IMG"]), {"IMG": 2}, "there is only one class, 'IMG'", id="one class"),
+        pytest.param(
+            split_column(["train", "training", None, "x"]), dict.fromkeys("0123", 1), "4 classes", id="a split"
+        ),
         pytest.param(folders(["train", "plane"]), {"plane": 2, "train": 2}, "(plane, train)", id="a class named train"),
     ],
 )
@@ -131,6 +147,9 @@ def test_what_becomes_a_class(
             parquet_files("train-0.parquet", "train-1.parquet", "validation-0.parquet", "test-0.parquet"),
             r"of the splits test \(1 file\), train \(2 files\), validation \(1 file\), .*--split test",
             id="parquet files",
+        ),
+        pytest.param(
+            split_column(["train", "Test"]), "column 'split' has rows of the splits train .*, test", id="rows"
         ),
         pytest.param(parquet_files("a/train/0.parquet", "a/test/0.parquet"), "are of the splits", id="their folders"),
     ],
