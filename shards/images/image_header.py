@@ -28,6 +28,8 @@ _MAGIC = {
     "bmp": (b"BM",),
 }
 _PILLOW_FORMATS = {"gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
+_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags
+_WHITE_IS_ZERO, _SIGNED = 0, 2
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -94,16 +96,32 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
             with Image.open(io.BytesIO(data), formats=(_PILLOW_FORMATS[ext],)) as image:
                 height, width, mode = image.height, image.width, image.mode
                 found = image.getexif().get(TAG) if ext == "tif" else UPRIGHT
+                misread = _misread_tiff(image) if ext == "tif" else ""
     except Image.DecompressionBombError as error:
         raise ImageRefusedError(f"too large: {error}") from error
     except MemoryError:  # this concerns the machine, not the image
         raise
     except Exception as error:  # for damage, Pillow's parsers raise nearly any of Python's exceptions
         raise refusal_of(error) from error
+    if misread:
+        raise ImageRefusedError(f"a TIFF with {misread}, which is not read correctly here; convert it to PNG first")
     orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
     if ext == "tif" and TURNS[orientation].is_exchanged:  # of TIFF alone, Pillow gives the size after rotation
         height, width = width, height
     return height, width, mode, orientation
+
+
+def _misread_tiff(image: Image.Image) -> str:
+    """What Pillow decodes to wrong pixels without an error (Pillow 13.0.0); empty if it does not."""
+    tags = getattr(image, "tag_v2", {})
+    bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
+    if image.mode.startswith("I;16") and bits[0] != 16:
+        return f"grey pixels of {bits[0]} bits"  # not scaled: white is 4,095 of 65,535
+    if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        return "grey pixels of 16 bits in which 0 is white"  # not inverted
+    if bits[0] == 8 and formats[0] == _SIGNED:
+        return "pixels of 8 bits with a sign"  # taken for 0 to 255
+    return ""
 
 
 def upright(image: Image.Image, header: ImageHeader) -> Image.Image:

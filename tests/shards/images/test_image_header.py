@@ -64,6 +64,32 @@ def test_size_of_a_tiff_is_as_stored_too(orientation: int) -> None:
     assert (header.height, header.width, header.orientation) == (20, 48, orientation)
 
 
+def grey_tiff(bits: int, *, photometric: int = 1, sample_format: int = 1) -> bytes:
+    """A grey TIFF of 8 x 8 pixels, all zero, as other programs write it: Pillow does not."""
+    tags = {256: 8, 257: 8, 258: bits, 259: 1, 262: photometric, 273: 122, 277: 1, 278: 8, 279: 128}
+    entries = [(tag, value) for tag, value in sorted((tags | {339: sample_format}).items())]
+    table = b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + table + bytes(4) + bytes(128)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (grey_tiff(12), "grey pixels of 12 bits"),
+        (grey_tiff(16, photometric=0), "grey pixels of 16 bits in which 0 is white"),
+        (grey_tiff(8, sample_format=2), "pixels of 8 bits with a sign"),
+    ],
+)
+def test_tiff_that_pillow_decodes_to_wrong_pixels_is_refused(data: bytes, what: str) -> None:
+    with pytest.raises(ImageRefusedError, match=f"a TIFF with {what}, which is not read correctly here; convert it"):
+        read_header(data)
+
+
+@pytest.mark.parametrize(("bits", "photometric", "mode"), [(8, 0, "L"), (8, 1, "L"), (16, 1, "I;16"), (4, 0, "L")])
+def test_other_grey_tiffs_are_read(bits: int, photometric: int, mode: str) -> None:
+    assert read_header(grey_tiff(bits, photometric=photometric)).mode == mode
+
+
 def test_tiff_keeps_its_mode() -> None:
     assert [read_header(tiff(1, mode)).mode for mode in ("L", "CMYK", "1", "F")] == ["L", "CMYK", "1", "F"]
 
