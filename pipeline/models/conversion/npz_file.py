@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.models.conversion.tensor_file import TensorFile, readable
+from pipeline.models.conversion.tensor_file import TensorFile, readable, whole_numbers_error
 from pipeline.models.conversion.zip_file import open_bounded, open_zip
 from pipeline.models.weights.tensor_checks import MOST_LENGTH, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError, UserError
@@ -36,7 +36,9 @@ def open_npz_file(path: Path) -> TensorFile:
 
     def read(name: str) -> torch.Tensor:
         shape, dtype = headers[name]
-        if dtype.kind not in "fiu" and dtype.str != "|V2":
+        if dtype.kind in "iu":
+            raise whole_numbers_error(f"{name} {list(shape)} in {where!r}", dtype)
+        if dtype.kind != "f" and dtype.str != "|V2":
             raise UserError(f"{name} {list(shape)} in {where!r} is of type {dtype}; allowed: numbers")
         size = f"{list(shape)} of {dtype}"
         with (

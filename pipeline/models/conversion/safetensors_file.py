@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pipeline.models.conversion.description_file import json_object
-from pipeline.models.conversion.tensor_file import TensorFile, readable
+from pipeline.models.conversion.tensor_file import TensorFile, readable, whole_numbers_error
 from pipeline.models.weights.safetensors import open_safetensors
 from pipeline.models.weights.tensor_checks import MOST_TENSORS
 from shards.errors import InvalidDataError, UserError
@@ -22,7 +22,10 @@ def open_safetensors_file(path: Path) -> TensorFile:
 
     def read(name: str) -> torch.Tensor:
         with readable(f"{name} in {str(path)!r}"):
-            return file.read(name).float()
+            value = file.read(name)
+        if not value.is_floating_point():
+            raise whole_numbers_error(f"{name} in {str(path)!r}", value.dtype)
+        return value.float()
 
     return TensorFile(where=str(path), shapes=file.shapes, read=read)
 

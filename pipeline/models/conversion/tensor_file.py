@@ -56,6 +56,14 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
         raise InvalidDataError(f"{what} cannot be read ({reason}); is it cut off? Fetch the file again") from error
 
 
+def whole_numbers_error(what: str, kind: object) -> UserError:
+    """The refusal of a tensor of integers: quantised weights, whose scale is elsewhere or nowhere."""
+    return UserError(
+        f"{what} is of type {kind}; allowed: floating-point numbers: weights of whole numbers are quantised, and their "
+        "scale is not applied here; give the weights before quantisation"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
     """What is in a file: the shape of every tensor, and a function that reads one of them, float32. `arguments`: those

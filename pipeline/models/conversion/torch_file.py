@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.models.conversion.config import Take
-from pipeline.models.conversion.tensor_file import TensorFile, bare_name, readable
+from pipeline.models.conversion.tensor_file import TensorFile, bare_name, readable, whole_numbers_error
 from pipeline.models.conversion.zip_file import open_zip
 from pipeline.models.weights.tensor_checks import refuse_absurd_tensors
 from shards.errors import InvalidDataError, UserError
@@ -22,6 +22,7 @@ _USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network",
 _AVERAGED = frozenset(("ema", "swa", "avg", "average", "averaged", "averages", "teacher", "shadow", "polyak"))
 # Of optimisers and losses, which may hold tensors too.
 _OTHERS = frozenset(("optim", "optimizer", "optimizers", "scheduler", "scaler", "loss", "criterion", "rng", "queue"))
+_COUNTER = "n_averaged"  # of torch's AveragedModel
 _ARGUMENTS = ("args", "hyper_parameters", "config", "cfg")
 _MOST_DEPTH = 3
 _WORDS = re.compile(r"[^a-z]+")
@@ -42,12 +43,22 @@ def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
     if not isinstance(loaded, dict):
         raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed: a state dict of tensors by name")
     arguments, loaded = _arguments(loaded), _chosen(loaded, where, take=take)
-    tensors = {name: value for name, value in loaded.items() if isinstance(name, str) and torch.is_tensor(value)}
+    tensors = {
+        name: value
+        for name, value in loaded.items()
+        if isinstance(name, str) and torch.is_tensor(value) and name != _COUNTER
+    }
     for name, tensor in tensors.items():
         _refuse_not_dense(name, tensor, where)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     refuse_absurd_tensors(where, shapes)
-    return TensorFile(where=where, shapes=shapes, read=lambda name: tensors[name].detach().float(), arguments=arguments)
+
+    def read(name: str) -> torch.Tensor:
+        if not tensors[name].is_floating_point():
+            raise whole_numbers_error(f"{name} in {where!r}", tensors[name].dtype)
+        return tensors[name].detach().float()
+
+    return TensorFile(where=where, shapes=shapes, read=read, arguments=arguments)
 
 
 def _arguments(loaded: Mapping[Any, Any]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path, PosixPath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -130,6 +131,29 @@ def test_tensors_that_are_not_dense_numbers_are_refused(tmp_path: Path, value: t
     torch.save({"a": value}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=message):
         open_torch_file(tmp_path / "w.pth")
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors", "npz"])
+@pytest.mark.parametrize("kind", [torch.int8, torch.int64])
+def test_whole_numbers_are_quantised_weights_without_their_scale(
+    tmp_path: Path, suffix: str, kind: torch.dtype
+) -> None:
+    """They were imported as if 127 were a weight."""
+    path, tensors = tmp_path / f"w.{suffix}", {"a": torch.ones(3, dtype=kind), "b": torch.ones(4)}
+    if suffix == "npz":
+        np.savez(path, a=tensors["a"].numpy(), b=tensors["b"].numpy())
+    else:
+        torch.save(tensors, path) if suffix == "pth" else save_file(tensors, path)
+    file = open_tensor_file(path)
+    assert torch.equal(file.read("b"), torch.ones(4))
+    with pytest.raises(UserError, match=r"a .*in .* is of type .*int\d+; allowed: floating-point numbers"):
+        file.read("a")
+
+
+def test_the_counter_of_averaged_models_is_no_weight(tmp_path: Path) -> None:
+    averaged = {f"module.{name}": value for name, value in VALUES.items()} | {"n_averaged": torch.tensor(3)}
+    torch.save({"model": VALUES, "swa_state_dict": averaged}, tmp_path / "w.pth")
+    assert dict(open_tensor_file(tmp_path / "w.pth", take="averaged").shapes) == {"a": (2, 3), "b": (4,)}
 
 
 @pytest.mark.parametrize("wrapper", ["model", "state_dict", "none"])
