@@ -16,7 +16,15 @@ from pipeline.models.conversion.description_file import json_object
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.npz import open_npz, save_npz
 from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file, without_prefixes
-from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, folded, name_by_file, of_processor, of_timm
+from pipeline.models.conversion.pixel_range import (
+    PIXELS,
+    PixelRange,
+    folded,
+    name_by_file,
+    name_by_words,
+    of_processor,
+    of_timm,
+)
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
@@ -35,6 +43,7 @@ from pipeline.models.weights.folder import (
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
@@ -113,7 +122,7 @@ def save_as(
     """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
 
     In formats other than ours, 2-D or missing position embeddings become a learned 1-D table with the same values.
-    Only our own format keeps all of `usage`; timm's keeps its transform.
+    timm's format keeps the transform of `usage`; .npz files keep nothing of it.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))
@@ -128,7 +137,7 @@ def save_as(
     if written == "timm":
         timm.save_timm(out, config=config, labels=labels, tensor=tensor, transform=usage.transform)
     elif written == "hugging_face":
-        save_hugging_face(out, config=config, labels=labels, tensor=tensor, transform=usage.transform)
+        save_hugging_face(out, config=config, labels=labels, tensor=tensor, usage=usage)
     else:
         if out.suffix != ".npz":
             raise UserError(f"--out is {str(out)!r}; the format {written} is a file that ends in .npz")
@@ -175,8 +184,9 @@ def _with_our_pixels(weights: Weights, declared: PixelRange | None, hints: Hints
     return replace(weights, tensor=tensor, assumed=weights.assumed + said)
 
 
-def _refuse_other_pixels(path: Path) -> None:
-    """UserError for a bare file whose name, or whose config.json, is of a model that takes other pixels than ours."""
+def _refuse_other_pixels(path: Path, *, trained: str) -> None:
+    """UserError for a bare file whose name, or whose config.json, is of a model that takes other pixels than ours.
+    `trained`: the model that its script's arguments name."""
     declared = None
     if (path.parent / CONFIG_FILE).is_file():
         declared = _declared_pixels(path.parent, json_object(path.parent / CONFIG_FILE))
@@ -184,6 +194,12 @@ def _refuse_other_pixels(path: Path) -> None:
         raise UserError(
             f"{CONFIG_FILE} beside {str(path)!r} says pixels of {declared}; give the folder, {str(path.parent)!r}, so "
             "that they are folded into the patch embedding"
+        )
+    if declared is None and (by_script := name_by_words(trained)):
+        raise UserError(
+            f"{str(path)!r} is of the model {shown_value(trained)}, by its script's arguments, which usually takes "
+            f"pixels of {PIXELS[by_script]}; give --pixels {by_script} to fold them into the patch embedding, or "
+            "--pixels paper for mean and deviation 0.5"
         )
     name = name_by_file(path)
     if declared is None and name:
@@ -232,7 +248,7 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
     if any(name in file.shapes for name in timm.MARKS):
         declared = of_timm(file.arguments, where=str(path))
         if hints.pixels is None and declared is None:
-            _refuse_other_pixels(path)
+            _refuse_other_pixels(path, trained=str(file.arguments.get("model") or file.arguments.get("arch") or ""))
         return _with_our_pixels(timm.open_timm(file, {}, hints), declared, hints)
     if any("embeddings.patch_embeddings" in name for name in file.shapes):
         raise UserError(

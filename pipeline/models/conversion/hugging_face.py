@@ -41,13 +41,14 @@ from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.models.weights.usage import DEFAULT_USAGE
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
+_MULTI_LABEL = "multi_label_classification"  # problem_type: probabilities are sigmoids, not softmax
 _POSITION = "vit.embeddings.position_embeddings"
 _LAYER = {
     "norm1": "layernorm_before",
@@ -80,7 +81,10 @@ def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: H
     tensor = read_layout(file, layout(config, class_row=True), shapes, advice=advice)
     labels = _labels(description.get("id2label"), config.num_classes, file.where)
     said = assumed(config, said=("gelu", "layer_norm_epsilon", "num_heads"), hints=hints)
-    return Weights(where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
+    usage = Usage(loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax")
+    return Weights(
+        where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said, usage=usage
+    )
 
 
 def save_hugging_face(
@@ -89,9 +93,9 @@ def save_hugging_face(
     config: ModelConfig,
     labels: tuple[str, ...],
     tensor: TensorByName,
-    transform: EvaluationTransform = DEFAULT_USAGE.transform,
+    usage: Usage = DEFAULT_USAGE,
 ) -> None:
-    """Writes the folder, with `preprocessor_config.json`: how `transform` prepares images. UserError for parts that
+    """Writes the folder, with `preprocessor_config.json`: how `usage` prepares images. UserError for parts that
     ViTForImageClassification lacks."""
     if config.resnet:
         raise UserError(
@@ -110,10 +114,10 @@ def save_hugging_face(
     mappings = layout(config, class_row=True)
     write_folder(
         folder,
-        description=_description(config, labels),
+        description=_description(config, labels, usage),
         shapes=their_shapes(mappings, shapes_of(config)),
         tensors=write_layout(mappings, tensor),
-        pixels=image_processor(config.image_size, transform),
+        pixels=image_processor(config.image_size, usage.transform),
     )
 
 
@@ -190,6 +194,12 @@ def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
+    ids = [str(number) for number in names]
+    if num_classes and (beyond := [number for number in ids if number not in set(map(str, range(num_classes)))]):
+        raise UserError(
+            f"id2label in config.json beside {where!r} has the id {shown_value(beyond[0])}; the classifier has "
+            f"{num_classes} classes, 0 to {num_classes - 1}: correct it"
+        )
     found = [names.get(str(number), names.get(number, number)) for number in range(num_classes)]
     return unique_labels(texts_of(found, where=where), where=where)
 
@@ -245,7 +255,7 @@ def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> P
     return grid_of(pair_of(description["image_size"], key="image_size", where=where), patch)
 
 
-def _description(config: ModelConfig, labels: tuple[str, ...]) -> dict[str, Any]:
+def _description(config: ModelConfig, labels: tuple[str, ...], usage: Usage) -> dict[str, Any]:
     size = config.size
     are_named = len(labels) == config.num_classes
     names = labels if are_named else tuple(f"LABEL_{number}" for number in range(config.num_classes))
@@ -267,4 +277,5 @@ def _description(config: ModelConfig, labels: tuple[str, ...]) -> dict[str, Any]
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
         "torch_dtype": "float32",
+        **({"problem_type": _MULTI_LABEL} if usage.loss == "sigmoid" else {}),
     }

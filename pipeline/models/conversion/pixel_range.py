@@ -26,6 +26,7 @@ from shards.schema.config_values import shown_value
 
 _PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
 _PATCH = "embed.patch"
+_BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts and of those that follow them
 # Words in the names of published files, by the pixels of their models. timm gives AugReg's, SAM's and BEiT's 0.5.
 _WORDS: dict[str, PixelName] = {
     **dict.fromkeys(("deit", "deit3", "dino", "dinov2", "mae", "moco", "mocov3", "msn", "ibot", "swag"), "imagenet"),
@@ -61,6 +62,7 @@ def of_processor(folder: Path) -> PixelRange | None:
         inner = content.get("image_processor")
         said = inner if isinstance(inner, dict) else content
         other = [key for key in ("do_rescale", "do_normalize") if said.get(key, True) is not True]
+        other += [key for key in ("do_flip_channel_order",) if said.get(key)]
         factor = said.get("rescale_factor", 1 / 255)
         if not isinstance(factor, float | int) or abs(factor * 255 - 1) > 1e-3:
             other.append("rescale_factor")
@@ -78,6 +80,8 @@ def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
     """The pixels that timm's `pretrained_cfg`, or the arguments of a script, declare; None if they say nothing.
     Arguments may be of 255, as 123.675 is."""
     mean, deviation = description.get("mean"), description.get("std")
+    if mean is None and deviation is None and isinstance(choice := description.get(_BEIT_CHOICE), bool):
+        return PIXELS["imagenet" if choice else "paper"]
     if mean is None and deviation is None:
         return None
     if _is_of_255(mean, above=1) and _is_of_255(deviation, above=0.99):
@@ -91,7 +95,12 @@ def _is_of_255(given: Any, *, above: float) -> TypeGuard[Sequence[float]]:
 
 def name_by_file(path: Path) -> PixelName | None:
     """The pixels of a published file, by the words in its name; None if they say nothing."""
-    words = re.split(r"[^a-z0-9]+", path.name.lower())
+    return name_by_words(path.name)
+
+
+def name_by_words(text: str) -> PixelName | None:
+    """The pixels of the model that a file or an architecture is named after."""
+    words = re.split(r"[^a-z0-9]+", text.lower())
     return next((_WORDS[word] for word in words if word in _WORDS), None)
 
 

@@ -245,6 +245,9 @@ def test_pixels_that_a_training_scripts_arguments_say_are_folded_in(tmp_path: Pa
     assert said.assumed == given.assumed == ("gelu exact", "layer_norm_epsilon 1e-06")
     assert torch.equal(said.tensor("embed.patch.weight"), given.tensor("embed.patch.weight"))
     assert "pixels of mean 0.5 0.5 0.5 and deviation 0.5 0.5 0.5" in open_any(str(where), hints).assumed
+    torch.save({"state_dict": tensors, "args": kind(mean=None, model="deit_tiny_patch16_224")}, where)
+    with pytest.raises(UserError, match=r"is of the model 'deit_tiny_patch16_224', .*; give --pixels imagenet to fold"):
+        open_any(str(where), hints)
 
 
 def test_a_resampled_export_is_what_transformers_resamples(transformers: ModuleType, tmp_path: Path) -> None:

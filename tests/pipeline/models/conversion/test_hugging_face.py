@@ -19,6 +19,7 @@ from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugg
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights.folder import Weights, filled_model
+from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
@@ -138,7 +139,9 @@ def test_transformers_prepares_images_as_ours(
     """transformers reads the export and makes its processor; `least`: of 50 photographs with one top-1."""
     model = gentle_model(ModelConfig(name="vit_ti16", depth=2, num_classes=10, image_size=96))
     torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(3))
-    save_hugging_face(tmp_path, config=model.config, labels=(), tensor=tensors_of(model), transform=transform)
+    save_hugging_face(
+        tmp_path, config=model.config, labels=(), tensor=tensors_of(model), usage=Usage(transform=transform)
+    )
     other = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     processor, num_same = transformers.AutoImageProcessor.from_pretrained(tmp_path), 0
     assert type(processor).__name__ == kind
@@ -242,6 +245,24 @@ def test_names_that_come_twice_are_made_different(tmp_path: Path, kind: type) ->
     description["id2label"] = names if kind is list else {str(number): name for number, name in enumerate(names)}
     (tmp_path / "config.json").write_text(json.dumps(description))
     assert opened(tmp_path).labels == ("crane", "dog", "crane (2)")
+
+
+def test_ids_beyond_the_classifier_are_refused(tmp_path: Path) -> None:
+    """Names from 1 on: every class would have the name of the one before it."""
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    description["id2label"] = {"1": "cat", "2": "dog", "3": "fox"}
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(UserError, match=r"id2label in .* has the id '3'; the classifier has 3 classes, 0 to 2"):
+        opened(tmp_path)
+
+
+def test_the_meaning_of_logits_goes_out_and_comes_back(tmp_path: Path) -> None:
+    """transformers' pipelines take softmax unless problem_type says otherwise."""
+    assert opened(saved(tmp_path / "softmax")).usage.loss == "softmax"
+    usage = Usage(loss="sigmoid")
+    save_hugging_face(tmp_path / "s", config=VIT, labels=LABELS, tensor=tensors_of(random_model(VIT)), usage=usage)
+    assert opened(tmp_path / "s").usage.loss == "sigmoid"
+    assert json.loads((tmp_path / "s/config.json").read_text())["problem_type"] == "multi_label_classification"
 
 
 def test_nothing_is_assumed(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_pixels_that_a_processor_declares(
         ({"do_normalize": False}, "do_normalize False"),
         ({"do_rescale": False}, "do_rescale False"),
         ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order True"),
         ({"image_mean": [0.485, 0.456]}, "pixels of mean .0.485, 0.456.; allowed: a number from 0 to 1, or three"),
         ({"image_std": None}, "pixels of deviation None"),
         ({"image_std": [0.2, 0.2, 0]}, "allowed: a number from 0.001 to 1"),
@@ -72,6 +73,8 @@ def test_pixels_that_timm_declares() -> None:
     assert of_timm({"mean": [0.5, 0.5, 0.5]}, where="w") == PIXELS["paper"]
     assert of_timm({"mean": [127.5] * 3, "std": [127.5] * 3}, where="w") == PIXELS["paper"]
     assert of_timm({"mean": [0, 0, 0], "std": [1, 1, 1]}, where="w") == PixelRange(mean=(0,) * 3, deviation=(1,) * 3)
+    assert of_timm({"imagenet_default_mean_and_std": True, "mean": None}, where="w") == PIXELS["imagenet"]
+    assert of_timm({"imagenet_default_mean_and_std": False}, where="w") == PIXELS["paper"]
     for mean, deviation in (([123.7] * 3, [0.5] * 3), ([123.7] * 3, None), ([300] * 3, [58] * 3)):
         with pytest.raises(UserError, match="allowed: a number from"):
             of_timm({"mean": mean, "std": deviation}, where="w")
