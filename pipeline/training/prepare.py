@@ -178,12 +178,24 @@ def starting_weights(job: TrainingJob) -> TensorByName:
 
 def _held_out(job: TrainingJob, data: TrainingData, *, say: bool) -> dict[str, Dataset]:
     """The datasets to score on, by their names; that of what the best model is by is empty. The log says which part of
-    the data is trained on, if it is not all."""
+    the data is trained on, if it is not all, and warns if the best model is chosen by images that are trained on."""
     if say and data.part_text:
         log.info("%s", data.part_text)
     part = data.held_out
     others = {name: open_dataset(url) for name, url in job.evaluation.sets(has_held_out=part is not None).items()}
-    return ({"": part} if part else {}) | others
+    found = ({"": part} if part else {}) | others
+    if say and "" in found and is_trained_on(found[""], data):
+        log.warning(
+            "--evaluation.url %s is what the run trains on, so its accuracy says nothing about new images; give a "
+            "dataset of images that were set aside, or --data.held-out.share 0.1",
+            found[""].url,
+        )
+    return found
+
+
+def is_trained_on(scored: Dataset, data: TrainingData) -> bool:
+    """Whether a dataset is trained on, or a part of it: the same as packed. A part that is held out is another."""
+    return scored.fingerprint in data.fingerprints
 
 
 def _fewshot(config: FewshotInTraining) -> FewshotData | None:

@@ -10,6 +10,7 @@ from jobs.data.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.training.prepare import prepare
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
+from shards.config import HeldOutConfig
 from shards.errors import UserError
 from shards.sources.folders import FolderSource
 from tests.rigs.images import image_bytes
@@ -33,6 +34,22 @@ def test_what_a_job_leaves_open_is_filled_in_and_nothing_is_written(digits_url: 
     assert (start.next_step, start.seed, start.image_size) == (0, 3, job.model.image_size)
     assert prepared.held_out == {}
     assert not run_dir.exists()
+
+
+def test_an_evaluation_of_the_training_images_is_a_warning(
+    digits_url: str, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_of(digits_url, run_dir)
+    part = replace(job.data, held_out=HeldOutConfig(share=0.1))
+    cases = {
+        "the same": (replace(job, evaluation=replace(job.evaluation, url=digits_url)), True),
+        "beside a part of it": (replace(job, data=part), False),
+        "none": (job, False),
+    }
+    for name, (changed, is_warned) in cases.items():
+        caplog.clear()
+        prepare(changed, one_world(0, 1))
+        assert ("is what the run trains on, so its accuracy says nothing" in caplog.text) == is_warned, name
 
 
 @pytest.mark.parametrize(
