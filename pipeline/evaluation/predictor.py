@@ -35,6 +35,7 @@ from shards.pool import Pool
 
 BATCH = 16  # images that are decoded and predicted together
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")  # 8 bits per channel
+_OTHER_ORIENTATIONS = ("xmp", "XML:com.adobe.xmp", "Raw profile type exif")
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8]
 Item = TypeVar("Item")
@@ -178,7 +179,12 @@ def _pixels(image: Image.Image) -> Pixels:
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:
-        return np.asarray(ImageOps.exif_transpose(flattened(image)).convert("RGB"), dtype=np.uint8)
+        flat = flattened(image)
+        # Pillow would also turn an image by what other tags say, which packing and files do not.
+        others = {name: flat.info.pop(name) for name in _OTHER_ORIENTATIONS if name in flat.info}
+        upright = ImageOps.exif_transpose(flat)
+        flat.info.update(others)
+        return np.asarray(upright.convert("RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
         raise UserError(f"a Pillow image cannot be decoded: {error}") from error
 

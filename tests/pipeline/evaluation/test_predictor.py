@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
@@ -118,6 +119,30 @@ def test_an_image_that_is_stored_turned_is_seen_upright(tmp_path: Path, predicto
     assert np.array_equal(predictor.view(tmp_path / "turned.png"), upright)
     with Image.open(tmp_path / "turned.png") as image:
         assert np.array_equal(predictor.view(image), upright)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG", "PNG of ImageMagick"])
+def test_only_exif_turns_an_image_whether_it_is_a_file_or_pillows(
+    tmp_path: Path, predictor: Predictor, kind: str
+) -> None:
+    """Pillow itself also takes the orientation from XMP, and from the text that ImageMagick writes into a PNG."""
+    xmp, exif, text, more = '<rdf:Description tiff:Orientation="6"/>', Image.Exif(), PngInfo(), {}
+    exif[0x0112] = 6
+    if kind == "PNG":
+        text.add_itxt("XML:com.adobe.xmp", xmp)
+    elif kind == "PNG of ImageMagick":
+        text.add_text("Raw profile type exif", f"\nexif\n{len(exif.tobytes()):8}\n{exif.tobytes().hex()}\n")
+    else:
+        more = {"xmp": xmp.encode()}
+    with Image.open(io.BytesIO(image_bytes(4, height=40, width=60, image_format="PNG"))) as image:
+        image.save(tmp_path / "image", kind.split(maxsplit=1)[0], pnginfo=text, **more)
+    with Image.open(tmp_path / "image") as image:
+        assert ImageOps.exif_transpose(image).size == (40, 60), "Pillow turns it"
+    with Image.open(tmp_path / "image") as image:
+        image.load()
+        said = dict(image.info)
+        assert np.abs(predictor.view(image).astype(int) - predictor.view(tmp_path / "image")).max() <= 2
+        assert image.info == said
 
 
 def test_grey_and_transparent_images_are_rgb(predictor: Predictor) -> None:
