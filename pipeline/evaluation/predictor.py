@@ -182,8 +182,10 @@ def _pixels(image: Image.Image) -> Pixels:
         flat = flattened(image)
         # Pillow would also turn an image by what other tags say, which packing and files do not.
         others = {name: flat.info.pop(name) for name in _OTHER_ORIENTATIONS if name in flat.info}
-        upright = ImageOps.exif_transpose(flat)
-        flat.info.update(others)
+        try:
+            upright = ImageOps.exif_transpose(flat)
+        finally:
+            flat.info.update(others)
         return np.asarray(upright.convert("RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError) as error:
         raise UserError(f"a Pillow image cannot be decoded: {error}") from error
