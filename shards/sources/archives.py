@@ -12,8 +12,9 @@ from typing import ClassVar, Literal, Self
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values
+from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
+from shards.sources.splits import refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within
 from shards.storage.local import LocalStore
@@ -47,8 +48,6 @@ class ClassTarsSource:
 
     def entries(self) -> Iterator[Entry]:
         """Every tar at any depth, sorted by name. UserError if they lie in folders of different splits."""
-        from shards.sources.splits import refusing_mixed_folders
-
         if not self.root:
             raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the tars")
         return refusing_mixed_folders(self._entries(), self.root)
@@ -86,7 +85,11 @@ class TarOfTarsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Every inner tar, in the archive's order; only the headers of the outer one are read."""
+        """Every inner tar, in the archive's order; only the headers of the outer one are read. UserError if they lie in
+        folders of different splits."""
+        return refusing_mixed_folders(self._entries(), self.path, option="--source.path")
+
+    def _entries(self) -> Iterator[Entry]:
         store, path = self._store_and_name()
         for member in self._outer_members(store, path):
             if isinstance(member.data, ImageRefusedError):
@@ -240,6 +243,8 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     end = min(first + num_bytes, store.size(path))  # it may have been truncated since
     others: list[str] = []
     key, suffixes = "", set[str]()
+    splits: dict[str, str] = {}
+    num_members = 0
 
     def wanted(name: str) -> bool:
         nonlocal key, suffixes
@@ -249,13 +254,31 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
         _refuse_samples(entry, suffixes)
         if not is_image_name(name) and not is_hidden(name):
             others.append(name)
+        if is_image_name(name):
+            _refuse_second_split(entry, splits, name)
         return is_image_name(name)
 
     with closing(stored_pieces(store, path, first, max(first, end))) as pieces:
-        yield from read_members(pieces, wanted=wanted, max_bytes=max_bytes)
+        for member in read_members(pieces, wanted=wanted, max_bytes=max_bytes):
+            num_members += member.data is not None
+            yield member
+    if not num_members:
+        log.warning("%s has no image, so %s is not a class", entry.name, shown_value(entry.labels[0]))
     if others:
         message = "%s: skipped %s with no image suffix, the first of them %s"
         log.warning(message, entry.name, plural(len(others), "member"), printable(others[0]))
+
+
+def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
+    """UserError for an image of a second split in one class tar; `found`: the splits so far, each with an image."""
+    for split in filter(None, map(split_of, name.split("/")[:-1])):
+        found.setdefault(split, printable(name))
+    if len(found) > 1:
+        examples = ", ".join(f"{split} ({image})" for split, image in found.items())
+        raise UserError(
+            f"{tar.name} holds images of the splits {examples}, which would become one dataset; write the images of "
+            "each split to tars of their own"
+        )
 
 
 def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:

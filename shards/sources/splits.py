@@ -70,7 +70,7 @@ def refuse_classes_of_splits(classes: Collection[str]) -> None:
         )
 
 
-def refusing_mixed_folders(entries: Iterable[Entry], root: str) -> Iterator[Entry]:
+def refusing_mixed_folders(entries: Iterable[Entry], root: str, *, option: str = "--source.root") -> Iterator[Entry]:
     """Hands on the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
     would become one dataset."""
     found: dict[str, str] = {}
@@ -85,7 +85,7 @@ def refusing_mixed_folders(entries: Iterable[Entry], root: str) -> Iterator[Entr
     if len(found) > 1:
         examples = ", ".join(f"{split} ({name})" for split, name in found.items())
         raise UserError(
-            f"below --source.root {root!r} lie images of the splits {examples}, which would become one dataset; give "
+            f"below {option} {root!r} lie images of the splits {examples}, which would become one dataset; give "
             "the folder of one split and --split, or list the images of each with patchline pack manifest"
         )
 

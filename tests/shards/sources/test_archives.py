@@ -249,6 +249,13 @@ def test_real_images_in_class_tars(test_data: Path, tmp_path: Path) -> None:
     assert [image for _, image in images_of(source)] == [path.read_bytes() for path in images]
 
 
+@pytest.mark.parametrize("tar", [tar_of(), tar_of(("a.txt", b"x"), ("._a.jpg", b"x"))], ids=["empty", "no image"])
+def test_a_tar_without_an_image_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, tar: bytes) -> None:
+    (tmp_path / "n01.tar").write_bytes(tar)
+    assert images_of(ClassTarsSource(root=str(tmp_path))) == []
+    assert "n01.tar has no image, so 'n01' is not a class" in caplog.text
+
+
 def test_members_that_are_not_called_images_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ("a.jpg", "b.jfif", "c", "d.jpg.1", "._e.jpg", "LICENSE.txt")
     tar = tar_of(*((name, image_bytes(number)) for number, name in enumerate(names)))

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.data.pack import PackJob, run
 from shards.errors import UserError
-from shards.sources.archives import ClassTarsSource
+from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.folders import FlatSource, FolderSource
 from shards.sources.splits import refuse_mixed_splits, splits_among
 from shards.what_is_there import advice
@@ -84,6 +84,33 @@ def test_tars_of_several_splits_are_refused(tmp_path: Path, names: tuple[str, ..
         tar_of(tmp_path / "tars" / name, number)
     source = ClassTarsSource(root=str(tmp_path / "tars"))
     with pytest.raises(UserError, match=message):
+        run(PackJob(out=str(tmp_path / "out"), source=source))
+
+
+def archive_of(*members: tuple[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+def test_a_tar_of_the_class_tars_of_several_splits_is_refused(tmp_path: Path) -> None:
+    inner = archive_of(("a.jpg", image_bytes(1)))
+    (tmp_path / "all.tar").write_bytes(archive_of(("train/cat.tar", inner), ("val/cat.tar", inner)))
+    source = TarOfTarsSource(path=str(tmp_path / "all.tar"))
+    with pytest.raises(UserError, match=r"below --source.path .* lie images of the splits train .*, validation"):
+        run(PackJob(out=str(tmp_path / "out"), source=source))
+
+
+def test_splits_inside_a_class_tar_are_refused(tmp_path: Path) -> None:
+    images = [(name, image_bytes(number)) for number, name in enumerate(("train/0.jpg", "test/1.jpg"))]
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars/cat.tar").write_bytes(archive_of(*images))
+    source = ClassTarsSource(root=str(tmp_path / "tars"))
+    with pytest.raises(UserError, match=r"cat.tar holds images of the splits train \(train/0.jpg\), test \(test/1"):
         run(PackJob(out=str(tmp_path / "out"), source=source))
 
 
