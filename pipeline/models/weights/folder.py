@@ -173,8 +173,13 @@ def open_weights(path: str) -> Weights:
 
     def tensor(name: str) -> torch.Tensor:
         with _readable(f"{name} at {path!r}"):
-            value = file.read(name).float()
-        return refuse_not_finite(value, f"{name} in the weights at {path!r}")
+            value = file.read(name)
+        if not value.is_floating_point():
+            raise UserError(
+                f"{name} in the weights at {path!r} is of type {value.dtype}; allowed: floating-point numbers: whole "
+                "numbers are quantised weights, whose scale is not applied here; export them again"
+            )
+        return refuse_not_finite(value.float(), f"{name} in the weights at {path!r}")
 
     return Weights(where=path, config=config, labels=labels, shapes=shapes, tensor=tensor, usage=usage)
 

@@ -261,6 +261,14 @@ def test_half_precision_is_read_and_what_float32_cannot_hold_is_not(tmp_path: Pa
         filled_model(open_weights(str(folder)))
 
 
+def test_whole_numbers_are_refused(tmp_path: Path) -> None:
+    folder = Path(saved(tmp_path / "w", random_model()))
+    tensors = {name: (value * 100).to(torch.int8) for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"in the weights at .*w' is of type torch.int8; allowed: floating-point"):
+        filled_model(open_weights(str(folder)))
+
+
 def test_what_is_written_is_what_is_read() -> None:
     usage = Usage(loss="sigmoid", transform=EvaluationTransform(mode="central_crop", short_side=604))
     assert usage_of({"usage": asdict(usage)}) == usage
