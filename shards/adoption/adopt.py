@@ -120,6 +120,7 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
     store = open_store(adoption.index_url)
     if (there := _manifest_there(store, adoption)) is not None:
         _discard_descriptions(store)  # left if the command was killed just before this
+        log.info("%s is already indexed: %d samples; its tars were not read again", store.url, there.num_samples)
         return there
     facts = _described(adoption, workers)
     if integers_only := adoption.spec.known_labels() is None and are_mostly_integers(facts):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import tarfile
 from collections.abc import Callable
 from contextlib import closing
@@ -314,6 +315,16 @@ def test_tars_that_patchline_packed_can_be_adopted_elsewhere(digits_url: str, tm
     assert again == ours
     with pytest.raises(UserError, match="is a dataset packed by patchline; give --index-url"):
         run(adoption_of(digits_url))
+
+
+def test_tars_that_are_not_read_again_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their labels may have changed: a tar of the same size is taken for the same."""
+    write_tars(open_store(str(tmp_path)), with_cls)
+    caplog.set_level(logging.INFO)
+    run(adoption_of(str(tmp_path)))
+    assert "already indexed" not in caplog.text
+    run(adoption_of(str(tmp_path)))
+    assert f"{tmp_path} is already indexed: 15 samples; its tars were not read again" in caplog.text
 
 
 def test_another_index_is_not_overwritten(tmp_path: Path) -> None:
