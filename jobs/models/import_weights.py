@@ -92,6 +92,10 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
     """The names in --labels-file; without it the weights' own names, if they keep their head; else numbers."""
     if not job.labels_file:
         is_known = len(weights.labels) == config.num_classes and not job.new_head
+        if weights.labels and not is_known and not job.new_head:
+            counts = (weights.where, len(weights.labels), config.num_classes, config.num_classes - 1)
+            message = "%s names %d classes, its head has %d: they are called 0 to %d; give their names in --labels-file"
+            log.warning(message, *counts)
         return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))
     return labels_in_file(job.labels_file, num_classes=config.num_classes)
 

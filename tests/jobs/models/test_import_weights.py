@@ -1,5 +1,6 @@
 """`patchline import` turns a published file into a weights folder for evaluation and fine-tuning."""
 
+import json
 import logging
 import os
 import socket
@@ -14,6 +15,7 @@ from jobs.models.import_weights import ImportJob, run
 from jobs.record import read_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.npz import save_npz
+from pipeline.models.conversion.timm import save_timm
 from pipeline.models.weights.folder import filled_model, open_weights
 from shards.errors import InvalidDataError, UserError
 
@@ -44,6 +46,22 @@ def test_image_size_head_and_names_change_on_the_way(job: ImportJob, tmp_path: P
     weights = open_weights(job.out)
     assert (weights.config.image_size, weights.config.num_classes, weights.labels) == (24, 2, ("cat", "dog"))
     assert not weights.tensor("head.weight").any()
+
+
+def test_names_that_do_not_fit_the_head_are_dropped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, folder = build_model(CONFIG).state_dict(), tmp_path / "timm"
+    save_timm(folder, config=CONFIG, labels=("a", "b", "c"), tensor=lambda name: state[name])
+    job = ImportJob(path=str(folder), out=str(tmp_path / "out"))
+    assert run(job) == 0
+    assert open_weights(job.out).labels == ("a", "b", "c")
+    assert "called 0 to" not in caplog.text
+    config = json.loads((folder / "config.json").read_text()) | {"label_names": ["a", "b"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert run(job, overwrite=True) == 0
+    assert open_weights(job.out).labels == ("0", "1", "2")
+    assert "names 2 classes, its head has 3: they are called 0 to 2; give their names in --labels-file" in caplog.text
 
 
 @pytest.mark.parametrize(
