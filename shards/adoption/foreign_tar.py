@@ -96,7 +96,8 @@ class TarTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFacts:
-    """A summary of a tar. `labels` are all labels of its fit samples.
+    """A summary of a tar. `labels` are all labels of its fit samples. `modified`: nanoseconds since 1970, of a local
+    tar: one that was changed since is described again, even if its size is the same.
 
     Of the `num_labels` labels of its fit samples, `num_integers` are integers; `num_odd` samples have one that is not,
     and `integers` are the labels of the other samples.
@@ -104,6 +105,7 @@ class TarFacts:
 
     path: str
     num_bytes: int
+    modified: int
     sha256: str
     spec_hash: str
     num_fit: int
@@ -126,8 +128,9 @@ def read_tar(task: TarTask) -> tuple[int, TarFacts]:
     store = open_store(task.index_url)
     facts = _facts_there(store, task)
     if facts is None:
+        modified = _modified(task)
         table, sha256 = _read(task)
-        facts = _facts(task, table, sha256)
+        facts = _facts(task, table, sha256, modified)
         footer = {_FACTS_KEY: json.dumps(asdict(facts), sort_keys=True).encode()}
         store.write(adopted_path(task.number), table_bytes(table.replace_schema_metadata(footer)))
     return task.number, facts
@@ -168,13 +171,20 @@ def _label_names(path: str) -> tuple[str, ...]:
     return read_label_names(path)
 
 
-def _facts(task: TarTask, table: pa.Table, sha256: str) -> TarFacts:
+def _modified(task: TarTask) -> int:
+    """When a local tar was changed; 0 for one in a bucket, and for one that is gone, which its reader says."""
+    path = open_store(task.tars_url).local_path(task.path)
+    return path.stat().st_mtime_ns if path is not None and path.exists() else 0
+
+
+def _facts(task: TarTask, table: pa.Table, sha256: str, modified: int) -> TarFacts:
     fit = table.filter(table["reason"].is_null())
     labels = [label for some in fit["labels"].to_pylist() for label in some]
     even = fit.filter(fit["not_integer"].is_null())
     return TarFacts(
         path=task.path,
         num_bytes=task.num_bytes,
+        modified=modified,
         sha256=sha256,
         spec_hash=task.spec_hash,
         num_fit=fit.num_rows,
@@ -194,8 +204,9 @@ def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
         facts = read_record(TarFacts, (table.schema.metadata or {}).get(_FACTS_KEY, b""))
     except (MissingObjectError, ValueError):
         return None
-    is_same = (facts.path, facts.num_bytes, facts.spec_hash) == (task.path, task.num_bytes, task.spec_hash)
-    return facts if is_same and facts == _facts(task, table, facts.sha256) else None
+    now = _modified(task) or facts.modified
+    said, is_now = (facts.path, facts.num_bytes, facts.spec_hash), (task.path, task.num_bytes, task.spec_hash)
+    return facts if said == is_now and facts == _facts(task, table, facts.sha256, now) else None
 
 
 def _read(task: TarTask) -> tuple[pa.Table, str]:

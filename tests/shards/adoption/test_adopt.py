@@ -224,6 +224,24 @@ def test_refused_samples_are_listed_and_counted(tmp_path: Path) -> None:
     assert len(images_of(open_dataset(url))) == 13
 
 
+def test_a_tar_that_was_corrected_is_read_again(tmp_path: Path) -> None:
+    """Its size is the same, since tars are padded: the labels that it had before were kept."""
+    store = open_store(str(tmp_path))
+
+    def members(tar: int, number: int) -> dict[str, bytes]:
+        return with_cls(tar, number) | {"cls": b"cat" if tar != 1 or number else b"None"}
+
+    write_tars(store, members)
+    with pytest.raises(UserError, match="samples cannot be adopted"):
+        run(adoption_of(str(tmp_path)))
+    before = dict(store.list_sizes())
+    write_tars(store, lambda tar, number: with_cls(tar, number) | {"cls": b"dog"})
+    assert all(before[path] == size for path, size in store.list_sizes() if path.endswith(".tar"))
+    run(adoption_of(str(tmp_path)))
+    assert open_dataset(str(tmp_path)).label_names == ("dog",)
+    assert verify_dataset(str(tmp_path), deep=True) == []
+
+
 def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They must not turn the integers into names, which would give every class another id."""
     odd = {(0, 3): b"1.0", (1, 0): b"cat"}

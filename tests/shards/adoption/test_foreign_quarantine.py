@@ -19,6 +19,7 @@ def facts_of(num_labels: int, num_integers: int) -> TarFacts:
     return TarFacts(
         path="a.tar",
         num_bytes=1,
+        modified=0,
         sha256="",
         spec_hash="",
         num_fit=num_labels,
