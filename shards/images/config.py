@@ -44,8 +44,8 @@ class ImageChecks:
     """Which damaged images are left out, beside those that cannot be opened."""
 
     truncated: Literal["auto", "quarantine", "keep"] = "auto"
-    """JPEGs of which a part is missing: auto leaves them out if --resize is used, which would hide it; quarantine
-    always does (it decodes each JPEG, which takes longer); keep never does: verify --deep finds them."""
+    """JPEGs and PNGs of which a part is missing: auto leaves them out if --resize is used, which would hide it;
+    quarantine always does (it decodes each image, which takes longer); keep never does: verify --deep finds them."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="images.")

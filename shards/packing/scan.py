@@ -17,6 +17,7 @@ from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import read_header
 from shards.images.jpeg_damage import jpeg_damage
 from shards.images.perceptual import perceptual_hash
+from shards.images.png_damage import png_damage
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
 from shards.packing.staging import StagedFile
@@ -158,8 +159,9 @@ def _facts(image: ImageBytes, spec: PackSpec) -> dict[str, object]:
     if isinstance(image, OSError):
         raise ImageRefusedError(f"unreadable: {image}")
     header = read_header(image, spec.limits)
-    if spec.refuses_truncated and (damage := jpeg_damage(image)):
-        raise ImageRefusedError(f"truncated: a part of the JPEG is missing ({damage})")
+    if spec.refuses_truncated and (damage := jpeg_damage(image) or png_damage(image)):
+        kind = "PNG" if header.ext == "png" else "JPEG"
+        raise ImageRefusedError(f"truncated: a part of the {kind} is missing ({damage})")
     return {
         "ext": header.ext,
         "height": header.height,

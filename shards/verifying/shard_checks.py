@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from shards.images.jpeg_damage import jpeg_damage
+from shards.images.png_damage import png_damage
 from shards.index import IndexRow, ShardCommit
 from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard
@@ -228,8 +229,8 @@ def check_decode(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
             continue
         if (height, width) != (row.height, row.width):
             yield f"row {number} is {height}x{width}, the index says {row.height}x{row.width}"
-        elif damage := jpeg_damage(data):
-            yield f"row {number} ({row.source}) is damaged: {damage}; the rest of it decodes to grey or noise"
+        elif damage := jpeg_damage(data) or png_damage(data):
+            yield f"row {number} ({row.source}) is damaged: {damage}; the rest of it decodes to grey, black or noise"
 
 
 def _opened(tar: Tar) -> BinaryIO:
