@@ -71,7 +71,7 @@ def run(job: EvaluateJob) -> int:
             _write(Path(job.run_dir), _CLASSES, counts.of_classes(dataset.label_names, labels))
             _write(Path(job.run_dir), _EXAMPLES, _shown(examples, dataset, weights, job, world))
             _write(Path(job.run_dir), _SCORES, asdict(scores))
-        put(score_text(job, scores) + "\n")
+        put(score_text(job, scores, num_classes=len(labels)) + "\n")
     return exit_codes.DONE
 
 
@@ -135,16 +135,17 @@ def _write(run_dir: Path, name: str, content: object) -> None:
         raise _not_writable(name, run_dir, error) from error
 
 
-def score_text(job: EvaluateJob, scores: Scores) -> str:
+def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
     """A few lines for people, or one JSON object: the scores, the weights, the dataset."""
     if job.json:
         return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
     without = f", {scores.num_unlabeled:,} others without a label that counts" if scores.num_unlabeled else ""
+    in_five = f"top-5 {scores.top5:.4f}, " if num_classes > 5 else ""  # of five classes or fewer, it is always 1
     return (
         f"{where}\n"
         f"accuracy {scores.accuracy:.4f} (chance {scores.chance:.4f}), loss {scores.loss:.4f}, "
         f"{scores.num_images:,} images{without}\n"
-        f"top-5 {scores.top5:.4f}, mean per class {scores.mean_per_class:.4f}, "
+        f"{in_five}mean per class {scores.mean_per_class:.4f}, "
         f"calibration error {scores.calibration_error:.4f}"
     )

@@ -15,6 +15,8 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+# Names beside train and test in published datasets (STL-10, SVHN); as the name of a class they are none by themselves.
+_BESIDE_SPLITS = frozenset(("unlabeled", "unlabelled", "extra", "holdout", "hold-out", "held-out"))
 SPLIT_COLUMN = "split"
 _MOST_SHOWN = 6
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also of mnistTrain
@@ -48,7 +50,8 @@ def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collect
 
 def splits_among(names: Collection[str]) -> dict[str, str]:
     """Returns those of the names that differ in the name of a split alone, such as train2017 and val2017, and the split
-    of each; also names that are all exactly splits. Class names such as `test tube` and `train station` are none."""
+    of each; also names that are all exactly splits, or go with them. Class names such as `test tube` and `train
+    station` are none."""
     groups: dict[str, dict[str, str]] = {}
     for name in sorted(names):
         for word in _WORD.finditer(name):
@@ -56,8 +59,10 @@ def splits_among(names: Collection[str]) -> dict[str, str]:
                 rest = f"{name[: word.start()]}*{name[word.end() :]}".casefold()
                 groups.setdefault(rest, {})[name] = split
     found = {name: split for group in groups.values() if len(set(group.values())) > 1 for name, split in group.items()}
+    beside = {name: name.casefold() for name in names if name.casefold() in _BESIDE_SPLITS}
     exact = {name: split_of(name) for name in sorted(names) if split_of(name)}
-    return found or (exact if len(exact) == len(names) else {})
+    are_all = bool(exact) and len(exact) + len(beside) == len(names)
+    return found or (exact | beside if are_all else {})
 
 
 def refuse_classes_of_splits(classes: Collection[str]) -> None:

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from jobs import exit_codes
 from jobs.data import pack
-from jobs.models.evaluate import EvaluateJob, run
+from jobs.models.evaluate import EvaluateJob, run, score_text
 from jobs.models.weights_used import say_other_transform
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData
+from pipeline.evaluation.scores import Scores
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
@@ -279,3 +280,12 @@ def test_images_that_are_prepared_otherwise_than_in_the_run_are_mentioned(
         assert caplog.messages == []
         say_other_transform(Usage(transform=own), EvaluationTransform(antialias=True))
     assert caplog.messages == [f"{said} {flags}"] * bool(flags)
+
+
+@pytest.mark.parametrize(("num_classes", "has_top5"), [(5, False), (6, True)])
+def test_top_5_is_said_where_it_can_be_wrong(num_classes: int, has_top5: bool) -> None:
+    shares: dict[str, Any] = dict.fromkeys(("accuracy", "top5", "mean_per_class", "calibration_error", "chance"), 0.5)
+    scores = Scores(num_images=10, num_unlabeled=0, loss=0.5, **shares)
+    said = score_text(EvaluateJob(weights="w"), scores, num_classes=num_classes)
+    assert ("top-5" in said) is has_top5
+    assert "mean per class 0.5000" in said
