@@ -40,7 +40,7 @@ def run(job: EvaluateJob) -> int:
     refuse_no_classifier(weights)
     labels = weights.labels[: weights.config.num_classes]
     if world.is_first:
-        say_weights_used(job.weights)
+        say_weights_used(job.weights, scored=dataset.fingerprint)
         say_other_transform(weights.usage, job.data.transform)
     targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:

@@ -16,8 +16,9 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20
 
 
-def say_weights_used(weights: str) -> None:
-    """Logs the step of a finished run's weights, and the kept checkpoint that scored better, if there is one.
+def say_weights_used(weights: str, *, scored: str = "") -> None:
+    """Logs the step of a finished run's weights, and the kept checkpoint that scored better, if there is one. Warns if
+    `scored`, the fingerprint of a dataset, is of one that the run was trained on.
 
     `weights` is a run directory or its weights folder. Nothing is said of other folders, which do not know their run.
     """
@@ -30,6 +31,9 @@ def say_weights_used(weights: str) -> None:
     kind = "averaged weights" if done.job.ema_decay else "weights"
     lines = [f"{run_dir}: {kind} of step {done.step:,}, its last", *better_checkpoint(run_dir, step=done.step)]
     log.info("%s", "\n".join(printable_name(line) for line in lines))
+    trained_on = done.position.dataset
+    if scored and scored in ((trained_on,) if isinstance(trained_on, str) else trained_on):
+        log.warning("the run was trained on this dataset, so its accuracy here says nothing about new images")
 
 
 def say_other_transform(usage: Usage, transform: EvaluationTransform) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from jobs import exit_codes
 from jobs.data import pack
 from jobs.models.evaluate import EvaluateJob, run, score_text
-from jobs.models.weights_used import say_other_transform
+from jobs.models.weights_used import say_other_transform, say_weights_used
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData
@@ -30,7 +30,7 @@ from shards.sources.folders import FolderSource
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.processes import patchline
-from tests.rigs.training import losses, pretrain_words
+from tests.rigs.training import FinishedRuns, losses, pretrain_words
 from tests.rigs.training import run as train
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
@@ -289,3 +289,13 @@ def test_top_5_is_said_where_it_can_be_wrong(num_classes: int, has_top5: bool) -
     said = score_text(EvaluateJob(weights="w"), scores, num_classes=num_classes)
     assert ("top-5" in said) is has_top5
     assert "mean per class 0.5000" in said
+
+
+def test_a_score_on_what_was_trained_on_is_said_to_be_none(
+    finished_runs: FinishedRuns, digits: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir, warning = finished_runs.get(1), "the run was trained on this dataset"
+    say_weights_used(str(run_dir), scored=open_dataset(digits).fingerprint)
+    assert warning not in caplog.text
+    say_weights_used(str(run_dir / "weights"), scored=open_dataset(finished_runs.url).fingerprint)
+    assert warning in caplog.text
