@@ -126,7 +126,7 @@ def test_nothing_is_recomputed_where_no_gradient_is_wanted() -> None:
     [
         pytest.param("aot_eager", False, id="traced"),
         pytest.param("aot_eager", True, id="traced, recomputed"),
-        pytest.param("inductor", False, id="compiled", marks=[pytest.mark.slow, needs_compiler]),
+        pytest.param("inductor", False, id="compiled", marks=[pytest.mark.long, needs_compiler]),
     ],
 )
 def test_compiling_keeps_names_and_results(backend: str, recomputed: bool) -> None:

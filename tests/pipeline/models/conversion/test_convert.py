@@ -262,14 +262,8 @@ def test_a_resampled_export_is_what_transformers_resamples(transformers: ModuleT
     assert difference(ours, lambda x: at_24(x).logits, images_BHW3) < 2e-5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "written",
-    [
-        "timm",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("hugging_face", "vision_transformer", "big_vision")),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("written", ["timm", "hugging_face", "vision_transformer", "big_vision"])
 def test_a_whole_b16_goes_out_and_comes_back(
     timm: ModuleType, transformers: ModuleType, tmp_path: Path, written: Format
 ) -> None:
