@@ -15,10 +15,6 @@ from pipeline.models.activations import activations_of
 from pipeline.models.flops import forward_flops
 from pipeline.training.fitting.memory import pass_of
 from shards.errors import UserError
-from shards.pages.plots import Axis, Frame, labelled, ticks
-
-_MOST_TICKS = 8
-_WHOLE, _PART = "joined line-0", "joined line-1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,24 +75,3 @@ def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
             few(at.activation_bytes / 1e6),
         )
     return table
-
-
-def size_panels(found: Sequence[AtSize]) -> list[tuple[Frame, list[str], list[tuple[str, str]]]]:
-    """Operations and memory over the image size: the axes, the lines, and the name and style of each for a legend."""
-    sizes = [at.image_size for at in found]
-    shown = labelled(sizes[:: -(-len(sizes) // _MOST_TICKS)])
-    x = Axis(name="image size, px", low=sizes[0], high=sizes[-1], ticks=shown, margin=0.03)
-    lines = {
-        "GFLOP, forward": {
-            "all": (_WHOLE, [at.forward_flops / 1e9 for at in found]),
-            "attention's products": (_PART, [at.attention_flops / 1e9 for at in found]),
-        },
-        "Memory of an image, MB": {"training": (_WHOLE, [at.activation_bytes / 1e6 for at in found])},
-    }
-    panels = []
-    for name, drawn in lines.items():
-        high = 1.05 * max(value for _, values in drawn.values() for value in values)
-        frame = Frame(x=x, y=Axis(name=name, low=0, high=high, ticks=labelled(ticks(0, high))))
-        paths = [frame.line(zip(sizes, values, strict=True), style) for style, values in drawn.values()]
-        panels.append((frame, paths, [(what, style) for what, (style, _) in drawn.items()]))
-    return panels

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from jobs.planning.image_sizes import AtSize, size_panels
+from jobs.planning.image_sizes import AtSize
 from jobs.planning.nodes import Row, summary
 from jobs.settings.models import PlanJob
 from shards.errors import UserError
@@ -28,7 +28,7 @@ def write_plot(job: PlanJob, rows: Sequence[Row], sizes: Sequence[AtSize] = ()) 
     path, panels, told = Path(job.out), [], f"{job.recipe or 'A run'} over the image size."
     if rows:
         panels, told = [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)
-    for frame, lines, names in size_panels(sizes) if sizes else ():
+    for frame, lines, names in _size_panels(sizes) if sizes else ():
         panels.append((frame, [*lines, *_legend(names, first=TOP + 6)]))
     if path.suffix.lower() == ".html":
         title = f"patchline plan {job.recipe}".rstrip()
@@ -105,6 +105,27 @@ def _hours(rows: Sequence[Row], price: float) -> tuple[Frame, list[str]]:
         place = f'x="{WIDTH - RIGHT}" y="{frame.down(at) - 4:.1f}" text-anchor="end"'
         drawn.append(f"<text {place}>{escape(number(at * price))}</text>")
     return frame, drawn
+
+
+def _size_panels(found: Sequence[AtSize]) -> list[tuple[Frame, list[str], list[tuple[str, str]]]]:
+    """Operations and memory over the image size: the axes, the lines, and the name and style of each for a legend."""
+    sizes = [at.image_size for at in found]
+    shown = labelled(sizes[:: -(-len(sizes) // _MOST_TICKS)])
+    x = Axis(name="image size, px", low=sizes[0], high=sizes[-1], ticks=shown, margin=0.03)
+    lines = {
+        "GFLOP, forward": {
+            "all": (_DAYS, [at.forward_flops / 1e9 for at in found]),
+            "attention's products": (_RATES[0], [at.attention_flops / 1e9 for at in found]),
+        },
+        "Memory of an image, MB": {"training": (_DAYS, [at.activation_bytes / 1e6 for at in found])},
+    }
+    panels = []
+    for name, drawn in lines.items():
+        high = 1.05 * max(value for _, values in drawn.values() for value in values)
+        frame = Frame(x=x, y=Axis(name=name, low=0, high=high, ticks=labelled(ticks(0, high))))
+        paths = [frame.line(zip(sizes, values, strict=True), style) for style, values in drawn.values()]
+        panels.append((frame, paths, [(what, style) for what, (style, _) in drawn.items()]))
+    return panels
 
 
 def _line(frame: Frame, rows: Sequence[Row], values: Sequence[float], style: str) -> str:

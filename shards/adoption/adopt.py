@@ -162,11 +162,12 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
 def _refuse_ambiguous(found: set[str], known: tuple[str, ...]) -> None:
     """Labels are ids or names of classes. With both, 1 might be the class named 1 or the second one."""
     ids = sorted(found.difference(known))
-    names = sorted(name for name in found.intersection(known) if is_integer(name) and known.index(name) != int(name))
+    places = {name: place for place, name in enumerate(known)}
+    names = sorted(name for name in found & places.keys() if is_integer(name) and places[name] != int(name))
     if ids and names:
         raise UserError(
             f"the label {ids[0]} is the number of a class in --labels-file, but {names[0]} is the name of class "
-            f"{known.index(names[0])} there; give names that are no numbers, or names to all labels"
+            f"{places[names[0]]} there; give names that are no numbers, or names to all labels"
         )
 
 

@@ -9,7 +9,7 @@ from shards.local_file import read_local_text
 from shards.output.quantities import plural
 from shards.schema.config_values import whole_number
 from shards.sources.archives import is_tar_name
-from shards.sources.splits import files_of_splits
+from shards.sources.splits import files_of_splits, refuse_several
 from shards.store import open_store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -61,13 +61,12 @@ def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[
 
 
 def _refuse_mixed_splits(names: list[str], tars_url: str) -> None:
-    found = files_of_splits(names)
-    if len(found) > 1:
-        counts = ", ".join(f"{split} ({plural(len(some), 'tar')}: {some[0]})" for split, some in found.items())
-        raise UserError(
-            f"the tars at {tars_url} are of the splits {counts}, which would become one dataset; index each split with "
-            "--split and its own --index-url, and list its tars in a file for --tars-file, one path per line"
-        )
+    found = {split: f"{plural(len(some), 'tar')}: {some[0]}" for split, some in files_of_splits(names).items()}
+    todo = (
+        "index each split with --split and its own --index-url, and list its tars in a file for --tars-file, one path "
+        "per line"
+    )
+    refuse_several(found, what=f"the tars at {tars_url} are", todo=todo)
 
 
 def expanded(pattern: str) -> Iterator[str]:

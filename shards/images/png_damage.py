@@ -42,9 +42,12 @@ def _raw_bytes(header: bytes | memoryview) -> int:
 
 
 def _num_inflated(inflate: "zlib._Decompress", body: bytes | memoryview, *, most: int) -> int:
-    """How many bytes a part of the stream inflates to, up to about `most`."""
-    found, left = 0, bytes(body)
-    while left and found < most and not inflate.eof:
-        found += len(inflate.decompress(left, _PIECE_BYTES))
-        left = inflate.unconsumed_tail
+    """How many bytes a part of the stream inflates to, up to about `most`. It is handed over in pieces, since zlib
+    copies what it has not consumed."""
+    found = 0
+    for begin in range(0, len(body), _PIECE_BYTES):
+        left = bytes(body[begin : begin + _PIECE_BYTES])
+        while left and found < most and not inflate.eof:
+            found += len(inflate.decompress(left, _PIECE_BYTES))
+            left = inflate.unconsumed_tail
     return found

@@ -14,7 +14,7 @@ from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
-from shards.sources.splits import refusing_mixed_folders, split_of
+from shards.sources.splits import refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within
 from shards.storage.local import LocalStore
@@ -251,7 +251,8 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
         folder, slash, file = name.rpartition("/")
         stem, _, suffix = file.lower().partition(".")
         key, suffixes = (here := f"{folder}{slash}{stem}"), (suffixes if here == key else set()) | {suffix}
-        _refuse_samples(entry, suffixes)
+        if len(suffixes) > 1:
+            _refuse_samples(entry, suffixes)
         if not is_image_name(name) and not is_hidden(name):
             others.append(name)
         if is_image_name(name):
@@ -273,12 +274,8 @@ def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
     """UserError for an image of a second split in one class tar; `found`: the splits so far, each with an image."""
     for split in filter(None, map(split_of, name.split("/")[:-1])):
         found.setdefault(split, printable(name))
-    if len(found) > 1:
-        examples = ", ".join(f"{split} ({image})" for split, image in found.items())
-        raise UserError(
-            f"{tar.name} holds images of the splits {examples}, which would become one dataset; write the images of "
-            "each split to tars of their own"
-        )
+    todo = "write the images of each split to tars of their own"
+    refuse_several(found, what=f"{tar.name} holds images", todo=todo)
 
 
 def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:

@@ -14,6 +14,7 @@ from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import Entry, ImageBytes, printable
+from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_split_classes, refusing_mixed_folders
 from shards.sources.table_labels import label_names
 from shards.sources.tables import path_in, read_rows
 from shards.sources.tree import SYSTEM_FOLDERS, Tree, list_images, refused_entry
@@ -40,13 +41,9 @@ class FolderSource:
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path. UserError if the folders are splits."""
-        from shards.sources.splits import refusing_mixed_folders
-
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
-        from shards.sources.splits import refuse_split_classes
-
         folders, nested = dict[str, str](), set[str]()
         for path, num_bytes in list_images(self.root):
             label, slash, rest = path.partition("/")
@@ -111,8 +108,6 @@ class FlatSource:
 
     def entries(self) -> Iterator[Entry]:
         """Sorted by path. UserError if they lie in folders of different splits, and no table lists them."""
-        from shards.sources.splits import refusing_mixed_folders
-
         if self.labels_csv:
             return self._labelled_by_table()
         return refusing_mixed_folders(self._labelled_by_name(), self.root)
@@ -159,8 +154,6 @@ class FlatSource:
 
     def _rows(self) -> Iterator[Row]:
         """(file, its labels, empty) of each row; (empty, the row's number, reason) of an invalid row."""
-        from shards.sources.splits import SPLIT_COLUMN, Splits
-
         columns = {"file-column": self.file_column, "label-column": self.label_column}
         splits = Splits(wanted="")
         for number, values in read_rows(self.labels_csv, columns, beside=SPLIT_COLUMN):

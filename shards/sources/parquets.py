@@ -12,7 +12,7 @@ from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
-from shards.sources.splits import SPLIT_COLUMN, refuse_mixed_splits, refuse_rows_of_splits, split_of
+from shards.sources.splits import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
 from shards.sources.table_labels import label_names
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
@@ -67,7 +67,8 @@ class ParquetSource:
             names = footer.names
             for split in footer.splits:
                 splits.setdefault(split, printable(path))
-            refuse_rows_of_splits(splits)
+            todo = "write the rows of each split to files of their own, and pack these with --split"
+            refuse_several(splits, what=f"column {SPLIT_COLUMN!r} has rows", todo=todo)
             if first_names is None:
                 first_names = names
             if names != first_names:

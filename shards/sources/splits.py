@@ -75,6 +75,13 @@ def refuse_classes_of_splits(classes: Collection[str]) -> None:
         )
 
 
+def refuse_several(found: Mapping[str, str], *, what: str, todo: str) -> None:
+    """Raises UserError if images are of more than one split. `found`: each split, and where it was found."""
+    if len(found) > 1:
+        examples = ", ".join(f"{split} ({where})" for split, where in found.items())
+        raise UserError(f"{what} of the splits {examples}, which would become one dataset; {todo}")
+
+
 def refusing_mixed_folders(entries: Iterable[Entry], root: str, *, option: str = "--source.root") -> Iterator[Entry]:
     """Hands on the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
     would become one dataset."""
@@ -87,22 +94,8 @@ def refusing_mixed_folders(entries: Iterable[Entry], root: str, *, option: str =
             for split in filter(None, map(split_of, folder.split("/"))):
                 found.setdefault(split, entry.name)
         yield entry
-    if len(found) > 1:
-        examples = ", ".join(f"{split} ({name})" for split, name in found.items())
-        raise UserError(
-            f"below {option} {root!r} lie images of the splits {examples}, which would become one dataset; give "
-            "the folder of one split and --split, or list the images of each with patchline pack manifest"
-        )
-
-
-def refuse_rows_of_splits(found: Mapping[str, str]) -> None:
-    """Refuses Parquet files whose rows are of several splits; `found`: each split, and a file with rows of it."""
-    if len(found) > 1:
-        examples = ", ".join(f"{split} ({where})" for split, where in found.items())
-        raise UserError(
-            f"column {SPLIT_COLUMN!r} has rows of the splits {examples}, which would become one dataset; write the "
-            "rows of each split to files of their own, and pack these with --split"
-        )
+    todo = "give the folder of one split and --split, or list the images of each with patchline pack manifest"
+    refuse_several(found, what=f"below {option} {root!r} lie images", todo=todo)
 
 
 class Splits:
@@ -114,15 +107,14 @@ class Splits:
 
     def has(self, cell: Any, path: str, number: int) -> bool:
         """Whether a row is packed. Raises UserError if it is of a second split, and none is wanted."""
+        if cell is None and not self._wanted:
+            return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
         if name not in self._seen and len(self._seen) < _MOST_SHOWN and (self._wanted or name in _SPLITS.values()):
             self._seen[name] = f"{printable(path.rpartition('/')[2])} row {number}"
-        if not self._wanted and len(self._seen) > 1:
-            examples = ", ".join(f"{split} ({where})" for split, where in self._seen.items())
-            raise UserError(
-                f"column {SPLIT_COLUMN!r} has rows of the splits {examples}, which would become one dataset; pack each "
-                "with patchline pack manifest --source.split-column split --split NAME"
-            )
+        if not self._wanted:
+            todo = "pack each with patchline pack manifest --source.split-column split --split NAME"
+            refuse_several(self._seen, what=f"column {SPLIT_COLUMN!r} has rows", todo=todo)
         self._is_found = self._is_found or name == self._wanted
         return not self._wanted or name == self._wanted
 
@@ -156,12 +148,8 @@ def files_of_splits(paths: Sequence[str]) -> dict[str, list[str]]:
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
     """Refuses files of different splits. Raises UserError."""
-    found = files_of_splits(paths)
-    if len(found) < 2:
-        return
-    first, files = next(iter(found.items()))
-    counts = ", ".join(f"{split} ({plural(len(some), 'file')})" for split, some in found.items())
-    raise UserError(
-        f"--source.files are of the splits {counts}, which would become one dataset; pack each as its own dataset, "
-        f"for example: --source.files {shlex.quote(files[0])}{' ...' if len(files) > 1 else ''} --split {first}"
-    )
+    found, example = dict[str, str](), ""
+    for split, files in files_of_splits(paths).items():
+        found[split] = plural(len(files), "file")
+        example = example or f"--source.files {shlex.quote(files[0])}{' ...' if len(files) > 1 else ''} --split {split}"
+    refuse_several(found, what="--source.files are", todo=f"pack each as its own dataset, for example: {example}")

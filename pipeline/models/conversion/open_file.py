@@ -31,11 +31,13 @@ def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
 def without_prefixes(file: TensorFile) -> TensorFile:
     """The same tensors without such prefixes. UserError if two would then have one name."""
     names: dict[str, str] = {}
-    models = {bare_name(name).removesuffix(_FIRST[1:]) for name in file.shapes if name.endswith(_FIRST)}
-    if len(models) > 1:
-        raise UserError(f"{file.where!r} holds several models, {', '.join(sorted(models))}; save one of them alone")
+    firsts = [name for name in file.shapes if name.endswith(_FIRST)]
+    if len(firsts) > 1:
+        models = ", ".join(sorted(name.removesuffix(_FIRST[1:]) for name in firsts))
+        raise UserError(f"{file.where!r} holds several models, {models}; save one of them alone")
+    prefix = bare_name(firsts[0]).removesuffix(_FIRST[1:]) if firsts else ""
     for name in file.shapes:
-        bare = bare_name(name).removeprefix("".join(models))
+        bare = bare_name(name).removeprefix(prefix)
         if bare in names:
             raise UserError(f"{names[bare]} and {name} in {file.where!r} would both be {bare}; save one of them alone")
         names[bare] = name

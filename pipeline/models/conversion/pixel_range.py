@@ -80,10 +80,9 @@ def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
     """The pixels that timm's `pretrained_cfg`, or the arguments of a script, declare; None if they say nothing.
     Arguments may be of 255, as 123.675 is."""
     mean, deviation = description.get("mean"), description.get("std")
-    if mean is None and deviation is None and isinstance(choice := description.get(_BEIT_CHOICE), bool):
-        return PIXELS["imagenet" if choice else "paper"]
     if mean is None and deviation is None:
-        return None
+        choice = description.get(_BEIT_CHOICE)
+        return PIXELS["imagenet" if choice else "paper"] if isinstance(choice, bool) else None
     if _is_of_255(mean, above=1) and _is_of_255(deviation, above=0.99):
         mean, deviation = ([value / 255 for value in values] for values in (mean, deviation))
     return _range([0.5] * 3 if mean is None else mean, [0.5] * 3 if deviation is None else deviation, where=where)

@@ -56,6 +56,12 @@ def test_pixel_data_that_ends_early(num_chunks: int) -> None:
     assert png_damage(half) == "its pixel data has 2,320 of 4,640 bytes"
 
 
+def test_pixel_data_that_is_larger_than_a_piece() -> None:
+    whole = np.random.default_rng(0).integers(0, 256, 200 * (1 + 3 * 500), dtype=np.uint8).tobytes()
+    assert png_damage(with_raw(whole, height=200, width=500)) == ""
+    assert png_damage(with_raw(whole[:-1], height=200, width=500)) == "its pixel data has 300,199 of 300,200 bytes"
+
+
 def test_interlaced_images() -> None:
     """Of 5 x 3 pixels, the second pass has a single one, and the third has no row."""
     sizes = [(1, 1), (1, 1), (0, 0), (1, 1), (3, 1), (2, 2), (5, 1)]  # columns and rows of each pass
