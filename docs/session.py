@@ -171,7 +171,7 @@ def train(screen: Terminal) -> None:
 def after(screen: Terminal) -> None:
     """Uses the weights."""
     screen.title("Evaluate, predict, export")
-    screen.run("patchline evaluate resize --weights runs/photos --data.url data/photos-test")
+    screen.run("patchline evaluate runs/photos --data.url data/photos-test")
     screen.run("patchline predict runs/photos photographs/test/*/*beagle* README.md --top 2")
     screen.run("patchline export runs/photos --out photos-timm --format timm")
     screen.run("patchline export runs/photos --out photos-timm --format hugging_face")

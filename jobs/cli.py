@@ -31,7 +31,7 @@ from jobs.mistakes import (
 )
 from jobs.output import put
 from jobs.ranks import must_start, run_ranks, tell_torchrun
-from jobs.resolve import default_job
+from jobs.resolve import default_job, has_recipe
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError
@@ -165,6 +165,8 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
     if _rank() == 0 and (note := kept_sizes(job, words)):
         log.warning(note)
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
+    if stage == "evaluate" and has_recipe(stage, word) and _rank() == 0:
+        log.info("evaluate RECIPE --weights WEIGHTS is the old form; the next version has only evaluate WEIGHTS")
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
     name = STAGES[stage].module
@@ -220,12 +222,12 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
 
 
 def _no_second_word(stage: str, *, requested: bool) -> int:
-    missing = "" if requested or STAGES[stage].recipes else f"{STAGES[stage].field.upper()} is missing\n"
+    missing = "" if requested or not STAGES[stage].field else f"{STAGES[stage].field.upper()} is missing\n"
     return _show(missing + second_words(stage, _recipes(stage), columns()), requested=requested)
 
 
 def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
-    return recipes_of(stage) if STAGES[stage].recipes else {}
+    return recipes_of(stage) if STAGES[stage].recipes and not STAGES[stage].field else {}
 
 
 def _show(text: str, *, requested: bool) -> int:

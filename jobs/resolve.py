@@ -7,16 +7,16 @@ that a user names, and is found only by its path.
 import importlib.util
 import inspect
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jobs.mistakes import unknown_recipe
+from jobs.mistakes import similar, unknown_recipe
 from jobs.recipes.smoke import SUFFIX, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from jobs.warmup import shortened
@@ -108,8 +108,9 @@ def default_job(stage: str, word: str) -> Any:
     if stage in WITH_RECIPES:
         record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
         is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
-        if is_run and stage == "evaluate":
-            _refuse_trained(word, record)
+        is_job = is_own(word) or is_file(word) or has_recipe(stage, word)
+        if stage == "evaluate" and not is_job and not (is_run and _is_evaluation(record)):
+            return _evaluation_of(word)
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
@@ -118,14 +119,24 @@ def default_job(stage: str, word: str) -> Any:
     return job_class(stage)(**({field: word} if field and word else {}))
 
 
-def _refuse_trained(word: str, record: Path) -> None:
-    """UserError for a run of training, whose job.yaml is of no evaluation but whose weights can be evaluated."""
+def _is_evaluation(record: Path) -> bool:
+    """Whether a job.yaml is of an evaluation, to be repeated, and not of a run whose weights are to be evaluated."""
     from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
 
-    trained = open_job(record).stage
-    if trained in WITH_SMOKE:
-        command = f"patchline evaluate resize --weights {shlex.quote(word)} --data.url URL"
-        raise UserError(f"{word!r} is a run of {trained}; to evaluate its weights: {command}")
+    return open_job(record).stage == "evaluate"
+
+
+def _evaluation_of(weights: str) -> Any:
+    """The evaluation of these weights: images are prepared, and logits read, as their config.json says."""
+    from pipeline.models.weights.usage import read_usage  # noqa: PLC0415 - not needed for most commands
+
+    job = job_class("evaluate")(weights=weights)
+    if not weights:
+        return job
+    if not Path(weights).exists() and "/" not in weights and similar(weights, list(recipes_of("evaluate"))):
+        raise unknown_recipe(weights, "evaluate", list(recipes_of("evaluate")))
+    usage = read_usage(Path(weights))
+    return replace(job, loss=usage.loss, data=replace(job.data, transform=usage.transform))
 
 
 def stages_of(word: str) -> tuple[str, ...]:

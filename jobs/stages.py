@@ -23,7 +23,7 @@ class Stage:
     recipes: str = ""
     """Where RECIPES is, name -> function that returns a job, if the second word is a recipe or a YAML file."""
     field: str = ""
-    """The job's field that the second word sets if it is no recipe."""
+    """The job's field that the second word sets if it is no recipe. With `recipes`, these are of earlier versions."""
     takes_file: bool = False
     """Whether the second word may be a YAML file with every field instead."""
     is_optional: bool = False
@@ -42,7 +42,7 @@ class Stage:
     @property
     def usage(self) -> str:
         """What follows the command, as its usage shows it."""
-        if self.recipes:
+        if self.recipes and not self.field:
             return "RECIPE|FILE.yaml"
         if not self.field or self.is_optional:
             return ""
@@ -165,9 +165,14 @@ STAGES = {
         module="jobs.models.evaluate",
         job=("jobs.settings.models", "EvaluateJob"),
         recipes="jobs.recipes.evaluate",
+        field="weights",
+        takes_file=True,
         loads_torch=True,
         required=("--weights", "--data.url"),
-        examples=("evaluate resize --weights runs/digits/weights --data.url data/digits-test",),
+        examples=(
+            "evaluate runs/digits --data.url data/digits-test",
+            "evaluate timm_folder --data.url data/photos-test --run-dir runs/photos/scores",
+        ),
     ),
     "fewshot": Stage(
         summary="measure a run's representation with a few images per class",
@@ -189,7 +194,7 @@ STAGES = {
         field="weights",
         more="images",
         required=("--weights",),
-        examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos/*.jpg --json"),
+        examples=("predict runs/digits/weights a.png b.jpg --top 3", "predict runs/digits photos --json"),
     ),
     "inspect": Stage(
         summary="draw what a model has learned: filters, positions, attention",

@@ -39,7 +39,7 @@ SUBMITTED = {
     "finetune": Submitted(
         has_ranks=True, takes={"data": "--data.url", "weights": "--initial.weights"}, out="--run-dir", gives="run"
     ),
-    "evaluate": Submitted(has_ranks=True, takes={"data": "--data.url", "weights": "--weights"}, out="--run-dir"),
+    "evaluate": Submitted(has_ranks=True, takes={"data": "--data.url", "weights": SECOND}, out="--run-dir"),
     "fewshot": Submitted(has_ranks=True, takes={"data": "--data.url", "weights": SECOND}, out="--run-dir"),
     "report": Submitted(takes={"run": SECOND}),
 }

@@ -140,6 +140,9 @@ def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
 def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tuple[str, ...], ...]:
     """The arguments of each of the step's runs. `last`: the last unit of each step before it."""
     row, second = SUBMITTED[step.stage], step.recipe
+    takes = dict(row.takes)
+    if step.stage == "evaluate" and second:  # evaluate RECIPE --weights W, as in earlier versions
+        takes["weights"] = "--weights"
     given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
     for name in INPUTS:
         source = getattr(step, name)
@@ -154,13 +157,13 @@ def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tu
         if len(paths) > 1 and step.variants:
             raise UserError(f"step {step.name} and step {source} both have variants; write a step for each run")
         given = [list(extra) for extra in given for _ in paths] if len(given) == 1 else given
-        flag = row.takes[name]
+        flag = takes[name]
         for place, extra in enumerate(given):
             path = paths[place % len(paths)]
             extra.insert(0, path if flag == SECOND else f"{flag}={path}")
-    is_second_taken = any(getattr(step, name) and row.takes[name] == SECOND for name in row.takes)
+    is_second_taken = any(getattr(step, name) and flag == SECOND for name, flag in takes.items())
     if bool(second) == is_second_taken:
-        allowed = ", or ".join(f"`{name}:`" for name, flag in row.takes.items() if flag == SECOND)
+        allowed = ", or ".join(f"`{name}:`" for name, flag in takes.items() if flag == SECOND)
         raise UserError(f"step {step.name} needs {'either ' + allowed + ' or ' if allowed else ''}`recipe:`")
     words = []
     for place, extra in enumerate(given):

@@ -44,9 +44,8 @@ def use_of(facts: CardFacts) -> Use | None:
         words = ["pretrain", recipe, "--data.url", url, "--run-dir", run_dir]
         about = "A small model, trained in minutes on any machine. Larger ones are listed by: patchline pretrain"
         return _use("Train on it", about, words + ["--loss", "sigmoid"] * facts.tally.is_multi_label)
-    transform = "resize" if is_digits else "central_crop"
     about = "This evaluates the weights that a training run wrote."
-    return _use("Evaluate on it", about, ["evaluate", transform, "--weights", f"{run_dir}/weights", "--data.url", url])
+    return _use("Evaluate on it", about, ["evaluate", run_dir, "--data.url", url])
 
 
 def _use(title: str, about: str, words: list[str]) -> Use:

@@ -16,7 +16,8 @@ from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.examples import Examples, pictures
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.models.weights.folder import Weights, filled_model, open_weights, refuse_no_classifier
+from pipeline.models.conversion.convert import open_for_use, refuse_no_head
+from pipeline.models.weights.folder import Weights, filled_model
 from pipeline.ranks.world import World, current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
@@ -36,12 +37,12 @@ def run(job: EvaluateJob) -> int:
         if not value:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device, threads=job.threads)
-    weights, dataset = open_weights(job.weights), _opened(job)
-    refuse_no_classifier(weights)
+    weights, dataset = open_for_use(job.weights, say=world.is_first), _opened(job)
+    refuse_no_head(weights)
     labels = weights.labels[: weights.config.num_classes]
     if world.is_first:
         say_weights_used(job.weights, scored=dataset.fingerprint)
-        say_other_transform(weights.usage, job.data.transform)
+        say_other_transform(job.weights, weights.usage, job.data.transform)
     targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:
         _remove_scores(Path(job.run_dir))

@@ -9,9 +9,8 @@ from jobs.models.model_card import FILE_NAME, IN_FOLDERS, Exported, card_text, t
 from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ExportJob
-from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.convert import changed, open_for_use, save_as
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import open_weights
 from shards.errors import UserError
 
 __all__ = ["ExportJob", "run"]
@@ -23,7 +22,7 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     """Writes a file or folder, whole or not at all, and MODEL_CARD.md in a folder. `overwrite`: even if --out has other
     content."""
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
-    weights = open_weights(job.path)
+    weights = open_for_use(job.path)
     config, tensor = changed(weights, job)
     labels = () if job.new_head else weights.labels
 

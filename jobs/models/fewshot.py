@@ -19,7 +19,8 @@ from pipeline.evaluation.fewshot import (
     represented,
     transform_of,
 )
-from pipeline.models.weights.folder import filled_model, open_weights
+from pipeline.models.conversion.convert import open_for_use
+from pipeline.models.weights.folder import filled_model
 from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import write_whole
@@ -34,7 +35,7 @@ def run(job: FewshotJob) -> int:
         if not value:
             raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
     world = current_world(job.device, threads=job.threads)
-    weights = open_weights(job.weights)
+    weights = open_for_use(job.weights, say=world.is_first)
     data = chosen_data(*open_splits(job.data, group="data"), job)
     if job.run_dir and world.is_first:
         write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: the folder may not be writable

@@ -2,12 +2,11 @@
 
 import json
 import logging
-import os
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.models.image_files import KINDS, images_below
 from jobs.out_file import write_out
 from jobs.output import put
 from jobs.settings.models import InspectJob
@@ -16,7 +15,6 @@ from shards.errors import UserError
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
-_KINDS = (".jpg", ".jpeg", ".png", ".webp")
 _FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "tensorboard"
 
 
@@ -77,26 +75,15 @@ def image_files(job: InspectJob) -> list[Path]:
     if not job.images:
         return []
     try:
-        found = list(islice(_images_below(job.images), job.max_images))
+        found = list(islice(images_below(job.images), job.max_images))
     except OSError as error:
         raise UserError(f"--images is {job.images!r}: {error.strerror}; give a folder of images") from error
     if not found:
         raise UserError(
-            f"--images is {job.images!r}, which has no image; allowed: a folder of {', '.join(_KINDS)} files, also in "
+            f"--images is {job.images!r}, which has no image; allowed: a folder of {', '.join(KINDS)} files, also in "
             "folders below it"
         )
     return found
-
-
-def _images_below(folder: str) -> Iterator[Path]:
-    """The images in a folder by name, then those of the folders in it. OSError if one cannot be listed."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    for place, folders, names in os.walk(folder, onerror=fail):
-        folders.sort()
-        yield from (Path(place) / name for name in sorted(names) if Path(name).suffix.lower() in _KINDS)
 
 
 def _folder(job: InspectJob) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
+from jobs.models.image_files import image_names
 from jobs.output import WIDTH, fitted, put
 from pipeline.config_values import Device
 from shards.errors import UserError
@@ -28,9 +29,9 @@ class PredictJob:
     """The weights, and the images to predict. Images are prepared as in the run's own evaluation."""
 
     weights: str = ""
-    """Weights folder (RUN/weights), or the run directory."""
+    """A run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or .pth file."""
     images: tuple[str, ...] = ()
-    """Files to predict: JPEG, PNG or WebP. They may follow WEIGHTS without the flag."""
+    """Files to predict, JPEG, PNG or WebP, and folders of such files. They may follow WEIGHTS without the flag."""
     top: Annotated[int, Range(1)] = 5
     """Classes to show per image."""
     json: bool = False
@@ -50,16 +51,19 @@ def run(job: PredictJob) -> int:
         image = printable_name(shlex.quote(job.weights))
         raise UserError(f"the weights come first, and {image} is an image: patchline predict RUN {image}")
     if not job.images:
-        raise UserError(f"no image is given: patchline predict {job.weights} IMAGE...")
+        raise UserError(f"no image is given: patchline predict {job.weights} IMAGE|FOLDER...")
     # torch takes seconds to load, help must not
     from jobs.models.weights_used import say_weights_used  # noqa: PLC0415
     from pipeline.evaluation.predictor import batched, load_model  # noqa: PLC0415
 
     predictor = load_model(job.weights, device=job.device)
     say_weights_used(job.weights)
-    num_failed = sum(_predict(predictor, batch, job) for batch in batched(job.images))
+    num_images = num_failed = 0
+    for batch in batched(image_names(job.images)):
+        num_images += len(batch)
+        num_failed += _predict(predictor, batch, job)
     if num_failed:
-        log.warning("%d of %s could not be used", num_failed, plural(len(job.images), "image"))
+        log.warning("%d of %s could not be used", num_failed, plural(num_images, "image"))
     return exit_codes.FAULTS_FOUND if num_failed else exit_codes.DONE
 
 

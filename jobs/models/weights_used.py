@@ -1,13 +1,14 @@
 """Which weights of a run a command uses, and whether as the run did: said once, since a run keeps others too."""
 
 import logging
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.training.saving.finish import done_from_json
-from pipeline.training.summary import better_checkpoint, recipe_and_flags
+from pipeline.training.summary import better_checkpoint
 from shards.errors import InvalidDataError
 from shards.local_file import read_local_text
 from shards.output.terminal import printable_name
@@ -36,10 +37,13 @@ def say_weights_used(weights: str, *, scored: str = "") -> None:
         log.warning("the run was trained on this dataset, so its accuracy here says nothing about new images")
 
 
-def say_other_transform(usage: Usage, transform: EvaluationTransform) -> None:
-    """Logs the command of the weights' own evaluation, if this one prepares images otherwise. Being upright is no
-    difference: the papers' runs are evaluated without, and their recipes say so."""
+def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:
+    """Says so if this evaluation prepares images otherwise than the weights' own. Being upright is no difference: the
+    papers' runs are evaluated without, and their recipes say so."""
     own = replace(usage.transform, exif=transform.exif)
     if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
-        words = " ".join(recipe_and_flags(own))
-        log.info("images are prepared otherwise than in the weights' own evaluation: patchline evaluate %s", words)
+        log.info(
+            "images are prepared otherwise than in the weights' own evaluation, which patchline evaluate %s repeats "
+            "if no --data.transform flag is given",
+            printable_name(shlex.quote(weights)),
+        )

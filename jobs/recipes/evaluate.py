@@ -1,4 +1,5 @@
-"""Evaluation recipes: which transform a dataset is evaluated with."""
+"""Evaluation recipes of earlier versions: `patchline evaluate RECIPE --weights WEIGHTS`. `patchline evaluate WEIGHTS`
+prepares images as the weights' own evaluation does, and takes other transforms as flags."""
 
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ def resize() -> EvaluateJob:
 
     Images are upright; add --data.transform.no-exif for weights of the papers' recipes, as their authors evaluate.
     Source: vision_transformer's input pipeline.
-    Command: patchline evaluate resize --weights RUN/weights --data.url URL
+    Command: patchline evaluate RUN --data.url URL --data.transform.mode resize
     """
     return EvaluateJob(data=EvaluatedData(transform=EvaluationTransform(mode="resize")))
 
@@ -24,7 +25,7 @@ def central_crop() -> EvaluateJob:
 
     Images are upright; add --data.transform.no-exif for weights of the papers' recipes, as their authors evaluate.
     Source: big_vision's resize_small(256) and central_crop(224).
-    Command: patchline evaluate central_crop --weights RUN/weights --data.url URL
+    Command: patchline evaluate RUN --data.url URL --data.transform.mode central_crop --data.transform.filter area
     """
     return EvaluateJob(data=EvaluatedData(transform=EvaluationTransform(mode="central_crop", filter="area")))
 
@@ -33,7 +34,8 @@ def transfer_448() -> EvaluateJob:
     """Short side to 448 px by areas, then the central crop, as big_vision evaluates weights fine-tuned at 384 px.
 
     Images as they are stored. Source: big_vision's configs/transfer.py: resize_small(448) and central_crop(384).
-    Command: patchline evaluate transfer_448 --weights RUN/weights --data.url URL
+    Command: patchline evaluate RUN --data.url URL --data.transform.mode central_crop --data.transform.filter area
+    --data.transform.short-side 448 --data.transform.no-exif
     """
     return EvaluateJob(data=EvaluatedData(transform=INCEPTION_448.evaluation))
 

@@ -75,7 +75,7 @@ def imagenet_518_h14() -> TrainingJob:
 
     Source: section 4.1, Table 4; the rate is swept as for imagenet_384 and the best one is not public; images and
     dropout as in the code. Evaluation is a direct resize, as in paper and code. Expected from vit_h14_jft: 88.55 %
-    (Table 2), of the averaged weights: patchline evaluate resize --weights DIR/weights --data.transform.no-exif.
+    (Table 2), of the averaged weights: patchline evaluate DIR --data.url URL-val.
     An image keeps 1.8 GB of activations [computed]: 64 per rank fit a GPU of 141 GB; on smaller ones, set a
     smaller --micro-batch or --engine.activation-checkpointing.
     Command: patchline finetune imagenet_518_h14 --initial.weights WEIGHTS --data.url URL --run-dir DIR
@@ -98,7 +98,7 @@ def imagenet_518_h14_central_crop() -> TrainingJob:
     """The recipe imagenet_518_h14, evaluated on the central crop out of 604 px. OURS: no source has it.
 
     Source: ours: the proportion 448 to 384 of big_vision's transfer.py. Expected: not known; imagenet_518_h14 has the
-    paper's number. To evaluate: patchline evaluate central_crop --weights DIR/weights --data.transform.short-side 604
+    paper's number. To evaluate: patchline evaluate DIR --data.url URL-val
     Command: patchline finetune imagenet_518_h14_central_crop --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_central_crop(imagenet_518_h14(), short_side=604)
@@ -108,7 +108,7 @@ def imagenet_512_l16_central_crop() -> TrainingJob:
     """The recipe imagenet_512_l16, evaluated on the central crop out of 597 px. OURS: no source has it.
 
     Source: ours: the proportion 448 to 384 of big_vision's transfer.py. Expected: not known; imagenet_512_l16 has the
-    paper's number. To evaluate: patchline evaluate central_crop --weights DIR/weights --data.transform.short-side 597
+    paper's number. To evaluate: patchline evaluate DIR --data.url URL-val
     Command: patchline finetune imagenet_512_l16_central_crop --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_central_crop(imagenet_512_l16(), short_side=597)

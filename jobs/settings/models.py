@@ -21,10 +21,12 @@ from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob:
-    """Which weights to evaluate, and on which dataset."""
+    """Which weights to evaluate, and on which dataset. Images are prepared as in the weights' own evaluation unless
+    flags say otherwise."""
 
     weights: str = ""
-    """Weights folder to evaluate (RUN/weights)."""
+    """Weights to evaluate: a run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or
+    .pth file."""
     data: EvaluatedData = EvaluatedData()
     """Dataset to evaluate on, and how its images are prepared."""
     subset: SubsetConfig = SubsetConfig()

@@ -125,7 +125,7 @@ def _all_stages(stages: _Stages) -> Comparison:
 
 
 def _evaluate_words(folder: Path, name: str) -> list[str]:
-    words = ["evaluate", "resize", "--weights", str(folder / name / "weights"), "--data.url", _TEST_URL]
+    words = ["evaluate", str(folder / name), "--data.url", _TEST_URL]
     return [*words, "--run-dir", str(folder / f"evaluate-{name}"), "--device", "cpu"]
 
 

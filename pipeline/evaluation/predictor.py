@@ -25,7 +25,8 @@ from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
-from pipeline.models.weights.folder import filled_model, open_weights, refuse_no_classifier
+from pipeline.models.conversion.convert import open_for_use, refuse_no_head
+from pipeline.models.weights.folder import filled_model
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world
 from shards.errors import ImageRefusedError, UserError
@@ -143,14 +144,15 @@ class Predictor:
 
 
 def load_model(path: str | os.PathLike[str], *, device: Device = "auto", classifies: bool = True) -> Predictor:
-    """The model of a weights folder (RUN/weights, or the run directory RUN), in float32, ready to predict.
+    """The model of a run (RUN or RUN/weights), of a timm or Hugging Face folder, or of a .npz, .safetensors or .pth
+    file, in float32, ready to predict.
 
     `device` auto: the GPU if there is one. `classifies`: refuse weights that classify no images. UserError if there are
-    no weights, or they are in another library's format: `patchline import` makes a weights folder of those.
+    no weights, or their file leaves open what only flags of `patchline import` can say.
     """
-    weights, world = open_weights(os.fspath(path)), current_world(device)
+    weights, world = open_for_use(os.fspath(path), say=True), current_world(device)
     if classifies:
-        refuse_no_classifier(weights)
+        refuse_no_head(weights)
     return Predictor(
         model=filled_model(weights).to(world.device),
         config=weights.config,

@@ -17,9 +17,9 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.models.build import shapes_of
+from pipeline.models.conversion.convert import open_for_use
 from pipeline.models.initial import initial_tensor
 from pipeline.models.weights.fit import fit_weights
-from pipeline.models.weights.folder import open_weights
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
 from pipeline.training.device_choices import will_compile
@@ -67,7 +67,7 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
     data's, in number or by name. A head without names (imported ones may have none) is taken as it is."""
     if job.initial.new_head or job.model.masked_patches:
         return
-    labels, num_classes = open_weights(job.initial.weights).labels, job.model.num_classes
+    labels, num_classes = open_for_use(job.initial.weights).labels, job.model.num_classes
     others = [
         (number, was, now)
         for number, (was, now) in enumerate(zip(labels, data.label_names, strict=False))
@@ -172,7 +172,7 @@ def starting_weights(job: TrainingJob) -> TensorByName:
 
     if not job.initial.weights:
         return scratch
-    weights, initial = open_weights(job.initial.weights), job.initial
+    weights, initial = open_for_use(job.initial.weights), job.initial
     return fit_weights(weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pipeline.checkpoints.best import read_best
 from pipeline.data.transform import crop_decoder
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
@@ -166,18 +165,4 @@ def next_command(job: TrainingJob, weights: Path) -> list[str]:
         return ["patchline", "predict", str(weights), "IMAGE"]
     beside = job.data.url.rstrip("/") + "-test"
     url = beside if job.data.url and ("://" in beside or Path(beside).is_dir()) else "URL"
-    loss = [] if job.loss == "softmax" else ["--loss", job.loss]
-    recipe, *flags = recipe_and_flags(job.evaluation.transform)
-    return ["patchline", "evaluate", recipe, "--weights", str(weights), "--data.url", url, *loss, *flags]
-
-
-def recipe_and_flags(transform: EvaluationTransform) -> list[str]:
-    """The recipe of `patchline evaluate` for a run's own evaluation, and as flags what it has otherwise."""
-    usual = "area" if transform.mode == "central_crop" else "bilinear"
-    is_fewshot = transform.mode == "fewshot"
-    flags = ["resize", "--data.transform.mode", "fewshot"] if is_fewshot else [transform.mode]
-    flags += ["--data.transform.short-side", str(transform.short_side)] if transform.short_side else []
-    flags += ["--data.transform.filter", transform.filter] if transform.filter != usual else []
-    flags += ["--data.transform.antialias"] if transform.antialias else []
-    flags += ["--data.transform.border", str(transform.border)] if transform.border else []
-    return [*flags, *([] if transform.exif else ["--data.transform.no-exif"])]
+    return ["patchline", "evaluate", str(weights), "--data.url", url]

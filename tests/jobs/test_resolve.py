@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli import main
 from jobs.data.pack import PackJob
 from jobs.data.verify import VerifyJob
 from jobs.planning.plan import PlanJob
@@ -13,6 +14,11 @@ from jobs.recipes.pretrain import cifar10_small, digits_smoke
 from jobs.recipes.smoke import smoke
 from jobs.record import write_record
 from jobs.resolve import default_job, stages_of
+from jobs.settings.models import EvaluateJob
+from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.weights.folder import save_weights
+from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
 
 OWN = """
@@ -48,10 +54,27 @@ def test_a_run_directory_stands_for_its_record_unless_a_recipe_is_called_so(
     assert default_job("finetune", "digits_48") == digits_48()
 
 
-def test_a_run_of_training_is_no_evaluation_but_its_weights_can_be_evaluated(tmp_path: Path) -> None:
-    write_record(tmp_path / "my run", stage="pretrain", job=digits_smoke())
-    with pytest.raises(UserError, match=r"a run of pretrain; to evaluate its weights: patchline evaluate resize --w"):
-        default_job("evaluate", str(tmp_path / "my run"))
+def test_weights_are_evaluated_as_their_own_evaluation_was(tmp_path: Path) -> None:
+    run, transform = tmp_path / "my run", EvaluationTransform(mode="central_crop", filter="area", exif=False)
+    write_record(run, stage="pretrain", job=digits_smoke())
+    config = ModelConfig(name="vit", image_size=16, patch=8, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=2)
+    state, usage = build_model(config).state_dict(), Usage(loss="sigmoid", transform=transform)
+    save_weights(run / "weights", config=config, labels=("a", "b"), tensor=lambda name: state[name], usage=usage)
+    for path in (str(run), str(run / "weights")):
+        job = default_job("evaluate", path)
+        assert (job.weights, job.loss, job.data.transform) == (path, "sigmoid", transform)
+    later = str(tmp_path / "later")  # weights that a step of a chain will write
+    assert default_job("evaluate", later) == EvaluateJob(weights=later)
+    write_record(tmp_path / "scores", stage="evaluate", job=EvaluateJob(weights="w"))
+    assert default_job("evaluate", str(tmp_path / "scores")) == EvaluateJob(weights="w")
+    with pytest.raises(UserError, match="did you mean resize"):
+        default_job("evaluate", "resise")
+
+
+def test_recipes_of_evaluate_are_the_old_form(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert main(["evaluate", "central_crop", "--weights", str(tmp_path), "--data.url", "d"]) == 2
+    assert "is the old form" in caplog.text
 
 
 def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Converts weights between all file formats that are supported here, to another image size or with another head."""
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,10 +38,12 @@ from pipeline.models.weights.folder import (
     POSITION,
     TENSORS_FILE,
     Weights,
+    is_our_description,
     open_weights,
+    refuse_no_classifier,
     save_weights,
 )
-from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.tensor_checks import TensorByName, refuse_not_finite
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
@@ -70,6 +73,55 @@ def open_any(path: str, hints: Hints) -> Weights:
             "config.json and model.safetensors"
         )
     return _open_bare(open_tensor_file(source, take=hints.take), source, hints)
+
+
+def open_for_use(path: str, *, say: bool = False) -> Weights:
+    """The weights at `path`, of any format, as they are: a run, a weights folder, or what `open_any` reads.
+
+    The classes of a head without names are called 0, 1, ... `say`: log what was assumed because the file does not say
+    it. Raises UserError if there are none, or the file leaves open what only flags of `patchline import` can say.
+    Reading a tensor raises InvalidDataError if it is not finite.
+    """
+    if _is_ours(Path(path)):
+        return open_weights(path)
+    try:
+        weights = open_any(path, Hints())
+    except UserError as error:
+        if "--" not in str(error):
+            raise
+        command = f"patchline import {shlex.quote(path)} --out FOLDER"
+        raise type(error)(f"{error} ({command} has these flags, and makes a weights folder)") from error
+    if say and weights.assumed:
+        message = "%s: assumed, as the file does not say: %s; patchline import has flags for other values"
+        log.info(message, path, ", ".join(weights.assumed))
+    names = weights.labels or tuple(str(number) for number in range(weights.config.num_classes))
+
+    def tensor(name: str) -> torch.Tensor:
+        return refuse_not_finite(weights.tensor(name).float(), f"{name} in the weights at {path!r}")
+
+    return replace(weights, labels=names, tensor=tensor)
+
+
+def refuse_no_head(weights: Weights) -> None:
+    """UserError for weights that classify no images: without a head, or of masked patch prediction."""
+    refuse_no_classifier(weights)
+    if not weights.config.num_classes or any(name not in weights.shapes for name in HEAD):
+        raise UserError(
+            f"{weights.where!r} has no head ({HEAD[0]} is not there), so it classifies no images; fine-tune the "
+            "weights first (patchline finetune), or measure them with patchline fewshot"
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the path is no other library's: a run, a weights folder, or nothing at all."""
+    try:
+        if not path.is_dir():
+            return not path.is_file()
+        if not (path / CONFIG_FILE).is_file():
+            return True
+        return is_our_description(json_object(path / CONFIG_FILE))
+    except OSError:
+        return True  # open_weights says why it cannot be read
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
@@ -215,7 +267,7 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
             f"no {CONFIG_FILE} in {str(folder)!r}; give a folder of ours, timm's or Hugging Face's, or a file"
         )
     description = json_object(folder / CONFIG_FILE)
-    if "model" in description and "format" in description:
+    if is_our_description(description):
         return _open_ours(str(folder), hints)
     tensors = next((folder / name for name in _TENSOR_FILES if (folder / name).is_file()), None)
     if tensors is None:

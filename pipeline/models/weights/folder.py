@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,11 @@ def _folder_in(path: str) -> Path:
     )
 
 
+def is_our_description(description: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a weights folder of ours, not of another library's."""
+    return not _FOREIGN_KEYS & description.keys() and "model" in description
+
+
 def _refuse_foreign(description: Any, path: str) -> None:
     """UserError if config.json is timm's or Hugging Face's."""
     if isinstance(description, dict) and _FOREIGN_KEYS & description.keys():
@@ -272,11 +277,13 @@ def refuse_no_classifier(weights: Weights) -> None:
 
 
 def filled_model(weights: Weights) -> Model:
-    """The model with these weights, float32, ready for evaluation."""
+    """The model with these weights, float32, ready for evaluation. Weights without a head get one of zeros."""
+    config = weights.config
     with torch.device("meta"):
-        model = unfilled_model(weights.config)
+        model = unfilled_model(config if config.num_classes else replace(config, num_classes=1))
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights.tensor(name))
+            is_missing = name in HEAD and name not in weights.shapes
+            parameter.copy_(torch.zeros(()) if is_missing else weights.tensor(name))
     return model.eval()

@@ -9,7 +9,7 @@ import pytest
 from jobs.data.card import CardJob, run, use_of
 from jobs.data.verify import VerifyJob
 from jobs.data.verify import run as verify
-from jobs.recipes import evaluate, pretrain
+from jobs.recipes import pretrain
 from shards.card.facts import CardFacts, gather_facts
 from shards.dataset import open_dataset
 from shards.errors import UserError
@@ -71,8 +71,8 @@ def command_of(facts: CardFacts) -> str:
         ("birds", {}, "pretrain photos_smoke --data.url birds --run-dir runs/birds"),
         ("my birds;rm", {}, "pretrain photos_smoke --data.url 'my birds;rm' --run-dir 'runs/my birds;rm'"),
         ("d", {"kind": "digits"}, "pretrain digits_smoke --data.url d --run-dir runs/d"),
-        ("b-test", {"split": "test"}, "evaluate central_crop --weights runs/b/weights --data.url b-test"),
-        ("d-test", {"split": "test", "kind": "digits"}, "evaluate resize --weights runs/d/weights --data.url d-test"),
+        ("b-test", {"split": "test"}, "evaluate runs/b --data.url b-test"),
+        ("d-test", {"split": "test", "kind": "digits"}, "evaluate runs/d --data.url d-test"),
         ("a\nb", {}, "pretrain photos_smoke --data.url URL --run-dir 'runs/a\\nb'"),
     ],
     ids=["as it is", "quoted", "digits", "a test split", "the digits' test split", "not to be copied"],
@@ -82,8 +82,8 @@ def test_the_command_that_uses_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert command_of(facts_of(url, **facts)) == f"patchline {command}"
-    stage, recipe = shlex.split(command)[:2]
-    assert recipe in {"pretrain": pretrain, "evaluate": evaluate}[stage].RECIPES
+    stage, second = shlex.split(command)[:2]
+    assert stage == "evaluate" or second in pretrain.RECIPES
 
 
 def test_several_labels_need_the_sigmoid_loss(tmp_path: Path) -> None:

@@ -18,9 +18,12 @@ from jobs.models.weights_used import say_other_transform, say_weights_used
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData
+from pipeline.evaluation.predictor import load_model
 from pipeline.evaluation.scores import Scores
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.conversion.config import Format
+from pipeline.models.conversion.convert import save_as
 from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
 from shards.dataset import open_dataset
@@ -36,6 +39,13 @@ from tests.rigs.training import run as train
 TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
 TINY |= {"num_heads": 2, "num_classes": 10}
 SAID = 7
+FORMATS: dict[Format, str] = {
+    "patchline": "ours",
+    "timm": "timm",
+    "hugging_face": "hugging_face",
+    "vision_transformer": "paper.npz",
+    "big_vision": "big_vision.npz",
+}
 
 
 @pytest.fixture(scope="module")
@@ -260,26 +270,21 @@ def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("own", "flags"),
+    ("own", "is_said"),
     [
-        (EvaluationTransform(), ""),  # weights of other libraries have it, too: they do not say
-        (EvaluationTransform(exif=False), ""),
-        (EvaluationTransform(mode="central_crop", filter="area", exif=False), "central_crop"),
-        (
-            EvaluationTransform(mode="fewshot", border=2),
-            "resize --data.transform.mode fewshot --data.transform.border 2",
-        ),
+        (EvaluationTransform(), False),  # weights of other libraries have it, too: they do not say
+        (EvaluationTransform(exif=False), False),
+        (EvaluationTransform(mode="central_crop", filter="area", exif=False), True),
     ],
 )
 def test_images_that_are_prepared_otherwise_than_in_the_run_are_mentioned(
-    own: EvaluationTransform, flags: str, caplog: pytest.LogCaptureFixture
+    own: EvaluationTransform, is_said: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "images are prepared otherwise than in the weights' own evaluation: patchline evaluate"
     with caplog.at_level(logging.INFO):
-        say_other_transform(Usage(transform=own), replace(own, exif=True))
+        say_other_transform("my run", Usage(transform=own), replace(own, exif=True))
         assert caplog.messages == []
-        say_other_transform(Usage(transform=own), EvaluationTransform(antialias=True))
-    assert caplog.messages == [f"{said} {flags}"] * bool(flags)
+        say_other_transform("my run", Usage(transform=own), EvaluationTransform(antialias=True))
+    assert ["patchline evaluate 'my run' repeats" in message for message in caplog.messages] == [True] * is_said
 
 
 @pytest.mark.parametrize(("num_classes", "has_top5"), [(5, False), (6, True)])
@@ -299,3 +304,43 @@ def test_a_score_on_what_was_trained_on_is_said_to_be_none(
     assert warning not in caplog.text
     say_weights_used(str(run_dir / "weights"), scored=open_dataset(finished_runs.url).fingerprint)
     assert warning in caplog.text
+
+
+def test_weights_of_other_libraries_are_used_as_they_are(tmp_path: Path, digits: str) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(**TINY)
+    state = {name: torch.randn(value.shape) for name, value in build_model(config).state_dict().items()}
+    labels, found = tuple("0123456789"), {}
+    for written, name in FORMATS.items():
+        save_as(written, tmp_path / name, config=config, labels=labels, tensor=lambda name: state[name])
+        run_dir = tmp_path / "scores" / name
+        data = EvaluatedData(url=digits)
+        assert run(EvaluateJob(weights=str(tmp_path / name), data=data, run_dir=str(run_dir), device="cpu")) == 0
+        found[written] = json.loads((run_dir / "scores.json").read_text())
+        assert load_model(tmp_path / name, device="cpu").labels == labels
+    ours = found.pop("patchline")
+    assert ours["loss"] > 1
+    assert found == {written: pytest.approx(ours, rel=1e-6) for written in found}
+
+
+def test_weights_without_a_head_classify_nothing(tmp_path: Path, digits: str) -> None:
+    config = ModelConfig(**TINY)
+    state = build_model(config).state_dict()
+    save_as("timm", tmp_path / "w", config=config, labels=(), tensor=lambda name: state[name])
+    tensors = load_file(tmp_path / "w" / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if not k.startswith("head.")}, tmp_path / "w" / "model.safetensors")
+    described = json.loads((tmp_path / "w" / "config.json").read_text())
+    described["num_classes"] = described["pretrained_cfg"]["num_classes"] = 0
+    (tmp_path / "w" / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="has no head"):
+        run(EvaluateJob(weights=str(tmp_path / "w"), data=EvaluatedData(url=digits), device="cpu"))
+    assert load_model(tmp_path / "w", device="cpu", classifies=False).config.num_classes == 0
+
+
+def test_what_a_file_leaves_open_is_asked_of_import(tmp_path: Path, digits: str) -> None:
+    config = ModelConfig(**TINY)
+    state = build_model(config).state_dict()
+    save_as("timm", tmp_path / "w", config=config, labels=(), tensor=lambda name: state[name])
+    (tmp_path / "w" / "model.safetensors").rename(tmp_path / "deit_tiny.safetensors")
+    with pytest.raises(UserError, match=r"give --pixels imagenet .* \(patchline import .*deit_tiny.* has these flags"):
+        run(EvaluateJob(weights=str(tmp_path / "deit_tiny.safetensors"), data=EvaluatedData(url=digits), device="cpu"))

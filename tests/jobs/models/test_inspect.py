@@ -131,7 +131,10 @@ def test_without_images_it_draws_the_rest(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--images", "nowhere"), "--images is 'nowhere': No such file or directory; give a folder of images"),
-        (("--images", "{empty}"), "which has no image; allowed: a folder of .jpg, .jpeg, .png, .webp files"),
+        (
+            ("--images", "{empty}"),
+            "which has no image; allowed: a folder of .jpg, .jpeg, .jpe, .jfif, .png,",
+        ),
         (("--images", "{damaged}"), "broken.png"),
         (("--resample-to", "33"), "--resample-to is 33, not a multiple of the patch (16 px); take 32 or 48"),
         (("--resample-to", "5"), "take 16 or a multiple of it"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from jobs.models.image_files import image_names
 from jobs.models.predict import PredictJob, run
 from pipeline.checkpoints.best import Best, write_best
 from pipeline.evaluation.predictor import load_model
@@ -56,6 +57,8 @@ def test_every_image_has_its_classes(finished_runs: FinishedRuns, digit_files: l
     run_dir = finished_runs.get(1)
     ended = patchline("predict", str(run_dir), *digit_files, "--top", "3", "--device", "cpu")
     assert (ended.code, ended.errors[9:]) == (0, said_of(run_dir))
+    by_folder = patchline("predict", str(run_dir), str(Path(digit_files[0]).parent), "--top", "3", "--device", "cpu")
+    assert by_folder.output == ended.output
     expected = load_model(run_dir / "weights", device="cpu").predict(digit_files, top=3)
     lines = ended.output.splitlines()
     assert len(lines) == 4 * NUM_DIGITS
@@ -118,7 +121,7 @@ def test_an_image_that_is_stored_turned_is_seen_upright(
     ("words", "message"),
     [
         pytest.param((), "usage: patchline predict WEIGHTS IMAGE...", id="nothing"),
-        pytest.param(("run",), "no image is given: patchline predict run IMAGE...", id="no image"),
+        pytest.param(("run",), "no image is given: patchline predict run IMAGE|FOLDER...", id="no image"),
         pytest.param(("/nowhere", "a.png"), "no weights at '/nowhere'", id="no weights"),
         pytest.param(("run", "a.png", "--top", "0"), "--top is 0; allowed: 1 or more", id="top"),
     ],
@@ -133,3 +136,14 @@ def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
 def test_weights_are_asked_for() -> None:
     with pytest.raises(UserError, match="WEIGHTS is missing: give a run directory or its weights folder"):
         run(PredictJob(images=("a.png",)))
+
+
+def test_a_folder_stands_for_the_images_below_it(tmp_path: Path) -> None:
+    for name in ("b/2.PNG", "b/1.jpg", "b/notes.txt", "a.webp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    given = [str(tmp_path), "x.png"]
+    assert list(image_names(given)) == [*(str(tmp_path / name) for name in ("a.webp", "b/1.jpg", "b/2.PNG")), "x.png"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty has no image; allowed: a folder of \.jpg"):
+        list(image_names([str(tmp_path / "empty")]))

@@ -15,7 +15,6 @@ from jobs.submittable import job_of_words
 from pipeline.checkpoints.best import Best, write_best
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.training.settings.job import InitialConfig, TrainingJob
 from pipeline.training.summary import (
     Opening,
@@ -155,12 +154,11 @@ def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: py
     (tmp_path / "data" / "digits-test").mkdir(parents=True)
     words = closing_words(replace(job(), run_dir="r"), steps=1, seconds=SECONDS, weights=Path("r/weights"))
     assert "accuracy" not in words
-    assert words.split("\n")[-2:] == [
-        "next: patchline evaluate resize --weights r/weights \\",
-        "    --data.url data/digits-test",
+    assert words.split("\n")[-1:] == [
+        "next: patchline evaluate r/weights --data.url data/digits-test",
     ]
     assert next_command(job(loss="sigmoid", label_smoothing=0.0), Path("w")) == [
-        *("patchline", "evaluate", "resize", "--weights", "w", "--data.url", "data/digits-test", "--loss", "sigmoid"),
+        *("patchline", "evaluate", "w", "--data.url", "data/digits-test"),
     ]
     masked = replace(job(), model=replace(job().model, num_classes=512, masked_patches=True), label_smoothing=0.0)
     found = next_command(replace(masked, evaluation=EvaluationConfig(), data=DataConfig(url="digits")), Path("w"))
@@ -169,32 +167,6 @@ def test_a_run_without_scores_is_to_be_evaluated(tmp_path: Path, monkeypatch: py
     assert next_command(replace(job(), data=DataConfig(url="elsewhere")), Path("w"))[-1] == "URL", "nothing is there"
     remote = replace(job(), data=DataConfig(url="s3://bucket/digits"))
     assert next_command(remote, Path("w"))[-1] == "s3://bucket/digits-test", "asking would take time"
-
-
-@pytest.mark.parametrize(
-    ("transform", "flags"),
-    [
-        pytest.param(EvaluationTransform(), [], id="evaluate resize"),
-        pytest.param(EvaluationTransform(mode="central_crop", filter="area"), [], id="evaluate central_crop"),
-        pytest.param(
-            EvaluationTransform(mode="central_crop", filter="area", short_side=448, exif=False),
-            ["--data.transform.short-side", "448", "--data.transform.no-exif"],
-            id="big_vision's transfer",
-        ),
-        pytest.param(EvaluationTransform(border=3), ["--data.transform.border", "3"], id="without a border"),
-        pytest.param(
-            EvaluationTransform(mode="central_crop", antialias=True),
-            ["--data.transform.filter", "bilinear", "--data.transform.antialias"],
-            id="as torchvision does",
-        ),
-    ],
-)
-def test_the_next_evaluation_is_the_runs_own(transform: EvaluationTransform, flags: list[str]) -> None:
-    run = replace(job(), evaluation=EvaluationConfig(transform=transform), data=DataConfig(url="elsewhere"))
-    found = next_command(run, Path("w"))
-    assert found == ["patchline", "evaluate", transform.mode, "--weights", "w", "--data.url", "URL", *flags]
-    shown = job_of_words(found[1:], _overridden)
-    assert shown.data.transform == transform
 
 
 def test_scores_are_read_without_a_half_written_line(tmp_path: Path) -> None:
@@ -215,11 +187,3 @@ def test_scores_are_read_between_unusable_lines(tmp_path: Path, bad: bytes) -> N
 
 def test_parameters_are_counted() -> None:
     assert num_parameters([(2, 3), (), (4,)]) == 11
-
-
-def test_a_run_evaluated_as_few_shot_images_has_its_command() -> None:
-    transform = EvaluationTransform(mode="fewshot", short_side=80)
-    run = replace(job(), evaluation=EvaluationConfig(transform=transform), data=DataConfig(url="elsewhere"))
-    found = next_command(run, Path("w"))
-    assert found[:3] == ["patchline", "evaluate", "resize"]
-    assert job_of_words(found[1:], _overridden).data.transform == transform
