@@ -168,7 +168,10 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
         "deterministic",
     ),
-    "PackJob": ("labels_file", "limits", "images", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
+    "PackJob": (
+        "split_test",
+        *("labels_file", "limits", "images", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
+    ),
     "IndexJob": ("description", "licence"),
     "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
     "FewshotInTraining": ("subset", "held_out", "transform"),

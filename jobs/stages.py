@@ -91,6 +91,7 @@ STAGES = {
         required=(("--source.files", "--source.path", "--source.root"), "--out"),
         usual=(
             "--split",
+            "--split-test",
             "--labels-file",
             "--samples-per-shard",
             "--samples-per-block",
@@ -104,7 +105,7 @@ STAGES = {
             "--part",
         ),
         examples=(
-            "pack folder --source.root photos --out data/photos --workers 8",
+            "pack folder --source.root photos --split-test 0.2 --out data/photos --workers 8",
             "pack folder --source.root photos --out s3://bucket/photos --resize.short-side 512",
         ),
     ),

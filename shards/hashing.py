@@ -90,6 +90,7 @@ SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
 EXAMPLES = Purpose(0x6578616D, ("seed",), "the right answers that are shown beside scores")  # "exam"
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
+TEST_SPLIT = Purpose(0x74657374, ("seed",), "the images that packing sets aside as a test split")  # "test"
 
 PURPOSES = (
     BLOCKS,
@@ -108,4 +109,5 @@ PURPOSES = (
     HELD_OUT,
     EXAMPLES,
     PACKING,
+    TEST_SPLIT,
 )

@@ -44,7 +44,7 @@ BLOCKS_SCHEMA = pa.schema(
         ("num_samples", pa.int64()),
     ]
 )
-KINDS_BY_PLAN = ("duplicate", "evaluation")  # of images that the plan leaves out
+KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # of images that the plan leaves out
 KINDS = ("refused", "unlabeled", *KINDS_BY_PLAN)
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
 QUARANTINE_SCHEMA = pa.schema(

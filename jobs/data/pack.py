@@ -17,7 +17,7 @@ from shards.manifest import MANIFEST_PATH, Manifest
 from shards.output.progress import Progress
 from shards.output.quantities import plural
 from shards.packing.about import describe
-from shards.packing.config import PackSpec
+from shards.packing.config import PackSpec, SetAside
 from shards.packing.deal import read_dropped
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
@@ -43,10 +43,19 @@ def run(job: PackJob) -> int:
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     try:
+        if job.split_test and job.split == "train":
+            _phases(test_side(job))
         return _phases(job)
     except KeyboardInterrupt:
         log.info("stopped; what is packed so far stays in %s; run the same command to continue", job.out)
         return exit_codes.CONTINUE
+
+
+def test_side(job: PackJob) -> PackJob:
+    """The packing of the test split that a job sets aside. It writes no record: the job's own says all."""
+    out = f"{job.out.rstrip('/')}-test"
+    against = tuple(url for url in job.dedup.against if url.rstrip("/") != out)
+    return replace(job, out=out, split="test", dedup=replace(job.dedup, against=against), run_dir="")
 
 
 def _refuse_folder_of_images(job: PackJob) -> None:
@@ -96,9 +105,10 @@ def _was_reachable() -> Iterator[None]:
 
 
 def spec_of(job: PackJob) -> PackSpec:
-    """All settings that decide the bytes of the shards; workers and parts do not."""
+    """All settings that decide the bytes of the shards; workers and parts do not. A test split that is set aside is of
+    the training split of a source that has splits of its own."""
     return PackSpec(
-        source=source_of_split(job.source, job.split),
+        source=source_of_split(job.source, "train" if job.split_test else job.split),
         split=job.split,
         samples_per_shard=job.samples_per_shard,
         samples_per_block=job.samples_per_block,
@@ -109,6 +119,9 @@ def spec_of(job: PackJob) -> PackSpec:
         dedup=job.dedup,
         resize=job.resize,
         unlabeled=job.unlabeled,
+        set_aside=SetAside(share=job.split_test, side="test" if job.split == "test" else "train")
+        if job.split_test
+        else SetAside(),
     )
 
 
@@ -129,6 +142,8 @@ def source_of_split(source: Source, split: str) -> Source:
 
 def _mention_other_split(job: PackJob) -> None:
     """Warns if the source's name says another split than the dataset gets."""
+    if job.split_test:
+        return
     source = job.source
     named = source.files if isinstance(source, ParquetSource | ManifestSource) else (getattr(source, "root", ""),)
     splits = {split_in(path.rstrip("/").rpartition("/")[2]) for path in named}

@@ -34,6 +34,9 @@ class PackJob:
     """Images to pack, and their labels."""
     split: str = "train"
     """Name of the split, such as train or test."""
+    split_test: Annotated[float, Range(0, below=1, zero="none")] = 0.0
+    """Share of each class to set aside as the test split, such as 0.2, which is packed first, to OUT-test. Equal images
+    stay together; the seed decides which."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     description: str = ""
@@ -71,6 +74,11 @@ class PackJob:
         refuse_wrong_values(self, where="")
         if self.share[1] > 1 and self.phase not in ("scan", "shards"):
             raise UserError(f"--part {self.part} needs --phase scan or --phase shards; the other phases are one task")
+        if self.split_test and self.split not in ("train", "test"):
+            raise UserError(
+                f"--split is {shown_value(self.split)} with --split-test, which makes the splits train and test; leave "
+                "--split out to pack both, or give --split test for the second alone"
+            )
         self.about()  # refuses a text that is too long now, not after packing
 
     @property

@@ -43,6 +43,19 @@ class Dedup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """The test split that is set aside of a collection, and on which side of it this dataset is."""
+
+    share: Annotated[float, Range(0, below=1, zero="none")] = 0.0
+    """Share of each class's images that is set aside, from 0 to below 1."""
+    side: Literal["train", "test"] = "train"
+    """train: all other images; test: those that are set aside."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="set_aside.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackSpec:
     """The settings of a packing."""
 
@@ -68,6 +81,8 @@ class PackSpec:
     """Images to store as smaller copies."""
     unlabeled: Literal["refuse", "keep"] = "refuse"
     """Whether images without a label are quarantined, or packed: scores then leave them out, as ImageNet-ReaL does."""
+    set_aside: SetAside = SetAside()
+    """Test split that is set aside."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -90,6 +105,8 @@ class PackSpec:
             del settings["unlabeled"]
         if self.images == ImageChecks():
             del settings["images"]
+        if self.set_aside == SetAside():
+            del settings["set_aside"]
         return settings
 
     def versions(self) -> dict[str, str]:

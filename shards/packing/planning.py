@@ -2,7 +2,7 @@
 
 import shlex
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
 from shards.packing.scan import read_scan, scan_path
+from shards.packing.set_aside import rows_of_other_side
 from shards.packing.survey import EXAMPLES, SCANS_A_TASK, Survey, SurveyTask, survey
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import FolderSource, Source
@@ -50,10 +51,12 @@ class _Surveyed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decided:
-    """Which scanned rows stay, the only allowed labels (None: any), and all label names by id."""
+    """Which scanned rows stay, those on the other side of the test split, the only allowed labels (None: any), and all
+    label names by id."""
 
     stays: NDArray[np.bool_]
     duplicates: Duplicates
+    elsewhere: NDArray[np.int64]
     known_labels: tuple[str, ...] | None
     label_names: tuple[str, ...]
 
@@ -67,13 +70,15 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
     stays[found.overlaps.column("position").to_numpy()] = False
     duplicates = _duplicates(store, spec, found, stays)
     stays[duplicates.rows] = False
+    elsewhere = _of_other_side(store, spec, found, stays)
+    stays[elsewhere] = False
     num_samples = int(stays.sum())
     if not num_samples:
         raise UserError(_no_image_words(store, spec.source, found, num_refused))
     names = known if known is not None else sorted_labels(found.labels)
     if known is None:
         refuse_classes_of_splits(names)
-    decided = _Decided(stays=stays, duplicates=duplicates, known_labels=known, label_names=names)
+    decided = _Decided(stays=stays, duplicates=duplicates, elsewhere=elsewhere, known_labels=known, label_names=names)
     with temporary_folder("patchline-plan-") as folder:
         files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
         files |= _write_dropped(store, spec, folder, found, sets)
@@ -207,11 +212,29 @@ def _duplicates(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[n
     return find_duplicates(candidates(found.sha_prefix, stays), read, policy=spec.dedup.duplicates)
 
 
-def _rows_of_scans(store: Store, first_rows: NDArray[np.int64], rows: NDArray[np.int64]) -> Iterator[pa.Table]:
+def _of_other_side(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The rows that would stay, but are on the other side of the test split."""
+    rows = np.flatnonzero(stays)
+    if not spec.set_aside.share or not len(rows):
+        return np.empty(0, np.int64)
+
+    def read(rows: NDArray[np.int64]) -> pa.Table:
+        return pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",)))
+
+    return rows_of_other_side(spec.set_aside, rows, found.sha_prefix, read, seed=spec.seed)
+
+
+def _rows_of_scans(
+    store: Store,
+    first_rows: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    *,
+    columns: Sequence[str] = ("sha256", "source", "labels", "weights"),
+) -> Iterator[pa.Table]:
     """Rows of the scan files, given in rising order; files without any of them are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
-        _, table = read_scan(store, number, ["sha256", "source", "labels", "weights"])
+        _, table = read_scan(store, number, list(columns))
         yield table.take(pa.array(rows[edges[number] : edges[number + 1]] - first_rows[number]))
 
 
@@ -239,7 +262,7 @@ def _deal(
 def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str) -> Iterator[DealTask]:
     """One task for every SCANS_A_TASK scan files, with the decisions about their rows."""
     num_scans = len(found.first_rows) - 1
-    slots, drops = _slots(decided.stays, seed=spec.seed), _drops(found, decided.duplicates)
+    slots, drops = _slots(decided.stays, seed=spec.seed), _drops(spec, found, decided)
     merged = decided.duplicates.labels
     merged_rows = sorted(merged)
     for begin in range(0, num_scans, SCANS_A_TASK):
@@ -275,8 +298,10 @@ def _slots(stays: NDArray[np.bool_], *, seed: int) -> NDArray[np.int64]:
     return slots
 
 
-def _drops(found: _Surveyed, duplicates: Duplicates) -> pa.Table:
-    num_rows = len(duplicates.rows)
+def _drops(spec: PackSpec, found: _Surveyed, decided: _Decided) -> pa.Table:
+    duplicates = decided.duplicates
+    num_rows, num_elsewhere = len(duplicates.rows), len(decided.elsewhere)
+    side = "test" if spec.set_aside.side == "train" else "training"
     copies = pa.table(
         {
             "position": pa.array(duplicates.rows, pa.int64()),
@@ -286,7 +311,16 @@ def _drops(found: _Surveyed, duplicates: Duplicates) -> pa.Table:
             "distance": pa.array(np.zeros(num_rows), pa.int32()),
         }
     )
-    return pa.concat_tables([copies, found.overlaps.select(copies.schema.names)])
+    others = pa.table(
+        {
+            "position": pa.array(decided.elsewhere, pa.int64()),
+            "kind": pa.repeat("split", num_elsewhere),
+            "reason": pa.repeat(f"in the {side} split", num_elsewhere),
+            "match": pa.nulls(num_elsewhere, pa.string()),
+            "distance": pa.nulls(num_elsewhere, pa.int32()),
+        }
+    )
+    return pa.concat_tables([copies, found.overlaps.select(copies.schema.names), others])
 
 
 def _write_dropped(

@@ -70,6 +70,7 @@ def _left_out(table: pa.Table) -> list[str]:
         "unlabeled": f"{counts['unlabeled']:,} without a label (--unlabeled keep packs them)",
         "duplicate": plural(counts["duplicate"], "duplicate"),
         "evaluation": f"{counts['evaluation']:,} of evaluation sets",
+        "split": f"{counts['split']:,} in the other split",
     }
     said = ", ".join(words[kind] for kind in KINDS if counts[kind])
     refused = table.filter(pc.equal(table["kind"], "refused"))

@@ -1,6 +1,7 @@
 """Packing as a whole: the same bytes however it was done, and clear ends where it cannot be done."""
 
 import inspect
+import logging
 import os
 import random
 import re
@@ -311,6 +312,43 @@ def test_parquet_is_read_by_the_scan_alone(tmp_path: Path) -> None:
     assert open_dataset(str(tmp_path / "out")).num_samples == 40
     assert not (tmp_path / "out" / "work").exists()
     assert verify_dataset(str(tmp_path / "out"), deep=True) == []
+
+
+def test_a_test_split_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    photos = class_folders(tmp_path / "photos", num_classes=2, images_a_class=10)
+    for number, name in enumerate(sorted((photos / "c1").iterdir())):
+        if number >= 5:
+            name.rename(photos / "c0" / f"more {name.name}")  # 15 of c0, 5 of c1
+    (photos / "c2").mkdir()
+    (photos / "c2" / "only.png").write_bytes(image_bytes(999, image_format="PNG"))
+    for path in sorted((photos / "c0").iterdir()):
+        (photos / "c0" / f"z copy of {path.name}").write_bytes(path.read_bytes())  # 30 of c0, each twice
+    source, kept = FolderSource(root=str(photos)), Dedup(duplicates="keep")
+    job = PackJob(source=source, out=str(tmp_path / "data"), split_test=0.2, dedup=kept, samples_per_shard=100)
+    caplog.set_level(logging.INFO)
+    assert run(job) == 0
+    assert "left out: 7 in the other split" in caplog.text
+    train, test = (open_dataset(str(tmp_path / name)) for name in ("data", "data-test"))
+    assert (train.manifest.split, test.manifest.split) == ("train", "test")
+    assert train.label_names == test.label_names == ("c0", "c1", "c2")
+    labels = [[row.labels[0] for row in index_rows(each, 0)] for each in (train, test)]
+    assert [[found.count(number) for number in range(3)] for found in labels] == [[24, 4, 1], [6, 1, 0]]
+    images = [[image_of(each, 0, row) for row in range(each.num_samples)] for each in (train, test)]
+    assert not set(images[0]) & set(images[1]), "equal images are on one side"
+    for url in (train.url, test.url):
+        assert verify_dataset(url, deep=True) == []
+
+    in_parts = replace(job, out=str(tmp_path / "parts"), workers=2)
+    for phase in ("scan", "plan", "shards", "merge"):
+        for part in ("0/2", "1/2") if phase in ("scan", "shards") else ("0/1",):
+            assert run(replace(in_parts, phase=phase, part=part)) == 0
+    assert file_hashes(tmp_path / "parts") == file_hashes(tmp_path / "data")
+    assert run(replace(job, out=str(tmp_path / "alone"), split="test")) == 0
+    assert (
+        file_hashes(tmp_path / "alone") == file_hashes(tmp_path / "data-test") == file_hashes(tmp_path / "parts-test")
+    )
+    with pytest.raises(UserError, match=r"--split is 'val' with --split-test"):
+        replace(job, split="val")
 
 
 def test_what_is_not_ours_stays(job: PackJob, tmp_path: Path) -> None:
