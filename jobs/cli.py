@@ -18,6 +18,7 @@ from jobs.arguments import RunOptions, second_word_first, take_run_flags, values
 from jobs.completion import ASK, candidates
 from jobs.endings import end_of
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
+from jobs.fitted import fitted
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
@@ -215,9 +216,11 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
     """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
     logged. UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
+    default, chosen = fitted("".join(command.split()[2:3]), default, values)
     default, note = with_warmup(command.split()[1], default, values, extends=extends)
-    if note and is_said and _rank() == 0:
-        log.info(note)
+    for said in filter(None, (chosen, note)):
+        if is_said and _rank() == 0:
+            log.info("%s", said)
     return with_values(default, values) if values else default
 
 

@@ -1,0 +1,96 @@
+"""Fits the default of a training command to what its flags name: the weights, the dataset, the batch.
+
+The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
+recipe takes fewer lanes if its own do not divide the batch. What a flag gives is left alone, and so is a run that is
+continued: it goes on as it was recorded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from jobs.recipes.photos import FINETUNE_RECIPES, RECIPES, steps_for, with_batch, with_steps
+from jobs.resolve import file_job
+from pipeline.models.config import ModelConfig
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import UserError
+from shards.output.quantities import plural
+
+_OF_HEADS = ("num_classes", "representation", "masked_patches", "head_bias", "dropout", "stochastic_depth")
+_MANIFEST = "manifest.json"
+
+
+def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
+    """The job that a command with these flags starts from, and a note of what was chosen, empty if nothing was."""
+    if not isinstance(default, TrainingJob):
+        return default, ""
+    notes = list[str]()
+    if recipe in FINETUNE_RECIPES or recipe in RECIPES:
+        default, notes = _of_photos(recipe, default, values)
+    job, said = _with_lanes(default, values)
+    return job, "; ".join([*notes, *said])
+
+
+def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
+    run_dir = values.get("--run-dir", "")
+    if run_dir and (Path(run_dir) / "job.yaml").is_file():
+        return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
+    notes = list[str]()
+    if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
+        job = replace(job, model=_model_of(weights, values))
+        notes.append(f"the model is that of the weights: {job.model.name} at {job.model.image_size} px")
+    if batch := values.get("--global-batch"):
+        job = with_batch(job, global_batch=batch)
+    if url := values.get("--data.url"):
+        from shards.dataset import open_dataset  # noqa: PLC0415 - Arrow, which help can do without
+
+        num_images = open_dataset(url).num_samples
+        job = with_steps(job, steps=values.get("--steps") or _steps(recipe, num_images, job))
+        epochs = job.steps * job.global_batch / max(1, num_images)
+        notes.append(
+            f"{plural(job.steps, 'step')} of {job.global_batch} images, {epochs:.3g} epochs of "
+            f"{plural(num_images, 'image')}, at a learning rate of "
+            f"{values.get('--schedule.learning-rate', job.schedule.learning_rate):g} (--steps, --global-batch, "
+            "--schedule.learning-rate)"
+        )
+        test = f"{url.rstrip('/')}-test"
+        is_given = any(flag.startswith(("--evaluation.url", "--data.held-out")) for flag in values)
+        if not is_given and "://" not in test and (Path(test) / _MANIFEST).is_file():
+            job = replace(job, evaluation=replace(job.evaluation, url=test))
+            notes.append(f"scored on {test} (--evaluation.url)")
+    return job, notes
+
+
+def _steps(recipe: str, num_images: int, job: TrainingJob) -> int:
+    return steps_for(recipe, num_images=max(1, num_images), global_batch=job.global_batch)
+
+
+def _model_of(weights: str, values: Mapping[str, Any]) -> ModelConfig:
+    """The model of the weights, without what belongs to their head and their training. The note of a flag that says
+    otherwise is the error of the weights, which no longer fit."""
+    from pipeline.models.conversion.convert import open_for_use  # noqa: PLC0415 - torch, which help can do without
+
+    found, plain = open_for_use(weights).config, ModelConfig()
+    size = values.get("--model.image-size")
+    if size and not found.is_bit and size % found.stride:
+        lower = max(1, size // found.stride) * found.stride
+        raise UserError(
+            f"--model.image-size is {size}, and a patch of the weights at {weights!r} is {found.stride} px: take "
+            f"{lower} or {lower + found.stride}"
+        )
+    own = {field.name for field in fields(ModelConfig)}
+    return replace(found, **{name: getattr(plain, name) for name in _OF_HEADS if name in own} | {"num_classes": 0})
+
+
+def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
+    """The job with lanes that divide its batch, and with windows that are longer by as much as the lanes are fewer: the
+    shuffle reaches as far."""
+    batch, lanes = values.get("--global-batch", job.global_batch), job.data.lanes
+    if "--data.lanes" in values or batch < 1 or batch % lanes == 0:
+        return job, []
+    fitting = gcd(batch, lanes)
+    window = values.get("--data.window-blocks", job.data.window_blocks * lanes // fitting)
+    note = f"{plural(fitting, 'lane')} instead of {lanes}, which do not divide a batch of {batch} (--data.lanes)"
+    return replace(job, data=replace(job.data, lanes=fitting, window_blocks=window)), [note]

@@ -1,0 +1,83 @@
+"""What the recipes for photographs take from weights and data, and lanes that fit a batch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import _overridden
+from jobs.recipes.finetune import cifar10_48
+from jobs.recipes.photos import photos, photos_scratch_s16, steps_for
+from jobs.record import write_record
+from pipeline.models import ModelConfig, build_model
+from pipeline.models.conversion.convert import save_as
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import UserError
+from tests.rigs.datasets import packed_folders
+
+CONFIG = ModelConfig(
+    name="vit", image_size=32, patch=16, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=5, gelu="exact"
+)
+
+
+def weights(folder: Path, config: ModelConfig = CONFIG) -> str:
+    state = build_model(config).state_dict()
+    save_as("timm", folder, config=config, labels=(), tensor=lambda name: state[name])
+    return str(folder)
+
+
+def job_of(recipe: str, default: TrainingJob, *words: str) -> TrainingJob:
+    job: TrainingJob = _overridden(default, list(words), f"patchline finetune {recipe}")
+    return job
+
+
+def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path) -> None:
+    job = job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"))
+    assert job.model == replace(CONFIG, num_classes=0)
+    larger = job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "48")
+    assert larger.model == replace(CONFIG, num_classes=0, image_size=48)
+    with pytest.raises(UserError, match=r"--model.image-size is 40, .* patch .* is 16 px: take 32 or 48"):
+        job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "40")
+
+
+def test_steps_and_scores_follow_the_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = str(packed_folders(tmp_path))
+    caplog.set_level("INFO")
+    job = job_of("photos", photos(), "--data.url", url)
+    assert (job.steps, job.schedule.warmup_steps, job.evaluation.every_steps, job.evaluation.url) == (100, 10, 10, "")
+    assert "100 steps of 64 images" in caplog.text
+    packed_folders(tmp_path / "other").rename(f"{url}-test")
+    assert job_of("photos", photos(), "--data.url", url).evaluation.url == f"{url}-test"
+    assert job_of("photos", photos(), "--data.url", url, "--evaluation.url", "x").evaluation.url == "x"
+    assert job_of("photos", photos(), "--data.url", url, "--data.held-out.share", ".1").evaluation.url == ""
+    job = job_of("photos", photos(), "--data.url", url, "--steps", "40", "--global-batch", "32")
+    assert (job.steps, job.schedule.warmup_steps) == (40, 4)
+    assert job.schedule.learning_rate == pytest.approx(0.03 * 32 / 512)
+    assert job_of("photos_scratch_s16", photos_scratch_s16(), "--data.url", url).steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_images", "steps"),
+    [("photos", 10, 100), ("photos", 32_000, 10_000), ("photos", 10**7, 20_000), ("photos_scratch_b16", 6_400, 30_000)],
+)
+def test_steps_of_a_dataset(recipe: str, num_images: int, steps: int) -> None:
+    assert steps_for(recipe, num_images=num_images, global_batch=64) == steps
+
+
+def test_a_run_is_continued_as_it_was_recorded(tmp_path: Path) -> None:
+    recorded = replace(photos(), model=replace(CONFIG, num_classes=0), steps=77, run_dir=str(tmp_path))
+    write_record(tmp_path, stage="finetune", job=recorded)
+    words = ("--run-dir", str(tmp_path), "--initial.weights", "gone", "--data.url", "gone")
+    job = job_of("photos", photos(), *words)
+    assert (job.model, job.steps) == (recorded.model, 77)
+
+
+def test_lanes_follow_the_batch_and_the_shuffle_reaches_as_far(caplog: pytest.LogCaptureFixture) -> None:
+    recipe = cifar10_48()
+    assert recipe.data.lanes == 32
+    caplog.set_level("INFO")
+    job = job_of("cifar10_48", recipe, "--global-batch", "24")
+    assert (job.data.lanes, job.data.window_blocks) == (8, 4 * recipe.data.window_blocks)
+    assert "8 lanes instead of 32, which do not divide a batch of 24" in caplog.text
+    assert job_of("cifar10_48", recipe, "--global-batch", "64").data == recipe.data
+    assert job_of("cifar10_48", recipe, "--global-batch", "24", "--data.lanes", "12").data.lanes == 12
