@@ -111,7 +111,7 @@ MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
         pytest.param(("--data.url", "gs://x/y"), ALONE, "cannot open 'gs://x/y'", id="another store"),
         pytest.param(("--evaluation.url", "/gone"), ALONE, "there is nothing at '/gone'", id="no held-out split"),
         pytest.param(
-            ("--global-batch", "100"),
+            ("--global-batch", "100", "--data.lanes", "8"),
             ALONE,
             "--global-batch is 100, not a multiple of --data.lanes = 8; take 96",
             id="lanes",
