@@ -93,6 +93,7 @@ ORDER = {
         "index",
         "tables",
         "manifest sources",
+        "tfds",
         "class_names files images",
         "store",
         "local_file",
@@ -106,9 +107,9 @@ ORDER = {
 
 # Folders of shards/ that a room above must not import. Stages of jobs/ run packing, adoption, verifying and the card.
 PRIVATE = {
-    "pipeline": {"adoption", "card", "packing", "parquet", "sources", "storage", "verifying"},
+    "pipeline": {"adoption", "card", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
     "jobs": {"storage"},
-    "patchline": {"adoption", "card", "images", "packing", "parquet", "sources", "storage", "verifying"},
+    "patchline": {"adoption", "card", "images", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
 }
 
 # Where modules are imported by their names as text, of which the tests here see nothing: tables, for speed.

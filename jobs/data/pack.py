@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from jobs import exit_codes
 from jobs.record import write_record
@@ -29,8 +30,9 @@ from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.summary import class_warnings, class_words, packed_words, refused_words
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.reading.parallel import run_tasks
-from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source
+from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source, VtabSource
 from shards.sources.splits import split_in, split_of
+from shards.sources.vtab import VtabSplit
 from shards.store import MissingObjectError, Store, open_store
 
 __all__ = ["PackJob", "Phase", "complete", "run", "source_of_split", "spec_of"]
@@ -126,10 +128,12 @@ def spec_of(job: PackJob) -> PackSpec:
 
 
 def source_of_split(source: Source, split: str) -> Source:
-    """The source of this split: the digits' own split, or the split's name in place of `{split}` in file names."""
-    if isinstance(source, DigitsSource):
-        if split not in ("train", "test"):
+    """The source of this split: a split that the source knows, or its name in place of `{split}` in file names."""
+    if isinstance(source, DigitsSource | VtabSource):
+        if isinstance(source, DigitsSource) and split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
+        if isinstance(source, VtabSource) and split not in get_args(VtabSplit):
+            raise UserError(f"--split is {split!r}; a task of VTAB-1k has {', '.join(get_args(VtabSplit))}")
         if source.split not in ("train", split):
             raise UserError(f"--source.split is {source.split!r} but --split is {split!r}; set --split alone")
         return replace(source, split=split)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from shards.sources.kinds import (
     ManifestSource,
     ParquetSource,
     TarOfTarsSource,
+    VtabSource,
 )
 
 CIFAR10_CLASSES = (
@@ -101,6 +102,17 @@ def cifar10() -> PackJob:
     return PackJob(source=ParquetSource(label_names=CIFAR10_CLASSES), dedup=Dedup(duplicates="keep"))
 
 
+def vtab() -> PackJob:
+    """A task of VTAB-1k from the files of TensorFlow Datasets (TFDS), which `tfds build NAME` makes in DIR.
+
+    The images and labels are those of task_adaptation (Zhai et al., 2019): 800 + 200 to train on, or the test set;
+    duplicates are kept, since published results are on all of them. `--split train800` and `--split val200` pack the
+    two parts, for tuning. Commands: `patchline pack vtab --source.task svhn --source.root DIR --out URL/svhn` and
+    `patchline pack vtab --source.task svhn --source.root DIR --split test --out URL/svhn-test`
+    """
+    return PackJob(source=VtabSource(), dedup=Dedup(duplicates="keep"))
+
+
 RECIPES = {
     "folder": folder,
     "flat": flat,
@@ -110,4 +122,5 @@ RECIPES = {
     "manifest": manifest,
     "digits": digits,
     "cifar10": cifar10,
+    "vtab": vtab,
 }

@@ -13,7 +13,7 @@ from shards.packing.about import About
 from shards.packing.config import MOST_SEED, Dedup
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
-from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource
+from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource
 
 _MOST_PICTURES = 96  # each is embedded in the card
 Phase = Literal["all", "scan", "plan", "shards", "merge"]
@@ -29,7 +29,14 @@ class PackJob:
     out: str = ""
     """Folder or s3://bucket/prefix that the dataset is written to."""
     source: (
-        DigitsSource | FolderSource | FlatSource | ParquetSource | ManifestSource | ClassTarsSource | TarOfTarsSource
+        DigitsSource
+        | FolderSource
+        | FlatSource
+        | ParquetSource
+        | ManifestSource
+        | ClassTarsSource
+        | TarOfTarsSource
+        | VtabSource
     ) = field(default_factory=FolderSource)
     """Images to pack, and their labels."""
     split: str = "train"

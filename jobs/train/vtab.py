@@ -1,9 +1,9 @@
 """`patchline vtab WEIGHTS --data-root URL --run-dir DIR`: fine-tunes on each task of VTAB-1k, and shows the means.
 
-A task is a dataset URL/TASK of 1,000 images with its test set URL/TASK-test. Each is a run of `patchline finetune
-vtab_TASK` in DIR/TASK, one after the other; with --seeds N, in DIR/seed-0/TASK and so on. The same command again runs
-what is missing, and continues what was interrupted. With several seeds there is one mean for each, and the mean and
-deviation of these, as in the last row of the paper's Table 2.
+A task is a dataset URL/TASK of 1,000 images with its test set URL/TASK-test, as `patchline pack vtab` makes them. Each
+is a run of `patchline finetune vtab_TASK` in DIR/TASK, one after the other; with --seeds N, in DIR/seed-0/TASK and so
+on. The same command again runs what is missing, and continues what was interrupted. With several seeds there is one
+mean for each, and the mean and deviation of these, as in the last row of the paper's Table 2.
 """
 
 import json
@@ -141,9 +141,12 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     }
     if not trials:
         raise UserError(
-            f"{root} has no task of VTAB: {lacks[tasks[0].name]}; pack each as TASK and TASK-test, TASK one of "
-            f"{', '.join(task.name for task in TASKS)}"
+            f"{root} has no task of VTAB: {lacks[tasks[0].name]}; pack each as TASK and TASK-test, for example with\n"
+            f"{_packing(root, tasks[0].name)}\nTASK is one of {', '.join(task.name for task in TASKS)}"
         )
+    for task in tasks:
+        if lacks[task.name]:
+            log.warning("%s is left out: %s; pack it with\n%s", task.name, lacks[task.name], _packing(root, task.name))
     for trial in trials.values():
         job_of_words(list(trial.words), override)
     refuse_others(list(trials.values()), override)
@@ -190,6 +193,13 @@ def _lacks(root: str, task: VtabTask) -> str:
     if train.num_samples != _NUM_IMAGES:
         log.warning("%s has %s images; VTAB-1k has %s", task.name, f"{train.num_samples:,}", f"{_NUM_IMAGES:,}")
     return ""
+
+
+def _packing(root: str, task: str) -> str:
+    """The commands that pack a task's data. TFDS stands for the data folder of TensorFlow Datasets."""
+    command = f"  patchline pack vtab --source.task {task} --source.root TFDS"
+    train, test = (shlex.quote(f"{root}/{task}{ending}") for ending in ("", "-test"))
+    return f"{command} --out {train}\n{command} --split test --out {test}"
 
 
 def _trial(task: VtabTask, flags: VtabFlags, *, weights: str, seed: int | None, more: Sequence[str]) -> Trial:

@@ -26,6 +26,7 @@ from shards.sources.kinds import (
     ParquetSource,
     Source,
     TarOfTarsSource,
+    VtabSource,
 )
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked
@@ -134,6 +135,8 @@ def _nothing_in(source: Source) -> str:
             return f"no image found below {source.root}"
         case ParquetSource() | ManifestSource():
             return f"no image found in {', '.join(source.files)}"
+        case VtabSource():
+            return f"no example of {source.task} found in {source.root}"
     return f"no image found in {source.kind}"
 
 

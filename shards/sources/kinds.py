@@ -7,6 +7,7 @@ from shards.sources.entry import Entry, Reader
 from shards.sources.folders import FlatSource, FolderSource
 from shards.sources.image_lists import ManifestSource
 from shards.sources.parquets import ParquetSource
+from shards.sources.vtab import VtabSource
 
 __all__ = [
     "ClassTarsSource",
@@ -19,9 +20,19 @@ __all__ = [
     "Reader",
     "Source",
     "TarOfTarsSource",
+    "VtabSource",
 ]
 
-Source = DigitsSource | FolderSource | FlatSource | ClassTarsSource | TarOfTarsSource | ParquetSource | ManifestSource
+Source = (
+    DigitsSource
+    | FolderSource
+    | FlatSource
+    | ClassTarsSource
+    | TarOfTarsSource
+    | ParquetSource
+    | ManifestSource
+    | VtabSource
+)
 
 
 def tool_versions(source: Source) -> dict[str, str]:

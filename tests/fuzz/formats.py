@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
-from tests.fuzz import archive_edits, byte_edits, json_edits, parquet_edits
+from tests.fuzz import archive_edits, byte_edits, json_edits, parquet_edits, record_edits
 from tests.fuzz.byte_edits import Edit
 
 BYTES, WHOLE = "bytes", "whole"
@@ -29,6 +29,7 @@ FORMATS = {
     "parquet": Format(propose=parquet_edits.propose, apply=parquet_edits.apply),
     "zip": Format(propose=archive_edits.propose_zip, apply=archive_edits.apply_zip),
     "tar": Format(propose=archive_edits.propose_tar, apply=archive_edits.apply_tar),
+    "tfrecord": Format(propose=record_edits.propose, apply=record_edits.apply),
     "csv": Format(propose=archive_edits.propose_csv, apply=archive_edits.apply_csv),
 }
 

@@ -36,7 +36,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.image_header import read_header
 from shards.reading.samples import read_sample
-from shards.sources.kinds import ClassTarsSource, ManifestSource, ParquetSource, Source
+from shards.sources.kinds import ClassTarsSource, ManifestSource, ParquetSource, Source, VtabSource
 from shards.store import open_store
 from shards.verifying.verify import verify_dataset
 from tests.fuzz.valid_files import STEPS, saved_fragment
@@ -287,6 +287,11 @@ def listed(name: str) -> Any:
 def class_tars(folder: Path) -> Source:
     """A tar per class."""
     return ClassTarsSource(root=str(folder / "tars"))
+
+
+def prepared(folder: Path) -> Source:
+    """A test set that TFDS has prepared."""
+    return VtabSource(task="kitti_distance", root=str(folder), split="test")
 
 
 def image_header(folder: Path) -> None:

@@ -142,6 +142,11 @@ _ALL = (
         )
     ),
     Target(
+        name="prepared dataset", owner="sources", valid="prepared datasets",
+        files={"kitti/3.3.0/*.json": "json", "kitti/3.3.0/*-test*": "tfrecord"},
+        ways={"pack": readers.pack(readers.prepared)},
+    ),
+    Target(
         name="images", owner="sources", valid="images", files={"*": "bytes"}, ways={"header": readers.image_header},
         num_cases=150,
     ),

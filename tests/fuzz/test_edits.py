@@ -20,6 +20,7 @@ ONE_OF_EACH = {
     "zip": ("model files", "w.npz"),
     "tar": ("foreign tars", "train-0.tar"),
     "csv": ("sources", "listed.csv"),
+    "tfrecord": ("prepared datasets", "kitti/3.3.0/kitti-test.tfrecord-00001-of-00003"),
     "bytes": ("images", "plain.jpg"),
 }
 

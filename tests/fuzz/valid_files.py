@@ -37,6 +37,7 @@ from tests.rigs.checkpoints import checkpoints_of, saved_at_once
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.jpegs import jpeg_of
 from tests.rigs.positions import position_at
+from tests.rigs.prepared import example, write_prepared
 
 LABELS = ("cat", "dog", "Füchsin")
 STEPS = (4, 8)  # of the checkpoints
@@ -160,6 +161,22 @@ def sources(folder: Path) -> None:
                 tar.add(path, arcname=path.name)
 
 
+def prepared_datasets(folder: Path) -> None:
+    """A dataset of streets, as TFDS prepares it; its test set has three shards of two."""
+    streets = [
+        example(
+            {
+                "image": [image_bytes(number, image_format="PNG")],
+                "image/file_name": [f"{number:06d}.png".encode()],
+                "objects/type": [number % 4, 1],
+                "objects/location": [0.5, 1.5, 9.0 * number, -0.5, 1.0, 30.0],
+            }
+        )
+        for number in range(6)
+    ]
+    write_prepared(folder, "kitti", {"train": streets, "validation": streets, "test": streets}, version="3.3.0")
+
+
 def images(folder: Path) -> None:
     """One image of each kind."""
     folder.mkdir()
@@ -178,7 +195,7 @@ def images(folder: Path) -> None:
 
 VALID: dict[str, Callable[[Path], None]] = {
     one.__name__.replace("_", " "): one
-    for one in (dataset, weights, hugging_face, model_files, jobs, foreign_tars, sources, images)
+    for one in (dataset, weights, hugging_face, model_files, jobs, foreign_tars, sources, prepared_datasets, images)
 }
 
 

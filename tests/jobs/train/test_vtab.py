@@ -80,6 +80,7 @@ def test_tasks_that_are_there_are_run_and_the_others_named(tmp_path: Path) -> No
     ended = patchline(*words, "--tasks", "dtd", "eurosat", *TINY, *SIZES, *IMAGES)
     assert ended.code == 0, ended.errors
     assert "dtd has 359 images; VTAB-1k has 1,000" in ended.errors
+    assert f"--source.task eurosat --source.root TFDS --split test --out {tmp_path}/data/eurosat-test\n" in ended.errors
     assert re.search(r"natural +dtd +0\.\d{4}\n", ended.output)
     assert re.search(r"specialized +eurosat +missing: there is nothing at .*/eurosat-test'\n", ended.output)
     assert json.loads((tmp_path / "runs" / "vtab.json").read_text())["tasks"]["dtd"]["state"] == "done"
@@ -97,7 +98,10 @@ def test_tasks_that_are_there_are_run_and_the_others_named(tmp_path: Path) -> No
         ),
         (
             ("w", "--data-root", "/nowhere", "--run-dir", "r"),
-            "/nowhere has no task of VTAB: there is nothing at '/nowhere/caltech101'; pack each",
+            "/nowhere has no task of VTAB: there is nothing at '/nowhere/caltech101'; pack each as TASK and TASK-test, "
+            "for example with patchline pack vtab --source.task caltech101 --source.root TFDS --out "
+            "/nowhere/caltech101 patchline pack vtab --source.task caltech101 --source.root TFDS --split test --out "
+            "/nowhere/caltech101-test TASK is one of caltech101,",
         ),
     ],
 )

@@ -1,0 +1,247 @@
+"""The tasks of VTAB-1k, packed from the files of TensorFlow Datasets (TFDS) without TensorFlow."""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from shards.class_names import class_name, labels_fault, repeated_fault
+from shards.errors import ImageRefusedError, InvalidDataError, UserError
+from shards.output.quantities import plural
+from shards.schema.config_values import refuse_wrong_values, shown_value
+from shards.sources.archives import TarReader
+from shards.sources.entry import Entry, ImageBytes, printable, too_large
+from shards.sources.vtab_tasks import VTAB_TASKS, TaskData
+from shards.storage.pieces import Pieces, stored_pieces
+from shards.store import MissingObjectError, Store
+from shards.tfds.example import Feature, Span, read_features
+from shards.tfds.prepared import PreparedDataset, ShardSlice, open_prepared
+from shards.tfds.records import AROUND_BYTES, DamagedShardError, TfRecord, read_records
+
+VtabSplit = Literal["train", "train800", "val200", "test"]
+_IMAGE = "image"
+_NUM_AT_ONCE = 8192  # examples of a shard that one worker scans: SVHN's test set is one shard
+_MORE_BYTES = 1 << 20  # of a record beside its image
+_MOST_ID_BYTES = 512
+_MOST_BINARY_PIXELS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class VtabSource:
+    """One task of VTAB-1k from the files that TFDS has prepared, local or `s3://`.
+
+    The images are those that task_adaptation takes, copied byte for byte; only dSprites' pixels, 0 and 1, become 0 and
+    255, as there. An example that is damaged or whose label is not the task's is a refused image.
+    """
+
+    staged: ClassVar[bool] = False
+    kind: Literal["vtab"] = "vtab"
+    root: str = ""
+    """Data folder of TensorFlow Datasets, local or s3://, or the dataset's own folder in it, NAME/VERSION."""
+    task: str = ""
+    """Task of VTAB-1k, such as svhn or clevr_count."""
+    split: VtabSplit = "train"
+    """Images of the task: train (1,000), of which train800 and val200 are for tuning, or test; --split sets it."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="source.")
+        if self.task and self.task not in (names := [task.name for task in VTAB_TASKS]):
+            raise UserError(f"--source.task is {shown_value(self.task)}; allowed: {', '.join(names)}")
+
+    def entries(self) -> Iterator[Entry]:
+        """One entry for some thousand examples of a shard, in TFDS's order; only dataset_info.json is read."""
+        prepared = self._prepared()
+        counts = {split: prepared.num_examples(split) for split in self._task().parts.splits}
+        for piece in self._task().parts.pieces(self.split, counts):
+            if piece.end > counts[piece.split]:
+                raise UserError(
+                    f"{prepared.where}: split {piece.split!r} has {plural(counts[piece.split], 'example')}, and "
+                    f"{self.task} takes those from {piece.first} to {piece.end - 1}; prepare the whole dataset"
+                )
+            for found in prepared.slices(piece.split, piece.first, piece.end):
+                num_bytes = _size(prepared, found)
+                for first in range(found.first, found.first + found.count, _NUM_AT_ONCE):
+                    count = min(_NUM_AT_ONCE, found.first + found.count - first)
+                    yield Entry(
+                        locator=f"{found.path}:{first}:{count}:{found.length}",
+                        name=f"{found.path}:{first}",
+                        num_bytes=num_bytes * count // found.length,
+                        num_images=count,
+                    )
+
+    def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+        """The examples of each entry, from one shard after the other."""
+        prepared, names = self._prepared(), self._names()
+        for entry in entries:
+            shard, num_read = _Shard.of(entry), 0
+            try:
+                with closing(_pieces(prepared.store, shard.path)) as pieces:
+                    records = read_records(pieces, skip=shard.first, most_bytes=max_bytes + _MORE_BYTES)
+                    for record in records:
+                        yield self._image(shard, shard.first + num_read, record, names, max_bytes)
+                        num_read += 1
+                        if num_read == shard.count:
+                            break
+                    self._refuse_other_length(shard, num_read, pieces, prepared)
+            except (DamagedShardError, OSError, EOFError, MissingObjectError) as error:
+                reason = f"damaged or missing shard: {error}"
+                for lost in range(num_read, shard.count):
+                    yield shard.entry(shard.first + lost), OSError(reason)
+
+    def reader(self) -> "VtabReader":
+        """Reads by path, offset and size."""
+        return VtabReader(store=self._prepared().store, is_binary=self._task().is_binary)
+
+    def known_labels(self) -> tuple[str, ...]:
+        """All classes of the task, also those of which the 1,000 images have none."""
+        return self._names()
+
+    def _task(self) -> TaskData:
+        for task in VTAB_TASKS:
+            if task.name == self.task:
+                return task
+        names = ", ".join(task.name for task in VTAB_TASKS)
+        raise UserError(f"--source.task is missing; allowed: {names}")
+
+    def _prepared(self) -> PreparedDataset:
+        return open_prepared(self.root, self._task().dataset)
+
+    def _names(self) -> tuple[str, ...]:
+        """The names of the classes in their order: the task's, TFDS's, or the numbers."""
+        task = self._task()
+        if task.class_names:
+            return task.class_names
+        prepared = self._prepared()
+        if not (found := prepared.class_names(task.features[0])):
+            return tuple(str(number) for number in range(task.num_classes))
+        names = tuple(class_name(name) for name in found)
+        fault = f"{len(names)} names" if len(names) != task.num_classes else repeated_fault(names)
+        if fault := fault or next(filter(None, (labels_fault((name,)) for name in names)), ""):
+            what = f"{prepared.where}/{task.features[0]}.labels.txt has {fault}"
+            raise InvalidDataError(f"{what}; allowed: {task.num_classes} names that differ; prepare the dataset again")
+        return names
+
+    def _image(
+        self, shard: "_Shard", number: int, record: TfRecord, names: tuple[str, ...], max_bytes: int
+    ) -> tuple[Entry, ImageBytes]:
+        """The image of a record and its label, or why there is none."""
+        if isinstance(record.data, ImageRefusedError):
+            return shard.entry(number), record.data
+        task, entry = self._task(), shard.entry(number)
+        try:
+            example = read_features(record.data, [*task.features, _IMAGE, task.id_feature])
+            entry = replace(entry, name=_name(entry.name, record.data, example.get(task.id_feature, ())))
+            span = _only(example.get(_IMAGE, ()))
+            label = names[task.label_of(example)]
+        except ValueError as error:
+            return entry, ImageRefusedError(f"not an example of {self.task}: {error}")
+        num_bytes = span.end - span.begin
+        locator = f"{shard.path}:{record.offset + span.begin}:{num_bytes}"
+        entry = replace(entry, locator=locator, labels=(label,), num_bytes=num_bytes)
+        if num_bytes > max_bytes:
+            return entry, too_large(num_bytes, max_bytes=max_bytes)
+        image = record.data[span.begin : span.end]
+        return entry, _stretched(image) if task.is_binary else image
+
+    def _refuse_other_length(self, shard: "_Shard", num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
+        """Raises an error if the shard has not as many records as dataset_info.json says: then the order is another."""
+        if num_read < shard.count:
+            raise DamagedShardError(f"it ends before example {shard.first + num_read} of {shard.length}")
+        if shard.first + num_read == shard.length and pieces.position < pieces.end:
+            raise InvalidDataError(
+                f"{prepared.store.url}/{shard.path} has more than the {shard.length} examples that dataset_info.json "
+                "says; prepare the dataset again"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VtabReader:
+    """Reads images by locators `PATH:OFFSET:SIZE`."""
+
+    store: Store
+    is_binary: bool
+
+    def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
+        """As TarReader does; then dSprites' pixels are stretched."""
+        for image in TarReader(store=self.store).read_many(locators):
+            yield _stretched(image) if self.is_binary and isinstance(image, bytes) else image
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shard:
+    """Some examples of a shard: `count` from number `first` on, of `length`."""
+
+    path: str
+    first: int
+    count: int
+    length: int
+
+    @staticmethod
+    def of(entry: Entry) -> "_Shard":
+        """The examples that an entry stands for."""
+        path, first, count, length = entry.locator.rsplit(":", 3)
+        return _Shard(path=path, first=int(first), count=int(count), length=int(length))
+
+    def entry(self, number: int) -> Entry:
+        """The entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
+        return Entry(locator=f"{self.path}:{number}", name=f"{self.path.rpartition('/')[2]}__{number}")
+
+
+def _size(prepared: PreparedDataset, shard: ShardSlice) -> int:
+    """The bytes of a shard, which are enough for its examples: each that is missing would be a line of the quarantine
+    list."""
+    path, todo = f"{prepared.store.url}/{shard.path}", "copy the whole dataset, or prepare it again"
+    try:
+        num_bytes = prepared.store.size(shard.path)
+    except MissingObjectError as error:
+        raise UserError(f"{path} is missing, although dataset_info.json counts it; {todo}") from error
+    if num_bytes < shard.length * AROUND_BYTES:
+        what = f"{path} has {num_bytes} bytes, too few for the {shard.length} examples that dataset_info.json says"
+        raise InvalidDataError(f"{what}; {todo}")
+    return num_bytes
+
+
+def _pieces(store: Store, path: str) -> Pieces:
+    return stored_pieces(store, path, 0, store.size(path))
+
+
+def _name(tfds_id: str, data: bytes, own: Feature) -> str:
+    """TFDS's id, and the example's name in the original dataset."""
+    if len(own) == 1 and isinstance(own[0], Span) and 0 < own[0].end - own[0].begin <= _MOST_ID_BYTES:
+        return f"{tfds_id}:{printable(data[own[0].begin : own[0].end].decode('utf-8', 'surrogateescape'))}"
+    return tfds_id
+
+
+def _only(image: Feature) -> Span:
+    """Where the image lies; ValueError if there is not one."""
+    if len(image) != 1 or not isinstance(image[0], Span):
+        raise ValueError(f"its feature 'image' has {len(image)} values; allowed: the bytes of one image")
+    return image[0]
+
+
+def _stretched(png: bytes) -> bytes | ImageRefusedError:
+    """A grey PNG of 0 and 1 as one of 0 and 255: dsprites.py multiplies the pixels by 255."""
+    from PIL import Image
+
+    from shards.images.config import ImageLimits
+    from shards.images.image_header import read_header, refusal_of
+
+    try:
+        header = read_header(png, ImageLimits(max_pixels=_MOST_BINARY_PIXELS))
+        if header.mode != "L":
+            raise ImageRefusedError(f"an image of mode {header.mode}; allowed: grey, with pixels of 0 and 1")
+        with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
+            low, high = image.getextrema()
+            stretched = image.point(lambda value: value * 255)
+    except ImageRefusedError as refusal:
+        return refusal
+    except MemoryError:  # this concerns the machine, not the image
+        raise
+    except Exception as error:  # for damage, Pillow raises nearly any of Python's exceptions
+        return refusal_of(error)
+    if not (isinstance(high, int) and isinstance(low, int) and high <= 1):
+        return ImageRefusedError(f"its pixels go up to {high}; allowed: 0 and 1")
+    file = io.BytesIO()
+    stretched.save(file, format="PNG", compress_level=6)
+    return file.getvalue()

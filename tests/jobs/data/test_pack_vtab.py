@@ -1,0 +1,402 @@
+"""Each task of VTAB-1k, packed by its recipe from a dataset in TFDS's form.
+
+A dataset has one record for each of a few cases, repeated; the classes of the cases, and the examples of each part,
+are worked out by hand from task_adaptation's `data/*.py`. The records that no part takes have no label.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jobs.data.pack import run
+from jobs.recipes.pack import RECIPES
+from jobs.recipes.paper_vtab import TASKS
+from jobs.settings.data import PackJob
+from shards.dataset import open_dataset
+from shards.errors import UserError
+from shards.sources.kinds import VtabSource
+from shards.sources.vtab_tasks import VTAB_TASKS
+from shards.store import open_store
+from tests.rigs.prepared import Value, example, write_prepared
+
+Cases = Sequence[tuple[Mapping[str, Sequence[Value]], int]]
+Part = Sequence[tuple[str, int, int]]
+
+
+def png(number: int, *, mode: str = "RGB") -> bytes:
+    """A picture that is different for every case."""
+    file = io.BytesIO()
+    pixels = np.array([[0, 1], [number % 2, number // 2 % 2]], np.uint8)
+    if mode == "RGB":
+        pixels = np.full((2, 2, 3), 10 * number, np.uint8)
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def clevr(*depths: float) -> dict[str, Sequence[Value]]:
+    """A scene of objects at these depths."""
+    coords = [coordinate for depth in depths for coordinate in (240.0, 160.0, depth)]
+    return {"objects/size": [1] * len(depths), "objects/pixel_coords": coords, "question_answer/answer": [b"no", b"2"]}
+
+
+def kitti(*objects: tuple[int, float]) -> dict[str, Sequence[Value]]:
+    """A street with objects: their types, and their depths in metres."""
+    places = [coordinate for _, depth in objects for coordinate in (-1.0, 2.0, depth)]
+    return {"objects/type": [kind for kind, _ in objects], "objects/location": places}
+
+
+def labels(feature: str, *classes: tuple[int, int]) -> Cases:
+    """Cases of a feature whose value decides the class."""
+    return [({feature: [value]}, found) for value, found in classes]
+
+
+CLEVR_COUNT = [(clevr(9.0, 9.0, 9.0), 0), (clevr(*[9.0] * 7), 4), (clevr(*[9.0] * 10), 7)]
+CLEVR_DISTANCE = [
+    *((clevr(11.0, 7.9, 9.9), 0), (clevr(8.0, 9.0), 0), (clevr(8.25), 1), (clevr(9.0, 8.75, 12.0), 2)),
+    *((clevr(9.5), 3), (clevr(9.75, 10.5), 4), (clevr(10.5), 5), (clevr(10.0, 30.0), 4)),
+]
+KITTI = [
+    *((kitti((0, 8.0), (1, 30.0)), 0), (kitti((3, 1.0), (2, 8.5)), 1), (kitti((1, 20.0)), 1)),
+    *((kitti((0, 20.5), (5, 3.0)), 2), (kitti((3, 4.0), (7, 9.0)), 3), (kitti(), 3), (kitti((0, -1.5)), 0)),
+]
+SAME = labels("label", (0, 0), (1, 1), (4, 4))
+OWN = {"train": 803, "validation": 204, "test": 9}  # splits of TFDS's own
+OWN_PARTS = {"train": [("train", 0, 800), ("validation", 0, 200)], "test": [("test", 0, 9)]}
+# 90 % of 2,010 are 1,809.
+OF_90 = {"train": [("train", 0, 800), ("train", 1809, 2009)], "test": [("test", 0, 9)]}
+# 60 % of 1,401 are 840 and 20 % are 280, both rounded down.
+SIXTY_TWENTY = {"train": [("train", 0, 800), ("train", 840, 1040)], "test": [("train", 1120, 1401)]}
+# 80 % of 1,003 are 802 and 10 % are 100.
+DSPRITES = {"train": [("train", 0, 800), ("train", 802, 1002)], "test": [("train", 902, 1003)]}
+# Half of 405 is 202.5, which Python and TFDS round to 202.
+SMALLNORB = {"train": [("train", 0, 800), ("test", 0, 200)], "test": [("test", 202, 405)]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A dataset to make, and what a task takes of it."""
+
+    dataset: str
+    version: str
+    counts: Mapping[str, int]
+    parts: Mapping[str, Part]
+    cases: Cases = tuple(SAME)
+    id_feature: str = "file_name"
+    mode: str = "RGB"
+
+
+MADE = {
+    "caltech101": Made(
+        dataset="caltech101", version="3.0.2", counts={"train": 2010, "test": 9}, parts=OF_90,
+        cases=labels("label", (0, 0), (101, 101)), id_feature="image/file_name",
+    ),
+    "cifar100": Made(
+        dataset="cifar100", version="3.0.2", counts={"train": 2010, "test": 9}, parts=OF_90,
+        cases=[({"label": [99], "coarse_label": [3]}, 99), ({"label": [7], "coarse_label": [1]}, 7)], id_feature="id",
+    ),
+    "dtd": Made(dataset="dtd", version="3.0.1", counts=OWN, parts=OWN_PARTS, cases=labels("label", (46, 46), (0, 0))),
+    "flowers102": Made(dataset="oxford_flowers102", version="2.1.1", counts=OWN, parts=OWN_PARTS),
+    "pets": Made(
+        dataset="oxford_iiit_pet", version="4.0.0", counts={"train": 1001, "test": 9},
+        # 80 % of 1,001 are 800.
+        parts={"train": [("train", 0, 800), ("train", 800, 1000)], "test": [("test", 0, 9)]},
+        cases=[({"label": [36], "species": [1]}, 36), ({"label": [2], "species": [0]}, 2)],
+    ),
+    "sun397": Made(
+        dataset="sun397/tfds", version="4.0.0", counts=OWN, parts=OWN_PARTS, cases=labels("label", (396, 396), (3, 3))
+    ),
+    "svhn": Made(
+        dataset="svhn_cropped", version="3.1.0", counts={"train": 2010, "test": 9}, parts=OF_90,
+        cases=labels("label", (9, 9), (0, 0)), id_feature="id",
+    ),
+    "patch_camelyon": Made(
+        dataset="patch_camelyon", version="2.0.0", counts=OWN, parts=OWN_PARTS, cases=labels("label", (0, 0), (1, 1)),
+        id_feature="id",
+    ),
+    "eurosat": Made(
+        dataset="eurosat/rgb", version="2.0.0", counts={"train": 1401}, parts=SIXTY_TWENTY, id_feature="filename"
+    ),
+    "resisc45": Made(
+        dataset="resisc45", version="3.0.0", counts={"train": 1401}, parts=SIXTY_TWENTY, id_feature="filename"
+    ),
+    "retinopathy": Made(
+        dataset="diabetic_retinopathy_detection/btgraham-300", version="3.0.0", counts=OWN, parts=OWN_PARTS,
+        id_feature="name",
+    ),
+    "clevr_count": Made(
+        dataset="clevr", version="3.1.0", counts={"train": 2010, "validation": 9, "test": 5},
+        parts={"train": OF_90["train"], "test": [("validation", 0, 9)]}, cases=CLEVR_COUNT,
+    ),
+    "clevr_distance": Made(
+        dataset="clevr", version="3.0.0", counts={"train": 2010, "validation": 9, "test": 5},
+        parts={"train": OF_90["train"], "test": [("validation", 0, 9)]}, cases=CLEVR_DISTANCE,
+    ),
+    "dmlab": Made(dataset="dmlab", version="2.0.1", counts=OWN, parts=OWN_PARTS, id_feature="filename"),
+    "kitti_distance": Made(
+        dataset="kitti", version="3.3.0", counts=OWN, parts=OWN_PARTS, cases=KITTI, id_feature="image/file_name"
+    ),
+    "dsprites_location": Made(
+        dataset="dsprites", version="2.0.0", counts={"train": 1003}, parts=DSPRITES, mode="L",
+        cases=labels("label_x_position", (0, 0), (1, 0), (2, 1), (31, 15)),
+    ),
+    "dsprites_orientation": Made(
+        dataset="dsprites", version="2.0.0", counts={"train": 1003}, parts=DSPRITES, mode="L",
+        # Floors of the value over 2.5.
+        cases=labels("label_orientation", (0, 0), (2, 0), (3, 1), (4, 1), (5, 2), (7, 2), (8, 3), (39, 15)),
+    ),
+    "smallnorb_azimuth": Made(
+        dataset="smallnorb", version="2.0.0", counts={"train": 803, "test": 405}, parts=SMALLNORB, mode="L",
+        cases=labels("label_azimuth", (0, 0), (17, 17), (9, 9)),
+    ),
+    "smallnorb_elevation": Made(
+        dataset="smallnorb", version="2.0.0", counts={"train": 803, "test": 405}, parts=SMALLNORB, mode="L",
+        cases=labels("label_elevation", (0, 0), (8, 8)),
+    ),
+}  # fmt: skip
+
+
+def write(root: Path, task: str) -> None:
+    """TFDS's files for a task: example number n of a split has case n modulo the number of cases."""
+    made = MADE[task]
+    name, _, config = made.dataset.partition("/")
+    beside: dict[str, Sequence[Value]] = {"other": [1.5, 2.5], "image2": [png(0)], "segmentation_mask": [png(1)]}
+    records = []
+    for case, (features, _) in enumerate(made.cases):
+        own = {"image": [png(case, mode=made.mode)], made.id_feature: [f"example {case}.jpg".encode()]}
+        records.append(example({**beside, **own, **features}))
+    unused = example({"image": [b"no image"]})
+    pieces = [piece for part in made.parts.values() for piece in part]
+    taken = {(split, number) for split, first, end in pieces for number in range(first, end)}
+    splits = {
+        split: [records[number % len(records)] if (split, number) in taken else unused for number in range(count)]
+        for split, count in made.counts.items()
+    }
+    write_prepared(root, name, splits, version=made.version, config=config)
+
+
+def packed(task: str, root: Path, out: Path, **changes: object) -> list[tuple[str, bytes, tuple[int, ...]]]:
+    """What the recipe packs of a task: the source, the bytes and the labels of each sample."""
+    job: PackJob = RECIPES["vtab"]()
+    assert run(replace(job, source=source(task, root), out=str(out), **changes)) == 0  # type: ignore[arg-type]
+    return sorted(samples(out))
+
+
+def samples(out: Path) -> Iterator[tuple[str, bytes, tuple[int, ...]]]:
+    """All samples of a dataset."""
+    dataset = open_dataset(str(out))
+    for shard in range(len(dataset.manifest.shards)):
+        rows = dataset.sample_rows(shard)
+        for row, (offset, size) in enumerate(zip(rows.offset.tolist(), rows.size.tolist(), strict=True)):
+            image = dataset.shard_store.read_range(dataset.shard_path(shard), offset, offset + size)
+            yield dataset.source_of(shard, row), image, rows.labels_of(row)
+
+
+def pixels_of(found: tuple[str, bytes, tuple[int, ...]]) -> tuple[str, bytes, tuple[int, ...]]:
+    """A sample with its pixels in place of the bytes of its image."""
+    with Image.open(io.BytesIO(found[1])) as image:
+        return found[0], image.tobytes(), found[2]
+
+
+def expected(task: str, part: str) -> list[tuple[str, bytes, tuple[int, ...]]]:
+    """The samples of a part, by hand: in a split of n, shard k of 3 begins at example n k // 3."""
+    made, found = MADE[task], []
+    for split, first, end in made.parts[part]:
+        begins = [made.counts[split] * shard // 3 for shard in range(3)]
+        for number in range(first, end):
+            shard = sum(number >= begin for begin in begins) - 1
+            case = number % len(made.cases)
+            name = made.dataset.partition("/")[0]
+            source = f"{name}-{split}.tfrecord-{shard:05d}-of-00003__{number - begins[shard]}"
+            if "dsprites" not in task and "smallnorb" not in task:  # version 2.0.0 of these has no ids
+                source += f":example {case}.jpg"
+            found.append((source, png(case, mode=made.mode), (made.cases[case][1],)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("part", ["test", "train"])
+@pytest.mark.parametrize("task", MADE)
+def test_images_and_labels_are_those_of_task_adaptation(task: str, part: str, tmp_path: Path) -> None:
+    write(tmp_path / "tfds", task)
+    found, wanted = packed(task, tmp_path / "tfds", tmp_path / "out", split=part), expected(task, part)
+    if "dsprites" in task:
+        found = [pixels_of(sample) for sample in found]
+        wanted = [(name, bytes(255 * value for value in image), label) for name, image, label in map(pixels_of, wanted)]
+    assert found == wanted
+    (recipe,) = (one for one in TASKS if one.name == task)
+    assert len(open_dataset(str(tmp_path / "out")).label_names) == recipe.num_classes
+
+
+def source(task: str, root: Path, **changes: object) -> VtabSource:
+    return replace(VtabSource(task=task, root=str(root)), **changes)  # type: ignore[arg-type]
+
+
+def scanned(found: VtabSource) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Name, refusal (empty: none) and labels of every example, in the order of the scan."""
+    images = found.images(list(found.entries()), max_bytes=1 << 20)
+    return [(entry.name, "" if isinstance(image, bytes) else str(image), entry.labels) for entry, image in images]
+
+
+def test_parts_for_tuning_make_the_training_set_in_the_order_of_tfds(tmp_path: Path) -> None:
+    write(tmp_path, "svhn")
+    first, second, both = (scanned(source("svhn", tmp_path, split=part)) for part in ("train800", "val200", "train"))
+    assert (len(first), len(second)) == (800, 200)
+    assert both == first + second
+    assert [name.partition(":")[0] for name, _, _ in both] == [
+        f"svhn_cropped-train.tfrecord-{number // 670:05d}-of-00003__{number % 670}"  # three shards of 670
+        for number in (*range(800), *range(1809, 2009))
+    ]
+
+
+def test_the_tasks_are_those_of_the_recipes() -> None:
+    assert [task.name for task in VTAB_TASKS] == [task.name for task in TASKS] == list(MADE)
+    assert [task.num_classes for task in VTAB_TASKS] == [task.num_classes for task in TASKS]
+
+
+def test_classes_have_tfds_names_if_it_has_written_them(tmp_path: Path) -> None:
+    write(tmp_path, "svhn")
+    assert source("svhn", tmp_path).known_labels() == tuple("0123456789")
+    names = tmp_path / "svhn_cropped" / "3.1.0" / "label.labels.txt"
+    names.write_text("".join(f"digit {number}\n" for number in range(10)))
+    assert source("svhn", tmp_path).known_labels()[9] == "digit 9"
+    assert scanned(source("svhn", tmp_path, split="test"))[0][2] == ("digit 9",)
+    for text, message in (("a\nb\n", "has 2 names; allowed: 10"), ("a\n" * 10, "both named 'a'; allowed: 10 names")):
+        names.write_text(text)
+        with pytest.raises(UserError, match=message):
+            source("svhn", tmp_path).known_labels()
+
+
+@pytest.mark.parametrize(
+    ("task", "features", "reason"),
+    [
+        ("svhn", {"image": [b"x"], "label": [10]}, "its label is 10; allowed: 0 to 9"),
+        ("svhn", {"image": [b"x"], "label": [-1]}, "its label is -1; allowed"),
+        ("svhn", {"image": [b"x"], "label": [1, 2]}, "its label is 2 values; allowed: one whole number"),
+        ("svhn", {"image": [b"x"], "label": [1.0]}, "its label is 1 values; allowed: one whole number"),
+        ("svhn", {"image": [b"x"], "label": [b"1"]}, "its feature 'label' has bytes, not numbers"),
+        ("svhn", {"image": [b"x"]}, "it has no feature 'label'"),
+        ("svhn", {"label": [1]}, "its feature 'image' has 0 values"),
+        ("svhn", {"image": [b"x", b"y"], "label": [1]}, "its feature 'image' has 2 values"),
+        ("svhn", {"image": [1], "label": [1]}, "its feature 'image' has 1 values; allowed: the bytes of one image"),
+        ("svhn", {"image": [b"x" * (1 << 21)], "label": [1]}, "too large: 2097"),
+        ("clevr_count", {"image": [b"x"], "objects/size": [0, 1]}, "its label is -1; allowed: 0 to 7"),
+        ("clevr_count", {"image": [b"x"], "objects/size": [0] * 11}, "its label is 8; allowed: 0 to 7"),
+        ("clevr_distance", {"image": [b"x"], **clevr()}, "its objects have 0 coordinates"),
+        ("clevr_distance", {"image": [b"x"], "objects/pixel_coords": [1.0] * 4}, "its objects have 4 coordinates"),
+        ("clevr_distance", {"image": [b"x"], **clevr(0.0)}, "its label is -1; allowed: 0 to 5"),
+        ("clevr_distance", {"image": [b"x"], **clevr(100.5)}, "its label is 6; allowed: 0 to 5"),
+        ("clevr_distance", {"image": [b"x"], **clevr(9.0, float("nan"))}, "one of its distances is not a number"),
+        ("kitti_distance", {"image": [b"x"], **kitti((0, -100.5))}, "its label is -1; allowed: 0 to 3"),
+        ("kitti_distance", {"image": [b"x"], **kitti((0, float("-inf")))}, "its distance is -inf"),
+        (
+            "kitti_distance",
+            {"image": [b"x"], "objects/type": [0], "objects/location": []},
+            "its 1 objects have 0 coord",
+        ),
+        ("dsprites_location", {"image": [png(3, mode="RGB")], "label_x_position": [0]}, "an image of mode RGB"),
+        ("dsprites_location", {"image": [b"\x89PNG\r\n\x1a\n"], "label_x_position": [0]}, "truncated"),
+        ("dsprites_location", {"image": [png(2, mode="L")], "label_x_position": [32]}, "its label is 16; allowed"),
+    ],
+)
+def test_an_example_that_is_none_of_the_task_is_refused(
+    task: str, features: Mapping[str, Sequence[Value]], reason: str, tmp_path: Path
+) -> None:
+    ((_, refusal, _),) = refused_by(task, example(features), tmp_path)
+    assert reason in refusal
+
+
+def refused_by(task: str, record: bytes, root: Path) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The scan of a test set of this one record."""
+    made, parts = MADE[task], next(one.parts for one in VTAB_TASKS if one.name == task)
+    splits = {split: [record] if split == parts.test else [b""] for split in parts.splits}
+    name, _, config = made.dataset.partition("/")
+    write_prepared(root, name, splits, version=made.version, config=config, num_shards=1)
+    return scanned(source(task, root, split="test"))
+
+
+def test_pixels_above_1_are_no_dsprites(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.array([[0, 255]], np.uint8)).save(file, format="PNG")
+    record = example({"image": [file.getvalue()], "label_x_position": [3]})
+    assert "its pixels go up to 255; allowed: 0 and 1" in refused_by("dsprites_location", record, tmp_path)[0][1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "refused", "reason"),
+    [
+        (lambda data: data[:40] + b"\xff" + data[41:], 1, "the checksum of its data is wrong"),
+        (lambda data: data[: len(data) // 2], 2, "record 1 is cut off"),
+        (lambda data: b"\xff" + data[1:], 3, "the checksum of the length of record 0 is wrong"),
+        (lambda data: data[: 16 + int.from_bytes(data[:8], "little")], 2, "it ends before example 1 of 3"),
+    ],
+)
+def test_a_damaged_shard_loses_only_what_cannot_be_read(
+    edit: Callable[[bytes], bytes], refused: int, reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "dtd")  # the test set has three shards of three examples
+    path = tmp_path / "dtd" / "3.0.1" / "dtd-test.tfrecord-00001-of-00003"
+    path.write_bytes(edit(path.read_bytes()))
+    found = scanned(source("dtd", tmp_path, split="test"))
+    reasons = [why for _, why, _ in found if why]
+    assert (len(found), len(reasons)) == (9, refused)
+    assert all(reason in why for why in reasons)
+    assert all("00001-of-00003__" in name for name, why, _ in found if why)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda data: data * 2, "has more than the 3 examples"),
+        (lambda data: data[:47], "has 47 bytes, too few for the 3 examples"),  # a record without data has 16
+    ],
+)
+def test_a_shard_with_another_number_of_examples_than_is_counted_is_refused(
+    edit: Callable[[bytes], bytes], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "dtd")
+    path = tmp_path / "dtd" / "3.0.1" / "dtd-test.tfrecord-00000-of-00003"
+    path.write_bytes(edit(path.read_bytes()))
+    with pytest.raises(UserError, match=rf"00000-of-00003 {message} that dataset_info\.json says"):
+        scanned(source("dtd", tmp_path, split="test"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "mnist"}, r"--source\.task is 'mnist'; allowed: caltech101, cifar100, dtd"),
+        ({"task": ""}, r"--source\.task is missing; allowed: caltech101"),
+        ({"split": "val"}, r"--split is 'val'; a task of VTAB-1k has train, train800, val200, test"),
+        ({"task": "svhn"}, r"has no svhn_cropped/VERSION/dataset_info\.json; .* tfds build svhn_cropped --data_dir"),
+        ({"task": "flowers102"}, r"split 'train' has 3 examples, and flowers102 takes those from 0 to 799; prepare"),
+    ],
+)
+def test_one_message(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+    few = {split: [example({})] * 3 for split in OWN}
+    write_prepared(tmp_path, "oxford_flowers102", few, version="2.1.1")
+    asked = {"task": "dtd", "split": "train"} | changes
+    with pytest.raises(UserError, match=message):
+        packed(asked["task"], tmp_path, tmp_path / "out", split=asked["split"])
+
+
+def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "dtd")
+    (tmp_path / "dtd" / "3.0.1" / "dtd-train.tfrecord-00002-of-00003").unlink()
+    with pytest.raises(UserError, match=r"dtd-train\.tfrecord-00002-of-00003 is missing, although dataset_info"):
+        list(source("dtd", tmp_path).entries())
+
+
+@pytest.mark.long
+def test_a_task_in_a_bucket(tmp_path: Path, s3_bucket: str) -> None:
+    write(tmp_path, "dsprites_location")
+    store = open_store(f"s3://{s3_bucket}/tfds")
+    for path in (tmp_path / "dsprites" / "2.0.0").iterdir():
+        store.write(path.relative_to(tmp_path).as_posix(), path.read_bytes())
+    job: PackJob = RECIPES["vtab"]()
+    for root, out in ((str(tmp_path), tmp_path / "a"), (store.url, tmp_path / "b")):
+        asked = VtabSource(task="dsprites_location", root=root)
+        assert run(replace(job, source=asked, out=str(out), samples_per_shard=300, workers=2)) == 0
+    assert list(samples(tmp_path / "a")) == list(samples(tmp_path / "b"))
