@@ -62,7 +62,7 @@ def test_side(job: PackJob) -> PackJob:
 
 def _refuse_folder_of_images(job: PackJob) -> None:
     """UserError if the dataset would lie among the images that it is made of."""
-    root = getattr(job.source, "root", "")
+    root = getattr(job.source, "root", "") or getattr(job.source, "originals", "")
     if root and "://" not in root + job.out and Path(root).resolve() == Path(job.out).resolve():
         name = shlex.quote(f"data/{Path(root).resolve().name}")
         raise UserError(f"--out is {job.out!r}, the folder of the images; give another, such as --out {name}")

@@ -103,11 +103,12 @@ def cifar10() -> PackJob:
 
 
 def vtab() -> PackJob:
-    """A task of VTAB-1k from the files of TensorFlow Datasets (TFDS), which `tfds build NAME` makes in DIR.
+    """A task of VTAB-1k (Zhai et al., 2019), from the files of TensorFlow Datasets (TFDS) or from the originals.
 
-    The images and labels are those of task_adaptation (Zhai et al., 2019): 800 + 200 to train on, or the test set;
-    duplicates are kept, since published results are on all of them. `--split train800` and `--split val200` pack the
-    two parts, for tuning. Commands: `patchline pack vtab --source.task svhn --source.root DIR --out URL/svhn` and
+    DIR is the data folder of `tfds build`. Source of parts and labels: github.com/google-research/task_adaptation.
+    Result: 1,000 training samples, their parts with `--split train800` and `--split val200`, or the test set;
+    duplicates are kept, since published results are on all of them. Commands:
+    `patchline pack vtab --source.task svhn --source.root DIR --out URL/svhn` and
     `patchline pack vtab --source.task svhn --source.root DIR --split test --out URL/svhn-test`
     """
     return PackJob(source=VtabSource(), dedup=Dedup(duplicates="keep"))

@@ -1,4 +1,4 @@
-"""The tasks of VTAB-1k, packed from the files of TensorFlow Datasets (TFDS) without TensorFlow."""
+"""The tasks of VTAB-1k, packed from the files of TensorFlow Datasets (TFDS), or from the original images."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,9 @@ from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.archives import TarReader
-from shards.sources.entry import Entry, ImageBytes, printable, too_large
+from shards.sources.entry import Entry, ImageBytes, Reader, printable, too_large
+from shards.sources.tree import Tree
+from shards.sources.vtab_originals import ORIGINALS, read_originals
 from shards.sources.vtab_tasks import VTAB_TASKS, TaskData
 from shards.storage.pieces import Pieces, stored_pieces
 from shards.store import MissingObjectError, Store
@@ -29,7 +31,7 @@ _MOST_BINARY_PIXELS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class VtabSource:
-    """One task of VTAB-1k from the files that TFDS has prepared, local or `s3://`.
+    """One task of VTAB-1k from the files that TFDS has prepared or, for some tasks, from the original images.
 
     The images are those that task_adaptation takes, copied byte for byte; only dSprites' pixels, 0 and 1, become 0 and
     255, as there. An example that is damaged or whose label is not the task's is a refused image.
@@ -39,6 +41,8 @@ class VtabSource:
     kind: Literal["vtab"] = "vtab"
     root: str = ""
     """Data folder of TensorFlow Datasets, local or s3://, or the dataset's own folder in it, NAME/VERSION."""
+    originals: str = ""
+    """Folder of the original images, local or s3://, instead of TFDS's: for dtd, eurosat, pets and resisc45."""
     task: str = ""
     """Task of VTAB-1k, such as svhn or clevr_count."""
     split: VtabSplit = "train"
@@ -48,9 +52,25 @@ class VtabSource:
         refuse_wrong_values(self, where="source.")
         if self.task and self.task not in (names := [task.name for task in VTAB_TASKS]):
             raise UserError(f"--source.task is {shown_value(self.task)}; allowed: {', '.join(names)}")
+        if self.originals and self.root:
+            raise UserError("--source.root and --source.originals do not go together; give one of them")
+        if self.originals and self.task and self.task not in ORIGINALS:
+            raise UserError(
+                f"--source.originals is given for {self.task}; allowed: {', '.join(ORIGINALS)}; for {self.task}, TFDS "
+                "decodes, chooses or numbers the images: prepare it with tfds build, and give --source.root"
+            )
 
     def entries(self) -> Iterator[Entry]:
-        """One entry for some thousand examples of a shard, in TFDS's order; only dataset_info.json is read."""
+        """In TFDS's order: one entry for some thousand examples of a shard, or for an original image."""
+        return self._original_entries() if self.originals else self._prepared_entries()
+
+    def _original_entries(self) -> Iterator[Entry]:
+        originals = read_originals(self._task().name, self.originals).splits
+        for piece in self._task().parts.pieces(self.split, {split: len(originals[split]) for split in originals}):
+            for original in originals[piece.split][piece.first : piece.end]:
+                yield Entry(locator=original.path, name=printable(original.path), labels=(original.label,))
+
+    def _prepared_entries(self) -> Iterator[Entry]:
         prepared = self._prepared()
         counts = {split: prepared.num_examples(split) for split in self._task().parts.splits}
         for piece in self._task().parts.pieces(self.split, counts):
@@ -71,7 +91,10 @@ class VtabSource:
                     )
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The examples of each entry, from one shard after the other."""
+        """The examples of each entry, from one shard after the other, or the originals."""
+        if self.originals:
+            yield from Tree(root=self.originals).images(entries, max_bytes=max_bytes)
+            return
         prepared, names = self._prepared(), self._names()
         for entry in entries:
             shard, num_read = _Shard.of(entry), 0
@@ -89,8 +112,10 @@ class VtabSource:
                 for lost in range(num_read, shard.count):
                     yield shard.entry(shard.first + lost), OSError(reason)
 
-    def reader(self) -> "VtabReader":
-        """Reads by path, offset and size."""
+    def reader(self) -> Reader:
+        """Reads by path, offset and size, or an original by its path."""
+        if self.originals:
+            return Tree(root=self.originals)
         return VtabReader(store=self._prepared().store, is_binary=self._task().is_binary)
 
     def known_labels(self) -> tuple[str, ...]:
@@ -110,6 +135,8 @@ class VtabSource:
     def _names(self) -> tuple[str, ...]:
         """The names of the classes in their order: the task's, TFDS's, or the numbers."""
         task = self._task()
+        if self.originals:
+            return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)
         if task.class_names:
             return task.class_names
         prepared = self._prepared()

@@ -4,6 +4,7 @@ A dataset has one record for each of a few cases, repeated; the classes of the c
 are worked out by hand from task_adaptation's `data/*.py`. The records that no part takes have no label.
 """
 
+import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -400,3 +401,112 @@ def test_a_task_in_a_bucket(tmp_path: Path, s3_bucket: str) -> None:
         asked = VtabSource(task="dsprites_location", root=root)
         assert run(replace(job, source=asked, out=str(out), samples_per_shard=300, workers=2)) == 0
     assert list(samples(tmp_path / "a")) == list(samples(tmp_path / "b"))
+
+
+def hard_links(root: Path, names: Sequence[str], *, seed: int = 0) -> None:
+    """Files with these names, all of them the same image: tens of thousands of files cost only their names."""
+    (root / ".image").write_bytes(png(seed))
+    for folder in {Path(name).parent for name in names}:
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (root / name).hardlink_to(root / ".image")
+
+
+EUROSAT = {  # the classes of EuroSAT, and how many images each has (Helber et al., 2019)
+    **dict.fromkeys(("AnnualCrop", "Forest", "HerbaceousVegetation", "Residential", "SeaLake"), 3000),
+    **dict.fromkeys(("Highway", "Industrial", "PermanentCrop", "River"), 2500),
+    "Pasture": 2000,
+}
+
+
+def md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def test_originals_of_eurosat_are_chosen_and_ordered_as_tfds_does(tmp_path: Path) -> None:
+    names = [f"{name}/{name}_{number + 1}.jpg" for name, count in EUROSAT.items() for number in range(count)]
+    hard_links(tmp_path, names)
+    # As TFDS shuffles: by the MD5 of the split's name and the key, as a number of 128 bits.
+    keys = {int(md5(f"train{name.replace('/', '_')}"), 16): name for name in names}
+    order = [keys[number] for number in sorted(keys)]
+    for split, wanted in (("train", order[:800] + order[16_200:16_400]), ("test", order[21_600:])):
+        source = VtabSource(task="eurosat", originals=str(tmp_path), split=split)  # type: ignore[arg-type]
+        found = list(source.entries())
+        assert [(entry.name, entry.labels) for entry in found] == [(name, (name.partition("/")[0],)) for name in wanted]
+        assert next(source.images(found[:1], max_bytes=1 << 20))[1] == png(0)
+        assert list(source.reader().read_many([found[3].locator])) == [png(0)]
+    assert source.known_labels() == tuple(sorted(EUROSAT))
+    (tmp_path / names[0]).unlink()
+    with pytest.raises(UserError, match=r"has 26,999 images of TFDS's split 'train'; eurosat has 27,000, and their"):
+        list(source.entries())
+
+
+@pytest.fixture(scope="module")
+def listed_originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lists like those of DTD and Pets, with the published numbers of images; the names are made up."""
+    root = tmp_path_factory.mktemp("originals")
+    for name, first in (("train1", 0), ("val1", 40), ("test1", 80)):
+        lines = [
+            f"c{label:02d}/c{label:02d}_{number}.jpg\n" for label in range(47) for number in range(first, first + 40)
+        ]
+        write_text(root / "dtd" / "labels" / f"{name}.txt", "".join(lines))
+    for name, count in (("trainval", 3680), ("test", 3669)):
+        lines = [f"Breed{number % 37:02d}_{number} {number % 37 + 1} 1 1\n" for number in range(count)]
+        write_text(root / "pets" / "annotations" / f"{name}.txt", "".join(lines))
+    return root
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "first", "count"),
+    [  # The first example by hand: the least MD5 of TFDS's split and key.
+        ("dtd", "train", ("train", "dtd/labels/train1.txt"), 1000),
+        ("dtd", "val200", ("validation", "dtd/labels/val1.txt"), 200),
+        ("dtd", "test", ("test", "dtd/labels/test1.txt"), 1880),
+        ("pets", "train", ("train", "pets/annotations/trainval.txt"), 1000),
+        ("pets", "test", ("test", "pets/annotations/test.txt"), 3669),
+    ],
+)
+def test_originals_in_lists_are_ordered_as_tfds_does(
+    task: str, split: str, first: tuple[str, str], count: int, listed_originals: Path
+) -> None:
+    source = VtabSource(task=task, originals=str(listed_originals / task), split=split)  # type: ignore[arg-type]
+    entries = list(source.entries())
+    salt, path = first
+    lines = [
+        line.split(" ")[0].removesuffix(".jpg") for line in (listed_originals / path).read_text().split("\n") if line
+    ]
+    least = min(lines, key=lambda line: md5(f"{salt}{line}.jpg"))
+    assert (len(entries), entries[0].locator) == (count, f"images/{least}.jpg")
+    assert entries[0].labels == (least.partition("/")[0] if task == "dtd" else least.partition("_")[0],)
+    assert len(source.known_labels()) == (47 if task == "dtd" else 37)
+    assert all(isinstance(image, OSError) for _, image in source.images(entries[:2], max_bytes=1)), "there is no image"
+
+
+@pytest.mark.parametrize(
+    ("asked", "lists", "message"),
+    [
+        (
+            {"task": "svhn"},
+            {},
+            r"--source\.originals is given for svhn; allowed: dtd, eurosat, pets, resisc45; for svhn",
+        ),
+        ({"task": "dtd", "root": "x"}, {}, r"--source\.root and --source\.originals do not go together"),
+        ({"task": "dtd"}, {}, r"has no labels/train1\.txt; give the folder of the dataset as published"),
+        ({"task": "pets"}, {"annotations/trainval.txt": "A_1 1 1\n"}, r"has the line A_1 1 1; allowed: NAME CLASS"),
+        ({"task": "pets"}, {"annotations/trainval.txt": "A_1 x 1 1\n"}, r"has the line A_1 x 1 1; allowed: NAME CLASS"),
+        ({"task": "pets"}, {"annotations/trainval.txt": "A_1 1 1 1\nB_1 1 1 1\n"}, "class 1 is B and 'A'"),
+        ({"task": "eurosat"}, {"a/b/c.jpg": ""}, r"has a/b/c\.jpg; allowed: CLASS/IMAGE alone"),
+        ({"task": "eurosat"}, {"c.jpg": ""}, r"has c\.jpg; allowed: CLASS/IMAGE alone"),
+        ({"task": "resisc45"}, {"a/c.jpg": ""}, r"has 1 image of TFDS's split 'train'; resisc45 has 31,500"),
+    ],
+)
+def test_one_message_for_originals(asked: dict[str, str], lists: dict[str, str], message: str, tmp_path: Path) -> None:
+    for path, text in lists.items():
+        write_text(tmp_path / path, text)
+    with pytest.raises(UserError, match=message):
+        list(VtabSource(originals=str(tmp_path), **asked).entries())  # type: ignore[arg-type]
