@@ -56,8 +56,8 @@ class VtabSource:
             raise UserError("--source.root and --source.originals do not go together; give one of them")
         if self.originals and self.task and self.task not in ORIGINALS:
             raise UserError(
-                f"--source.originals is given for {self.task}; allowed: {', '.join(ORIGINALS)}; for {self.task}, TFDS "
-                "decodes, chooses or numbers the images: prepare it with tfds build, and give --source.root"
+                f"--source.originals is given for {self.task}; allowed: {', '.join(ORIGINALS)}; prepare this task with "
+                f"tfds build {self._task().dataset.path}, and give --source.root"
             )
 
     def entries(self) -> Iterator[Entry]:
