@@ -86,6 +86,10 @@ class PackJob:
                 f"--split is {shown_value(self.split)} with --split-test, which makes the splits train and test; leave "
                 "--split out to pack both, or give --split test for the second alone"
             )
+        if self.split_test and isinstance(self.source, VtabSource):
+            raise UserError(
+                "--split-test is given for a task of VTAB-1k, which has a test set; pack it with --split test"
+            )
         self.about()  # refuses a text that is too long now, not after packing
 
     @property

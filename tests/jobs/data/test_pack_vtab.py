@@ -383,6 +383,11 @@ def test_one_message(changes: dict[str, str], message: str, tmp_path: Path) -> N
         packed(asked["task"], tmp_path, tmp_path / "out", split=asked["split"])
 
 
+def test_no_other_test_set_is_set_aside() -> None:
+    with pytest.raises(UserError, match="--split-test is given for a task of VTAB-1k, which has a test set; pack it"):
+        PackJob(source=VtabSource(), split_test=0.2)
+
+
 def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
     write(tmp_path, "dtd")
     (tmp_path / "dtd" / "3.0.1" / "dtd-train.tfrecord-00002-of-00003").unlink()
