@@ -97,8 +97,9 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
     if config.position == "relative":  # the term of the logits, before and after it is brought into order, and shares
         factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
+    num_wide = 8 + (2 if config.layer_scale else 0)  # LayerScale keeps what it scales
     layer = _Kept(
-        image_bytes=num_tokens * (how.element_bytes * (8 * d + 2 * m) + 4 * _statistic_bytes(how) + sums + masks)
+        image_bytes=num_tokens * (how.element_bytes * (num_wide * d + 2 * m) + 4 * _statistic_bytes(how) + sums + masks)
         + factors,
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),

@@ -20,9 +20,13 @@ def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
     model = unfilled_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            shape = tuple(parameter.shape)
-            parameter.copy_(initial_tensor(name, shape, seed=seed, position_std=config.position_std))
+            parameter.copy_(initial_of(config, name, tuple(parameter.shape), seed=seed))
     return model
+
+
+def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+    """float32 initial value of a model's parameter `name`."""
+    return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
 
 
 def unfilled_model(config: ModelConfig) -> Model:

@@ -165,6 +165,9 @@ class ModelConfig:
     masked_patches: bool = False
     """Pre-train without labels: half of the patches are corrupted, and the head predicts the mean colour of each (512
     classes; appendix B.1.2)."""
+    layer_scale: Annotated[float, Range(0, zero="off")] = 0.0
+    """Initial value of LayerScale, a learned factor for each channel of what attention and MLP add (CaiT; 1e-4 in
+    DeiT-III, 1e-5 in DINOv2); 0: off."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple

@@ -87,7 +87,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         return total + 2 * resnet.width + head * (resnet.width + 1) * config.num_classes
     size, (height, width) = config.size, config.grid
     d, m = size.width, size.mlp_width
-    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d
+    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d + (2 * d if config.layer_scale else 0)
     total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
     total += config.num_prefix_tokens * d
     num_tokens, num_tables = (

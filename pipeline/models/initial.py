@@ -16,8 +16,11 @@ from shards.hashing import derive_key
 _TRUNCATED_STD = 0.87962566103423978
 
 
-def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02) -> torch.Tensor:
-    """float32 initial value of the parameter `name`. Raises ValueError for an unknown name."""
+def initial_tensor(
+    name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02, layer_scale: float = 0.0
+) -> torch.Tensor:
+    """float32 initial value of the parameter `name`; `position_std` and `layer_scale` as in ModelConfig. Raises
+    ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
     if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out"):
@@ -27,6 +30,8 @@ def initial_tensor(name: str, shape: tuple[int, ...], *, seed: int, position_std
         return torch.empty(shape).normal_(std=position_std, generator=generator)
     if layer == "head" or kind == "class_token" or (layer, kind) == ("mask", "token"):
         return torch.zeros(shape)
+    if layer in ("scale1", "scale2") and kind == "gamma":
+        return torch.full(shape, layer_scale)
     if layer in ("dense1", "dense2") and kind == "bias":
         return torch.empty(shape).normal_(std=1e-6, generator=generator)
     if kind == "bias":

@@ -165,19 +165,36 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.scale1, self.scale2 = (LayerScale(size.width) if config.layer_scale else None for _ in range(2))
 
     def forward(self, z_BND: torch.Tensor, branches_B2: torch.Tensor | None = None) -> torch.Tensor:
-        result: torch.Tensor
         if self.positions is not None:
             z_BND = z_BND + self.positions().to(z_BND.dtype)
-        if branches_B2 is None:
-            z_BND = z_BND + self.dropout(self.attention(self.norm1(z_BND)))  # equation 2
-            result = z_BND + self.mlp(self.norm2(z_BND))  # equation 3
-        else:
-            factors_2B11 = branches_B2.to(z_BND.dtype).T[:, :, None, None]
-            z_BND = z_BND + factors_2B11[0] * self.dropout(self.attention(self.norm1(z_BND)))
-            result = z_BND + factors_2B11[1] * self.mlp(self.norm2(z_BND))
-        return result
+        first_B11 = second_B11 = None
+        if branches_B2 is not None:
+            first_B11, second_B11 = branches_B2.to(z_BND.dtype).T[:, :, None, None]
+        z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND))), self.scale1, first_B11)  # equation 2
+        return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)  # equation 3
+
+
+def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.Tensor | None) -> torch.Tensor:
+    """What a branch adds, after its LayerScale and the factor of each image."""
+    if scale is not None:
+        added_BND = scale(added_BND)
+    return added_BND if factor_B11 is None else factor_B11 * added_BND
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a residual branch ("Going deeper with Image Transformers", Touvron et al.,
+    2021, equation 5; also in "DeiT III"). A module of its own, since ZeRO-3 gathers by module."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(width))
+
+    def forward(self, added_BND: torch.Tensor) -> torch.Tensor:
+        """[B, N, D]."""
+        return added_BND * self.gamma
 
 
 class Attention(nn.Module):

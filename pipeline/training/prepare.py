@@ -16,9 +16,8 @@ from pipeline.data.stream import PlannedStream, plan_stream
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
-from pipeline.models.build import shapes_of
+from pipeline.models.build import initial_of, shapes_of
 from pipeline.models.conversion.convert import open_for_use
-from pipeline.models.initial import initial_tensor
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
@@ -168,7 +167,7 @@ def starting_weights(job: TrainingJob) -> TensorByName:
     shapes = shapes_of(job.model)
 
     def scratch(name: str) -> Any:
-        return initial_tensor(name, shapes[name], seed=job.seed, position_std=job.model.position_std)
+        return initial_of(job.model, name, shapes[name], seed=job.seed)
 
     if not job.initial.weights:
         return scratch

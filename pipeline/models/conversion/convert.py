@@ -186,6 +186,9 @@ def save_as(
             "--num-classes K for a classifier of zeros"
         )
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
+    if written != "timm" and not config.is_bit and config.layer_scale:
+        config, tensor = _with_folded_scales(config, tensor)
+        log.info("%s: LayerScale is folded into the layers before it, as the format has none: the same logits", out)
     if written == "timm":
         timm.save_timm(out, config=config, labels=labels, tensor=tensor, transform=usage.transform)
     elif written == "hugging_face":
@@ -316,6 +319,21 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
 def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
     constant = config.head_bias
     return replace(config, head_bias=0.0), lambda name: tensor(name) + constant if name == HEAD[1] else tensor(name)
+
+
+def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
+    """The same model without LayerScale: g (W x + b) = (g W) x + g b."""
+    branches = {"attention.out": "scale1", "mlp.dense2": "scale2"}
+
+    def folded_in(name: str) -> torch.Tensor:
+        value, block = tensor(name), name.split(".")[:2]
+        for layer, scale in branches.items():
+            if name.startswith("blocks.") and f".{layer}." in name:
+                gamma_D = tensor(".".join((*block, scale, "gamma"))).float()
+                return value * (gamma_D[:, None] if value.dim() == 2 else gamma_D)
+        return value
+
+    return replace(config, layer_scale=0.0), folded_in
 
 
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:

@@ -5,6 +5,7 @@ import math
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.layout import as_is, read_layout
 from pipeline.models.conversion.sizes import (
+    USUAL_LAYER_SCALE,
     Hints,
     TransformerShapes,
     Usual,
@@ -59,6 +60,7 @@ def _vit_config(file: TensorFile, hints: Hints) -> ModelConfig:
         resnet=resnet,
         position="learned_2d" if is_2d else None,
         is_square=True,
+        layer_scale=USUAL_LAYER_SCALE if "blocks.0.scale1.gamma" in file.shapes else 0.0,
     )
     return transformer_config(shapes, where=file.where, position_name=POSITION, usual=_USUAL, hints=hints)
 

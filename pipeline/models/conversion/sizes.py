@@ -30,6 +30,7 @@ from shards.schema.config_values import Range, refuse_wrong_values
 
 HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
 ROOT_WIDTH = 64
+USUAL_LAYER_SCALE = 1e-5  # timm's; an initial value, so only weights that start anew would have it
 # Image sizes (px) at which ViTs are published or usually trained. At any other size, a table whose number of rows is a
 # square may as well be that of a rectangular grid.
 _USUAL_IMAGE_SIZES = frozenset(
@@ -89,7 +90,8 @@ class TransformerShapes:
     """The sizes of a ViT or a hybrid, from the shapes in a file. `num_positions`: rows of the table; None: no table.
 
     `class_row` (whether the table has a row for the class token) and `declared` (its grid, height and width) come from
-    a config.json; None: they follow from the number of rows. `is_square`: the format has no other grids.
+    a config.json; None: they follow from the number of rows. `is_square`: the format has no other grids. `layer_scale`:
+    its initial value, 0 without any; the file does not say it, so it may be USUAL_LAYER_SCALE.
     """
 
     patch: int
@@ -106,6 +108,7 @@ class TransformerShapes:
     class_row: bool | None = None
     declared: Pair | None = None
     is_square: bool = False
+    layer_scale: float = 0.0
 
     def assumed_grid(self, where: str, name: str) -> tuple[str, ...]:
         """What is assumed about the position table, if nothing declares its grid."""
@@ -240,6 +243,7 @@ def transformer_config(
         gelu=hints.gelu or usual.gelu,
         layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
         resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
+        layer_scale=shapes.layer_scale,
     )
 
 

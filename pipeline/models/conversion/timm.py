@@ -28,7 +28,7 @@ from pipeline.models.conversion.layout import (
 )
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, model_in
+from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, model_in, with_names_of_today
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
@@ -57,6 +57,7 @@ _BITS = {
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
     description = _with_published(description)
+    file = with_names_of_today(file)
     found = model_in(file, description, hints)
     shapes = shapes_in_file(found.config)
     mappings = layout(found.config, class_row=found.class_row)
@@ -157,6 +158,8 @@ def layout(config: ModelConfig, *, class_row: bool) -> Layout:
     for number in range(config.size.depth):
         for ours, theirs in pairs.items():
             mappings |= same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
+        for branch in (1, 2) if config.layer_scale else ():
+            mappings[f"blocks.{number}.scale{branch}.gamma"] = as_is(f"blocks.{number}.ls{branch}.gamma")
     mappings |= same("norm.", "norm.")
     return mappings | (same("head.", "head.") if config.num_classes else {})
 
@@ -214,6 +217,8 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
     arguments["act_layer"] = {known: name for name, known in GELUS.items()}[config.gelu]
     if not config.resnet or size.patch != 1:
         arguments["patch_size"] = size.patch
+    if config.layer_scale:
+        arguments["init_values"] = config.layer_scale
     if config.pooling == "average":
         arguments |= {"global_pool": "avg", "class_token": False, "fc_norm": False}
     return arguments

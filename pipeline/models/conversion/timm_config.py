@@ -4,6 +4,7 @@ Sources: timm's vision_transformer.py, vision_transformer_hybrid.py and resnetv2
 its own epsilons in ResNets. A state dict does not say what it was trained with; `config.json` may.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.conversion.declared import Pair, grid_of, pair_of
 from pipeline.models.conversion.sizes import (
+    USUAL_LAYER_SCALE,
     Hints,
     TransformerShapes,
     Usual,
@@ -51,10 +53,10 @@ _FOREIGN = {
     r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
     r"attn_pool\.": f"is of attention pooling: {_NO_FIELD}",
-    r"blocks\.\d+\.(ls\d\.|gamma_)": f"is layer scale: {_NO_FIELD}",
     r"blocks\.\d+\.attn\.[qk]_norm\.": f"is a norm of queries or keys: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
+_SCALE = "blocks.0.ls1.gamma"
 # The first convolution of a hybrid: with stages, and without.
 _ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 
@@ -78,6 +80,12 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
     if "stem.conv.weight" in file.shapes:
         return Found(config=_bit_config(file, usual, hints), class_row=False, said=usual.said)
     return _vit(file, description, usual, hints)
+
+
+def with_names_of_today(file: TensorFile) -> TensorFile:
+    """The file with LayerScale under timm's names (`ls1.gamma`), which DeiT-III's own files call `gamma_1`."""
+    names = {name: re.sub(r"^(blocks\.\d+\.)gamma_(\d)$", r"\1ls\2.gamma", name) for name in file.shapes}
+    return file.renamed({name if new in file.shapes else new: name for name, new in names.items()})
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -143,11 +151,19 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
         resnet=resnet,
         class_row=not no_row if class_token and isinstance(no_row, bool) else None,
         declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
+        layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
     )
     config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
     _, class_row = shapes.side(file.where, "pos_embed")
     grid = shapes.assumed_grid(file.where, "pos_embed")
     return Found(config=config, class_row=class_row, said=usual.said, assumed=grid)
+
+
+def _layer_scale(description: Mapping[str, Any]) -> float:
+    value = entries(description, "model_args").get("init_values")
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    return USUAL_LAYER_SCALE
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:

@@ -97,6 +97,8 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
     """The flags that give the model the parts and sizes of the weights; empty if both have the same."""
     pairs = [(name, getattr(source, name), getattr(target, name)) for name in ("pooling", "position", "position_at")]
+    if bool(source.layer_scale) != bool(target.layer_scale):  # whose value is the initial one, which may differ
+        pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
     if not target.is_bit:
         pairs += [
             (field.name, *(getattr(each.size, field.name) for each in (source, target))) for field in fields(Size)

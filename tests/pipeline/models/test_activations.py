@@ -39,6 +39,8 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("r50_vit_b16", {}, replace(BF16, is_recomputed=True), id="hybrid with checkpointing"),
         pytest.param("bit_r50x1", {}, replace(FP32, is_recomputed=True), id="bit with checkpointing"),
         pytest.param("vit_s16", {"stochastic_depth": 0.1}, BF16, id="stochastic depth"),
+        pytest.param("vit_s16", {"layer_scale": 1e-4, "stochastic_depth": 0.1}, BF16, id="LayerScale"),
+        pytest.param("vit_s16", {"layer_scale": 1e-4}, replace(FP32, is_recomputed=True), id="LayerScale, recomputed"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
         pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
         pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),

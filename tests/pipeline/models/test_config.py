@@ -174,6 +174,10 @@ def test_a_field_wins_over_the_names_size() -> None:
             "depth is 3, model.representation is True; bit_r50x1 is a ResNet",
             id="BiT has no transformer",
         ),
+        pytest.param({"layer_scale": -1e-4}, "layer_scale is -0.0001; allowed: 0 .off. or more", id="negative scale"),
+        pytest.param(
+            {"name": "bit_r50x1", "layer_scale": 1e-4}, "layer_scale is 0.0001; bit_r50x1 is a ResNet", id="BiT, scale"
+        ),
         pytest.param({"name": "bit_r50x1", "image_size": 0}, "image_size is 0; allowed: 1", id="no pixels"),
     ],
 )

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models import ModelConfig, shapes_of
+from pipeline.models import ModelConfig, build_model, shapes_of
 from pipeline.models.config import NAMES
 from pipeline.models.initial import initial_tensor
+from tests.pipeline.models.test_vit import TINY
 
 D, M = 256, 1024  # width and MLP width
 
@@ -118,6 +119,12 @@ def test_position_embeddings_are_normal(name: str, shape: tuple[int, ...], std: 
 )
 def test_constants(name: str, shape: tuple[int, ...], value: float) -> None:
     assert torch.equal(tensor(name, *shape), torch.full(shape, value))
+
+
+def test_layer_scale_starts_at_the_value_that_the_model_names() -> None:
+    state = build_model(ModelConfig(**TINY, layer_scale=1e-4)).state_dict()
+    for name in ("blocks.0.scale1.gamma", "blocks.1.scale2.gamma"):
+        assert torch.equal(state[name], torch.full((TINY["width"],), 1e-4))
 
 
 @pytest.mark.parametrize("name", NAMES)

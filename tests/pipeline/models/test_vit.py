@@ -71,11 +71,12 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
             if number and model.config.position_at != "input":
                 prefix = "embed" if model.config.position_at == "layers_shared" else f"blocks.{number}.positions"
                 z = z + reference_positions(model, p, prefix)
-            z = z + attention(p, f"blocks.{number}", z, num_heads=size.num_heads)  # equation 2
+            scales = [p.get(f"blocks.{number}.scale{branch}.gamma", np.array(1.0)) for branch in (1, 2)]
+            z = z + scales[0] * attention(p, f"blocks.{number}", z, num_heads=size.num_heads)  # equation 2
             normed = layer_norm(p, f"blocks.{number}.norm2", z)
             mlp = f"blocks.{number}.mlp.dense"
             hidden = gelu(normed @ p[f"{mlp}1.weight"].T + p[f"{mlp}1.bias"], exact=model.config.gelu == "exact")
-            z = z + hidden @ p[f"{mlp}2.weight"].T + p[f"{mlp}2.bias"]  # equation 3
+            z = z + scales[1] * (hidden @ p[f"{mlp}2.weight"].T + p[f"{mlp}2.bias"])  # equation 3
         pooled = layer_norm(p, "norm", z)
         y = pooled[0] if model.config.pooling == "token" else pooled.mean(0)  # equation 4
         if model.config.representation:
@@ -152,6 +153,7 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position_at": "layers_shared", "depth": 3}, id="1-D, the same at each layer"),
         pytest.param({"position_at": "layers", "position": "learned_2d", "depth": 3}, id="2-D, each layer its own"),
         pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
+        pytest.param({"layer_scale": 0.1}, id="LayerScale"),
     ],
 )
 def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
@@ -197,6 +199,7 @@ def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
 
 def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> None:
     random = [random_model(), random_model(position="relative"), random_model(position_at="layers")]
+    random += [random_model(layer_scale=0.1)]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}

@@ -26,6 +26,7 @@ from tests.pipeline.models.conversion.random_weights import (
     HYBRID,
     IMAGES,
     REPRESENTATION,
+    SCALED,
     VIT,
     assert_same_logits,
     logits,
@@ -279,6 +280,17 @@ def test_a_whole_b16_goes_out_and_comes_back(
         assert difference(model, lambda x: other(x).logits, images) < 2e-5
     elif written == "timm":
         assert difference(model, timm.create_model(f"local-dir:{path}", pretrained=True).eval(), images) < 2e-5
+
+
+@pytest.mark.parametrize("written", ["hugging_face", "vision_transformer", "big_vision"])
+def test_layer_scale_is_folded_where_a_format_has_none(
+    tmp_path: Path, written: Format, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        weights = open_any(str(exported(tmp_path, SCALED, written)), Hints())
+    assert "LayerScale is folded into the layers before it" in caplog.text
+    assert weights.config == VIT
+    assert_same_logits(weights, random_model(SCALED))
 
 
 def test_our_own_folder_says_all(tmp_path: Path) -> None:

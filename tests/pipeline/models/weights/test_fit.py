@@ -56,6 +56,7 @@ def test_fine_tuning_takes_all_but_the_head(
             ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
         ),
         pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
+        pytest.param(ModelConfig(**TINY | {"layer_scale": 0.1}), 24, id="LayerScale"),
         pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),
     ],
@@ -191,6 +192,8 @@ def test_what_does_not_fit_is_named_with_both_shapes(
     [
         ({"pooling": "average"}, {}, "Give --model.pooling average, or other weights"),
         ({}, {"pooling": "average"}, "Give --model.pooling token, or"),
+        ({"layer_scale": 1e-4}, {}, "Give --model.layer-scale 0.0001, or"),
+        ({}, {"layer_scale": 1e-4}, "Give --model.layer-scale 0.0, or"),
         ({"position": "learned_2d"}, {"pooling": "average"}, "Give --model.pooling token --model.position learned_2d"),
         (
             {"position": "relative"},

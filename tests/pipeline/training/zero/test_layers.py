@@ -1,5 +1,6 @@
 """Layers and their rates by name: as timm's, and as written out."""
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_rates_are_those_of_timm(optim: ModuleType, config: ModelConfig) -> None
         (VIT, "blocks.0.norm1.bias", 3),
         (VIT, "blocks.2.mlp.dense1.weight", 1),
         (VIT, "norm.weight", 1),
+        (replace(VIT, layer_scale=0.1), "blocks.1.scale2.gamma", 2),
         (VIT, "head.bias", 0),
         (HYBRID, "embed.resnet.stages.1.1.conv1.weight", 3),
         (HYBRID, "embed.patch.weight", 3),
