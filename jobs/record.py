@@ -158,6 +158,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "stochastic_depth",
         "masked_patches",
         "layer_scale",
+        "registers",
     ),
     "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone"),
     "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),

@@ -52,8 +52,8 @@ def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
 
 def distances(shares_BhNN: torch.Tensor, *, grid: Grid, stride: int, num_prefix_tokens: int) -> torch.Tensor:
     """float32[B, h]: mean attention distance in pixels, appendix D.7: from each patch to all patches, weighted by its
-    attention and averaged over the patches. `stride`: pixels from a patch to the next. The class token has no place: it
-    is left out, and the weights of the patches are scaled to sum to 1."""
+    attention and averaged over the patches. `stride`: pixels from a patch to the next. The class token and registers
+    have no place: they are left out, and the weights of the patches are scaled to sum to 1."""
     height, width = grid
     place_M2 = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float().to(shares_BhNN.device)
     apart_MM = stride * torch.cdist(place_M2, place_M2)
@@ -83,12 +83,13 @@ class Rollout:
         layer_BNN = (mean_BNN + own_NN) / 2  # rows still sum to 1
         self.product_BNN = layer_BNN if self.product_BNN is None else layer_BNN @ self.product_BNN
 
-    def maps(self, *, grid: Grid, num_prefix_tokens: int) -> torch.Tensor:
-        """float32[B, H, W]: how much of each patch is in the class token's output, or in the mean of all tokens if
+    def maps(self, *, grid: Grid, num_prefix_tokens: int, num_registers: int = 0) -> torch.Tensor:
+        """float32[B, H, W]: how much of each patch is in the class token's output, or in the mean of all patches if
         there is none; 0 to 1 in each image."""
         if self.product_BNN is None:
             raise ValueError("no layer was added")
-        taken_BN = self.product_BNN[:, 0] if num_prefix_tokens else self.product_BNN.mean(dim=1)
+        has_class_token = num_prefix_tokens > num_registers
+        taken_BN = self.product_BNN[:, 0] if has_class_token else self.product_BNN[:, num_prefix_tokens:].mean(dim=1)
         maps_BHW = taken_BN[:, num_prefix_tokens:].unflatten(1, grid)  # type: ignore[no-untyped-call]
         least, most = maps_BHW.amin((1, 2), keepdim=True), maps_BHW.amax((1, 2), keepdim=True)
         scaled: torch.Tensor = (maps_BHW - least) / (most - least).clamp(min=torch.finfo(torch.float32).tiny)
@@ -106,4 +107,5 @@ def looked_at(model: ViT, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torc
         rollout.add(shares_BhNN)
 
     each_layer(model, images_BHW3, take)
-    return torch.stack(found), rollout.maps(grid=grid, num_prefix_tokens=config.num_prefix_tokens).cpu()
+    maps_BHW = rollout.maps(grid=grid, num_prefix_tokens=config.num_prefix_tokens, num_registers=config.registers)
+    return torch.stack(found), maps_BHW.cpu()

@@ -147,7 +147,7 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         if config.masked_patches:
             kept = e * num_tokens * width + 2 * num_tokens * _statistic_bytes(how) + _FP32 * num_tokens * width
             return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
-        num_normed = 1 if config.pooling == "token" else num_tokens
+        num_normed = 1 if config.pooling == "token" else _area(config.grid)
         kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
         kept += config.representation * (1 + wide) * e * width
     return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=wide * _FP32 * width * config.num_classes)

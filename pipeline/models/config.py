@@ -23,6 +23,7 @@ MEAN_COLOURS = 512  # classes of masked patch prediction: 3 bits of each channel
 # The most that a model may have of each. Far above any published one: they bound what a file or a typing error can ask
 # to be built.
 MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
+MOST_REGISTERS = 1_024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +136,7 @@ class ModelConfig:
     resnet_factor: Annotated[int, Range(1, 64)] | None = None
     """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
-    """token: the class token's output; average: no class token, the mean of all tokens after the last norm."""
+    """token: the class token's output; average: no class token, the mean of all patches after the last norm."""
     representation: bool = False
     """Add a hidden tanh layer of width D before the classifier, as in the paper's pre-training head."""
     position: Position = "learned_1d"
@@ -168,6 +169,9 @@ class ModelConfig:
     layer_scale: Annotated[float, Range(0, zero="off")] = 0.0
     """Initial value of LayerScale, a learned factor for each channel of what attention and MLP add (CaiT; 1e-4 in
     DeiT-III, 1e-5 in DINOv2); 0: off."""
+    registers: Annotated[int, Range(0, MOST_REGISTERS, zero="none")] = 0
+    """Register tokens ("Vision Transformers Need Registers", which takes 4): learned tokens after the class token,
+    without a position, whose output is not used."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
@@ -232,9 +236,14 @@ class ModelConfig:
         return side, side
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens before those of the patches: the class token, if there is one."""
+    def num_class_tokens(self) -> int:
+        """1 if the model has a class token, else 0."""
         return 1 if self.pooling == "token" else 0
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens before those of the patches: the class token, if there is one, and registers."""
+        return self.num_class_tokens + self.registers
 
     def _refuse_misfits(self) -> None:
         size, stride = self.size, self.stride
@@ -266,6 +275,13 @@ class ModelConfig:
             raise UserError(
                 f"model.position_at is {self.position_at!r} with model.position {self.position!r}, which {adds}; "
                 "leave it out, or give --model.position learned_1d or learned_2d"
+            )
+        if self.registers and (self.position == "relative" or self.position_at != "input"):
+            how = "position 'relative'" if self.position == "relative" else f"position_at {self.position_at!r}"
+            raise UserError(
+                f"model.registers is {self.registers} with model.{how}: registers have no position, so positions must "
+                "be added to the input alone; give --model.registers 0, or --model.position learned_1d without "
+                "--model.position-at"
             )
         if self.position == "sincos2d" and (size.width % 4 or size.width < 8):
             raise UserError(

@@ -90,8 +90,8 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d + (2 * d if config.layer_scale else 0)
     total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
     total += config.num_prefix_tokens * d
-    num_tokens, num_tables = (
-        config.num_prefix_tokens + height * width,
+    num_tokens, num_tables = (  # with a position
+        config.num_class_tokens + height * width,
         size.depth if config.position_at == "layers" else 1,
     )
     if config.position == "learned_1d":

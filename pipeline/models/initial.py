@@ -28,6 +28,8 @@ def initial_tensor(
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if kind in ("position", "position_x", "position_y", "relative"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
+    if kind == "registers":  # as in DINOv2: equal ones would have equal gradients and stay equal
+        return torch.empty(shape).normal_(std=1e-6, generator=generator)
     if layer == "head" or kind == "class_token" or (layer, kind) == ("mask", "token"):
         return torch.zeros(shape)
     if layer in ("scale1", "scale2") and kind == "gamma":

@@ -21,7 +21,7 @@ def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
     for those that the model has not."""
     (height, width), size = config.grid, config.size
     if config.position == "learned_1d":
-        return nn.Parameter(torch.zeros(1, config.num_prefix_tokens + height * width, size.width)), None, None
+        return nn.Parameter(torch.zeros(1, config.num_class_tokens + height * width, size.width)), None, None
     if config.position == "learned_2d":
         x_WD, y_HD = torch.zeros(width, size.width // 2), torch.zeros(height, size.width // 2)
         return None, nn.Parameter(x_WD), nn.Parameter(y_HD)
@@ -33,7 +33,7 @@ class Positions(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.num_prefix_tokens = config.num_prefix_tokens
+        self.num_class_tokens = config.num_class_tokens
         self.position, self.position_x, self.position_y = position_tables(config)
 
     def forward(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Positions(nn.Module):
             return self.position
         if self.position_x is None or self.position_y is None:
             raise ValueError("a table of columns comes with one of rows")
-        return from_axes(self.position_x, self.position_y, num_prefix_tokens=self.num_prefix_tokens)
+        return from_axes(self.position_x, self.position_y, num_prefix_tokens=self.num_class_tokens)
 
 
 def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:

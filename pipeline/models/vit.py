@@ -51,7 +51,7 @@ class ViT(nn.Module):
         `sources_BN` says in place of the image's own (masked.py)."""
         if isinstance(self.head, ColourHead):
             z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN)
-            x_BD: torch.Tensor = self.norm(z_BND[:, self.config.num_prefix_tokens :])
+            x_BD: torch.Tensor = self.norm(self._patches(z_BND))
         else:
             x_BD = self.features(images_BHW3, branches_LB2)
         logits_BK: torch.Tensor = self.head(x_BD)
@@ -63,8 +63,13 @@ class ViT(nn.Module):
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
         else:
-            y_BD = self.norm(z_BND).mean(dim=1)
+            y_BD = self.norm(self._patches(z_BND)).mean(dim=1)
         return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
+
+    def _patches(self, z_BND: torch.Tensor) -> torch.Tensor:
+        """The tokens without the class token and registers."""
+        num_before = self.config.num_prefix_tokens
+        return z_BND[:, num_before:] if num_before else z_BND
 
     def tokens(
         self,
@@ -86,7 +91,8 @@ class ViT(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Equation 1: patches times E, class token in front, position embeddings added.
+    """Equation 1: patches times E, class token in front, position embeddings added; then registers behind the class
+    token ("Vision Transformers Need Registers", Darcet et al., 2024), which have no position, as in DINOv2's code.
 
     For images with another grid than the configuration's, position embeddings are resampled as in the paper; fixed ones
     are computed for it.
@@ -95,11 +101,12 @@ class Embedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size, resnet = config.size, config.resnet
-        self.patch_places, self.num_prefix_tokens = size.patch, config.num_prefix_tokens
+        self.patch_places, self.num_class_tokens = size.patch, config.num_class_tokens
         self.grid, self.stride = config.grid, config.stride
         self.resnet = HybridResNet(resnet, epsilons=config.resnet_epsilons) if resnet else None
         self.patch = nn.Linear(size.patch * size.patch * (resnet.width if resnet else 3), size.width)
-        self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_prefix_tokens else None
+        self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_class_tokens else None
+        self.registers = nn.Parameter(torch.zeros(1, config.registers, size.width)) if config.registers else None
         self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
         self.has_sines = config.position == "sincos2d"
@@ -128,28 +135,32 @@ class Embedding(nn.Module):
         positions_1ND = self.positions((rows, columns))
         if positions_1ND is not None:
             z_BND = z_BND + positions_1ND.to(z_BND.dtype)
+        if self.registers is not None:
+            first, registers_BRD = self.num_class_tokens, self.registers.expand(batch, -1, -1)
+            z_BND = torch.cat([z_BND[:, :first], registers_BRD, z_BND[:, first:]], dim=1)
         # A copy: under ZeRO-3 the table itself is gone when this returns.
         again_1ND = positions_1ND.to(z_BND.dtype, copy=True) if self.is_shared and positions_1ND is not None else None
         return self.dropout(z_BND), again_1ND
 
     def positions(self, grid: Grid) -> torch.Tensor | None:
-        """Position embeddings of a grid (height, width in patches): [1, N, D]; None if the model has none."""
+        """Position embeddings of a grid (height, width in patches): [1, N, D]; None if the model has none. Registers
+        have none."""
         if self.position is not None:
             if grid == self.grid:
                 return self.position
             return resample_position_embeddings(
-                self.position[0], from_grid=self.grid, to_grid=grid, num_prefix_tokens=self.num_prefix_tokens
+                self.position[0], from_grid=self.grid, to_grid=grid, num_prefix_tokens=self.num_class_tokens
             ).unsqueeze(0)
         height, width = grid
         if self.has_sines:  # computed each time: a buffer would be lost when the model is built without memory
             d, device = self.patch.out_features, self.patch.weight.device
             x_WD, y_HD = sines(width, d, device=device), sines(height, d, device=device)
-            return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_prefix_tokens)
+            return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_class_tokens)
         if self.position_x is None or self.position_y is None:
             return None
         x_WD = self.position_x if width == self.grid[1] else resample_axis_embeddings(self.position_x, length=width)
         y_HD = self.position_y if height == self.grid[0] else resample_axis_embeddings(self.position_y, length=height)
-        return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_prefix_tokens)
+        return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_class_tokens)
 
 
 class Block(nn.Module):

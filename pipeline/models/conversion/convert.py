@@ -185,6 +185,7 @@ def save_as(
             "the weights predict the colours of masked patches: other libraries have no such head; give --new-head "
             "--num-classes K for a classifier of zeros"
         )
+    _refuse_foreign_parts(config, written)
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written != "timm" and not config.is_bit and config.layer_scale:
         config, tensor = _with_folded_scales(config, tensor)
@@ -197,6 +198,15 @@ def save_as(
         if out.suffix != ".npz":
             raise UserError(f"--out is {str(out)!r}; the format {written} is a file that ends in .npz")
         save_npz(out, config=config, tensor=tensor, dialect=written)
+
+
+def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
+    """UserError for parts that only some of the formats have."""
+    if config.registers and written != "timm":
+        raise UserError(
+            f"model.registers is {config.registers}; the format {written} has no registers: give --format timm, or "
+            "--format patchline"
+        )
 
 
 def _refuse_impossible(config: ModelConfig, change: Change) -> None:
@@ -343,7 +353,7 @@ def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[Mod
         raise UserError(f"the model has {how}, which no other format has; allowed: --format patchline")
     if config.is_bit or config.position == "learned_1d":
         return config, tensor
-    (height, width), num_prefix, d = config.grid, config.num_prefix_tokens, config.size.width
+    (height, width), num_prefix, d = config.grid, config.num_class_tokens, config.size.width
 
     def table(name: str) -> torch.Tensor:
         if name != POSITION:

@@ -61,7 +61,7 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
             )
         names = npz_vit.BIG_VISION if is_big_vision else npz_vit.VISION_TRANSFORMER
         layout, prefix = npz_vit.layout(config, names), names.prefix
-        has_token = config.num_prefix_tokens > 0
+        has_token = config.num_class_tokens > 0
         tensor = without_class_row(tensor) if is_big_vision and has_token and "embed.position" in layout else tensor
     lost = _flags_of_what_is_lost(config)
     if lost:

@@ -161,7 +161,7 @@ def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
 
 def layout(config: ModelConfig, names: NpzNames) -> Layout:
     """Our tensors in the file."""
-    size, has_token = config.size, config.num_prefix_tokens > 0
+    size, has_token = config.size, config.num_class_tokens > 0
     mappings = _resnet(config) if config.resnet else {}
     patch = size.patch
     mappings["embed.patch.weight"] = changed(

@@ -109,6 +109,7 @@ class TransformerShapes:
     declared: Pair | None = None
     is_square: bool = False
     layer_scale: float = 0.0
+    registers: int = 0
 
     def assumed_grid(self, where: str, name: str) -> tuple[str, ...]:
         """What is assumed about the position table, if nothing declares its grid."""
@@ -244,6 +245,7 @@ def transformer_config(
         layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
         resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
         layer_scale=shapes.layer_scale,
+        registers=shapes.registers,
     )
 
 

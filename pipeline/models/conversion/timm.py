@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
@@ -28,7 +30,14 @@ from pipeline.models.conversion.layout import (
 )
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.conversion.timm_config import EPSILON, GELUS, entries, model_in, with_names_of_today
+from pipeline.models.conversion.timm_config import (
+    EPSILON,
+    GELUS,
+    entries,
+    model_in,
+    with_names_of_today,
+    without_register_rows,
+)
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
@@ -57,7 +66,7 @@ _BITS = {
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
     description = _with_published(description)
-    file = with_names_of_today(file)
+    file = without_register_rows(with_names_of_today(file), description, hints)
     found = model_in(file, description, hints)
     shapes = shapes_in_file(found.config)
     mappings = layout(found.config, class_row=found.class_row)
@@ -120,7 +129,8 @@ def save_timm(
     }
     if len(labels) == config.num_classes:
         description["label_names"] = list(labels)
-    mappings = layout(config, class_row=True)
+    has_rows = not config.is_bit and config.registers > 0 and config.num_class_tokens > 0
+    mappings = layout(config, class_row=True, register_rows=has_rows)
     shapes = their_shapes(mappings, shapes_of(config))
     write_folder(folder, description=description, shapes=shapes, tensors=write_layout(mappings, tensor))
 
@@ -139,11 +149,12 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
     return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": crop_mode}
 
 
-def layout(config: ModelConfig, *, class_row: bool) -> Layout:
-    """Our tensors in timm's state dict."""
+def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False) -> Layout:
+    """Our tensors in timm's state dict. `register_rows`: its position table has rows of zeros for registers, as timm's
+    has if there is one for the class token."""
     if config.is_bit:
         return _bit_layout(config)
-    has_token = config.num_prefix_tokens > 0
+    has_token = config.num_class_tokens > 0
     mappings: dict[str, TensorMapping] = {}
     if config.resnet:
         mappings |= _stages("embed.resnet.", "patch_embed.backbone.", config.resnet, is_bit=False)
@@ -151,7 +162,15 @@ def layout(config: ModelConfig, *, class_row: bool) -> Layout:
     mappings["embed.patch.bias"] = as_is("patch_embed.proj.bias")
     if has_token:
         mappings["embed.class_token"] = as_is("cls_token")
-    if config.position == "learned_1d":
+    if config.registers:
+        mappings["embed.registers"] = as_is("reg_token")
+    if config.position == "learned_1d" and register_rows:  # after that of the class token
+        mappings["embed.position"] = changed(
+            "pos_embed",
+            lambda t: torch.cat([t[:, :1], t.new_zeros(1, config.registers, t.shape[2]), t[:, 1:]], dim=1),
+            lambda t: torch.cat([t[:, :1], t[:, 1 + config.registers :]], dim=1),
+        )
+    elif config.position == "learned_1d":
         mappings["embed.position"] = positions("pos_embed", class_row=class_row, class_token=has_token)
     pairs = {"norm1": "norm1", "attention.qkv": "attn.qkv", "attention.out": "attn.proj", "norm2": "norm2"}
     pairs |= {"mlp.dense1": "mlp.fc1", "mlp.dense2": "mlp.fc2"}
@@ -219,6 +238,8 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         arguments["patch_size"] = size.patch
     if config.layer_scale:
         arguments["init_values"] = config.layer_scale
+    if config.registers:
+        arguments |= {"reg_tokens": config.registers, "no_embed_class": not config.num_class_tokens}
     if config.pooling == "average":
         arguments |= {"global_pool": "avg", "class_token": False, "fc_norm": False}
     return arguments

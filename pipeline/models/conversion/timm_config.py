@@ -7,8 +7,10 @@ its own epsilons in ResNets. A state dict does not say what it was trained with;
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.conversion.declared import Pair, grid_of, pair_of
@@ -49,7 +51,6 @@ _FOREIGN = {
     "whose hidden layer is kept",
     r"fc_norm\.": "is a norm after the mean over tokens; the models here have theirs before it, as the paper's code: "
     "give weights with global_pool 'avg' and fc_norm False, or with a class token",
-    r"reg_token": f"is of registers: {_NO_FIELD}",
     r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
     r"attn_pool\.": f"is of attention pooling: {_NO_FIELD}",
@@ -86,6 +87,37 @@ def with_names_of_today(file: TensorFile) -> TensorFile:
     """The file with LayerScale under timm's names (`ls1.gamma`), which DeiT-III's own files call `gamma_1`."""
     names = {name: re.sub(r"^(blocks\.\d+\.)gamma_(\d)$", r"\1ls\2.gamma", name) for name in file.shapes}
     return file.renamed({name if new in file.shapes else new: name for name, new in names.items()})
+
+
+def without_register_rows(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
+    """The file with the rows that its position table has for registers added to the registers themselves.
+
+    timm's table has rows for all tokens or, with `no_embed_class`, for patches alone. Without config.json, a number of
+    rows that is a square is taken as that of patches.
+    """
+    if not {"reg_token", "pos_embed", "patch_embed.proj.weight"} <= file.shapes.keys():
+        return file
+    (_, num_registers, _), (_, num_rows, width) = file.shape("reg_token", 3), file.shape("pos_embed", 3)
+    no_rows, first = entries(description, "model_args").get("no_embed_class"), int("cls_token" in file.shapes)
+    patch = file.shape("patch_embed.proj.weight", 4)[2:]
+    is_hybrid = any(root in file.shapes for root in _ROOTS)  # whose patch is of cells
+    grid = (None if is_hybrid else _declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
+    is_of_patches = num_rows == grid[0] * grid[1] if grid else math.isqrt(num_rows) ** 2 == num_rows
+    if (no_rows if isinstance(no_rows, bool) else is_of_patches) or num_rows <= first + num_registers:
+        return file
+
+    def read(name: str) -> torch.Tensor:
+        if name not in ("reg_token", "pos_embed"):
+            return file.read(name)
+        table_1ND = file.read("pos_embed")
+        if name == "pos_embed":
+            return torch.cat([table_1ND[:, :first], table_1ND[:, first + num_registers :]], dim=1)
+        rows_1RD = table_1ND[:, first : first + num_registers]
+        registers_1RD = file.read("reg_token")
+        return registers_1RD + rows_1RD if rows_1RD.any() else registers_1RD  # adding zero would change -0.0 to 0.0
+
+    shapes = {**file.shapes, "pos_embed": (1, num_rows - num_registers, width)}
+    return replace(file, shapes=shapes, read=read)
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -152,6 +184,7 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
         class_row=not no_row if class_token and isinstance(no_row, bool) else None,
         declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
         layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
+        registers=file.shape("reg_token", 3)[1] if "reg_token" in file.shapes else 0,
     )
     config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
     _, class_row = shapes.side(file.where, "pos_embed")

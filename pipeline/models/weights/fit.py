@@ -20,6 +20,7 @@ from shards.schema.config_values import shown_value
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
 _MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
+_PARTS = ("pooling", "position", "position_at", "registers")
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at")
 
 
@@ -54,7 +55,7 @@ def fit_weights(
             return initial(name)
         value = weights.tensor(name)
         if mode != "none" and name.endswith(_TABLE):
-            from_grid, num_prefix_tokens = weights.config.grid, target.num_prefix_tokens
+            from_grid, num_prefix_tokens = weights.config.grid, target.num_class_tokens
             return resample_position_embeddings(
                 value[0], from_grid=from_grid, to_grid=target.grid, mode=mode, num_prefix_tokens=num_prefix_tokens
             )[None]
@@ -96,7 +97,7 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
     """The flags that give the model the parts and sizes of the weights; empty if both have the same."""
-    pairs = [(name, getattr(source, name), getattr(target, name)) for name in ("pooling", "position", "position_at")]
+    pairs = [(name, getattr(source, name), getattr(target, name)) for name in _PARTS]
     if bool(source.layer_scale) != bool(target.layer_scale):  # whose value is the initial one, which may differ
         pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
     if not target.is_bit:

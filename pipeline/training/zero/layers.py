@@ -18,7 +18,7 @@ _HEAD = ("head.", "representation.")
 _BLOCK = re.compile(r"blocks\.(\d+)\.|stages\.(\d+)\.(\d+)\.")
 _FINAL_NORM = "norm."
 _GROUP = re.compile(r"blocks\.\d+|(embed\.resnet\.)?stages\.\d+|embed\.resnet|embed\.patch")
-_POSITION = ("embed.position", "embed.class_token")
+_POSITION = ("embed.position", "embed.class_token", "embed.registers")
 
 
 def is_trained(name: str, config: OptimizerConfig) -> bool:
@@ -51,8 +51,8 @@ def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, flo
 
 def group_of(name: str) -> str:
     """The part of the model that a parameter belongs to: a block, a ResNet's stage, the embedding of patches, that of
-    positions with the class token (`embed.position`), a hybrid's root (`embed.resnet`), or else a module of the model,
-    such as `norm` and `head`."""
+    positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a module
+    of the model, such as `norm` and `head`."""
     if name.startswith(_POSITION):
         return _POSITION[0]
     found = _GROUP.match(name)

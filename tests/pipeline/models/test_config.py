@@ -95,9 +95,10 @@ def test_a_hybrid_of_ones_own() -> None:
     assert (config.stride, config.grid) == (16, (3, 3))
 
 
-def test_a_class_token_is_the_only_prefix() -> None:
+def test_a_class_token_and_registers_are_the_only_prefix() -> None:
     assert ModelConfig().num_prefix_tokens == 1
     assert ModelConfig(pooling="average").num_prefix_tokens == 0
+    assert (ModelConfig(registers=4).num_prefix_tokens, ModelConfig(registers=4).num_class_tokens) == (5, 1)
 
 
 def test_the_defaults_are_b16_at_224_with_a_single_linear_head() -> None:
@@ -175,6 +176,14 @@ def test_a_field_wins_over_the_names_size() -> None:
             id="BiT has no transformer",
         ),
         pytest.param({"layer_scale": -1e-4}, "layer_scale is -0.0001; allowed: 0 .off. or more", id="negative scale"),
+        pytest.param({"registers": -1}, "registers is -1; allowed: 0 .none. to 1,024", id="negative registers"),
+        pytest.param(
+            {"registers": 4, "position": "relative"}, "registers is 4 with model.position 'relative'", id="relative"
+        ),
+        pytest.param(
+            {"registers": 4, "position_at": "layers"}, "registers is 4 with .* 'layers': registers have no", id="layers"
+        ),
+        pytest.param({"name": "bit_r50x1", "registers": 4}, "registers is 4; bit_r50x1 is a ResNet", id="BiT, four"),
         pytest.param(
             {"name": "bit_r50x1", "layer_scale": 1e-4}, "layer_scale is 0.0001; bit_r50x1 is a ResNet", id="BiT, scale"
         ),

@@ -127,6 +127,12 @@ def test_layer_scale_starts_at_the_value_that_the_model_names() -> None:
         assert torch.equal(state[name], torch.full((TINY["width"],), 1e-4))
 
 
+def test_registers_differ_by_a_little() -> None:
+    """Equal ones, as zeros would be, have equal gradients: they would stay equal."""
+    registers = build_model(ModelConfig(**TINY, registers=4)).state_dict()["embed.registers"]
+    assert float(registers.std()) == pytest.approx(1e-6, rel=0.2)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_every_model_has_a_rule(name: str) -> None:
     every: dict[str, Any] = {"num_classes": 3, "representation": not name.startswith("bit")}

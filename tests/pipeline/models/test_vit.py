@@ -67,6 +67,9 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
                 flat = ((patch - 127.5) / 127.5).reshape(-1)  # rows, columns, colours
                 tokens.append(p["embed.patch.weight"] @ flat + p["embed.patch.bias"])
         z = np.stack(tokens) + reference_positions(model, p)  # equation 1
+        first, num_prefix = model.config.num_class_tokens, model.config.num_prefix_tokens
+        if model.config.registers:
+            z = np.concatenate([z[:first], p["embed.registers"][0], z[first:]])
         for number in range(size.depth):
             if number and model.config.position_at != "input":
                 prefix = "embed" if model.config.position_at == "layers_shared" else f"blocks.{number}.positions"
@@ -78,7 +81,7 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
             hidden = gelu(normed @ p[f"{mlp}1.weight"].T + p[f"{mlp}1.bias"], exact=model.config.gelu == "exact")
             z = z + scales[1] * (hidden @ p[f"{mlp}2.weight"].T + p[f"{mlp}2.bias"])  # equation 3
         pooled = layer_norm(p, "norm", z)
-        y = pooled[0] if model.config.pooling == "token" else pooled.mean(0)  # equation 4
+        y = pooled[0] if model.config.pooling == "token" else pooled[num_prefix:].mean(0)  # equation 4
         if model.config.representation:
             y = np.tanh(p["representation.weight"] @ y + p["representation.bias"])
         logits.append(p["head.weight"] @ y + p["head.bias"] + model.config.head_bias)
@@ -89,7 +92,7 @@ def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> A
     if model.config.position == "learned_1d":
         table: Array = p[f"{at}.position"][0]
         return table
-    places = [np.zeros(model.config.size.width)] * model.config.num_prefix_tokens
+    places = [np.zeros(model.config.size.width)] * model.config.num_class_tokens
     if model.config.position == "sincos2d":
         return np.stack([*places, *reference_sines(*model.config.grid, model.config.size.width)])
     for row in range(model.config.grid[0]):
@@ -154,6 +157,8 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position_at": "layers", "position": "learned_2d", "depth": 3}, id="2-D, each layer its own"),
         pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
         pytest.param({"layer_scale": 0.1}, id="LayerScale"),
+        pytest.param({"registers": 3}, id="registers"),
+        pytest.param({"registers": 2, "pooling": "average", "position": "sincos2d"}, id="registers, the mean"),
     ],
 )
 def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
@@ -199,7 +204,7 @@ def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
 
 def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> None:
     random = [random_model(), random_model(position="relative"), random_model(position_at="layers")]
-    random += [random_model(layer_scale=0.1)]
+    random += [random_model(layer_scale=0.1, registers=2)]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}

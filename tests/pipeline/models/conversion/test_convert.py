@@ -293,6 +293,15 @@ def test_layer_scale_is_folded_where_a_format_has_none(
     assert_same_logits(weights, random_model(SCALED))
 
 
+@pytest.mark.parametrize("written", ["hugging_face", "vision_transformer", "big_vision"])
+@pytest.mark.parametrize(("fields", "what"), [({"registers": 2}, "registers")])
+def test_parts_that_a_format_has_not_are_refused(
+    tmp_path: Path, fields: dict[str, Any], what: str, written: Format
+) -> None:
+    with pytest.raises(UserError, match=rf"the format {written} has no {what}.*: give --format timm"):
+        exported(tmp_path, replace(VIT, **fields), written)
+
+
 def test_our_own_folder_says_all(tmp_path: Path) -> None:
     where = weights_of(VIT, tmp_path).where
     with pytest.raises(UserError, match=r"of ours, whose config\.json says all; leave out --num-heads and --gelu$"):

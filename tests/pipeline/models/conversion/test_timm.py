@@ -24,13 +24,15 @@ from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.conversion.timm import open_timm, save_timm
-from pipeline.models.weights.folder import Weights
+from pipeline.models.weights.folder import Weights, filled_model
 from shards.errors import UserError
 from shards.sources.digits import DigitsSource
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
+    AVERAGE_REGISTERS,
     BIT,
     HYBRID,
+    REGISTERS,
     REPRESENTATION,
     SCALED,
     TINY,
@@ -39,7 +41,7 @@ from tests.pipeline.models.conversion.random_weights import (
     random_model,
     tensors_of,
 )
-from tests.pipeline.models.parity import difference, random_images
+from tests.pipeline.models.parity import difference, random_images, theirs_of
 from tests.pipeline.models.parity import random_model as gentle_model
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns
@@ -65,6 +67,8 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(ModelConfig(**TINY | {"gelu": "exact"}), id="exact GELU"),
         pytest.param(AVERAGE, id="average"),
         pytest.param(SCALED, id="LayerScale"),
+        pytest.param(REGISTERS, id="registers"),
+        pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
         pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
         pytest.param(ModelConfig(name="r50_vit_b16", **SMALL, resnet_epsilons="timm"), id="hybrid"),
         pytest.param(
@@ -146,7 +150,11 @@ def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> Non
     assert difference(model, other.eval(), random_images(224, 224)) < 2e-5
 
 
-@pytest.mark.parametrize("config", [VIT, AVERAGE, SCALED], ids=["token", "average", "LayerScale"])
+@pytest.mark.parametrize(
+    "config",
+    [VIT, AVERAGE, SCALED, REGISTERS, AVERAGE_REGISTERS],
+    ids=["token", "average", "LayerScale", "registers", "registers alone"],
+)
 def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> None:
     weights = opened(saved(tmp_path, config))
     assert (weights.config, weights.labels) == (config, LABELS)
@@ -219,7 +227,6 @@ def test_other_epsilons_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         pytest.param("fc_norm.weight", "is a norm after the mean over tokens", id="fc_norm"),
         pytest.param("fc_norm.bias", "give weights with global_pool 'avg' and fc_norm False", id="what to do"),
         pytest.param("blocks.1.ls1.gamma", r"\[12\] is not in the model", id="LayerScale of one block alone"),
-        pytest.param("reg_token", "registers.* no field of a model here stands for", id="registers"),
         pytest.param("dist_token", "a distillation token.* no field of a model here", id="DeiT, distilled"),
         pytest.param("norm_pre.weight", "a norm before the blocks.* no field", id="CLIP"),
         pytest.param("attn_pool.q.weight", "attention pooling.* no field", id="SigLIP"),
@@ -282,12 +289,34 @@ def test_missing_biases_of_the_attention_are_no_mistake_of_the_file(tmp_path: Pa
         opened(tmp_path)
 
 
-def test_registers_are_named_before_the_grid(tmp_path: Path) -> None:
-    tensors = load_file(saved(tmp_path) / "model.safetensors") | {"reg_token": torch.zeros(1, 3, 12)}
-    tensors["pos_embed"] = torch.zeros(1, 20, 12)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="reg_token"):
-        opened(tmp_path)
+@pytest.mark.parametrize(
+    ("token", "arguments"),
+    [
+        pytest.param(True, {}, id="rows for all tokens"),
+        pytest.param(True, {"no_embed_class": True}, id="rows for patches alone, as in DINOv2 with registers"),
+        pytest.param(False, {}, id="rows for registers, without a class token"),
+        pytest.param(False, {"no_embed_class": True}, id="no class token, rows for patches alone"),
+    ],
+)
+@pytest.mark.parametrize("is_bare", [False, True], ids=["folder", "file"])
+def test_registers_of_timms_own_models(
+    timm: ModuleType, tmp_path: Path, token: bool, arguments: dict[str, Any], is_bare: bool
+) -> None:
+    """What the position table has for registers is added to them."""
+    sizes: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 2}
+    sizes |= {"mlp_ratio": 2, "reg_tokens": 3, "init_values": 0.1, "class_token": token, **arguments}
+    sizes |= {} if token else {"global_pool": "avg", "fc_norm": False}
+    other = timm.create_model("vit_base_patch16_224", num_classes=3, **sizes).eval()
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    description = {} if is_bare else {"architecture": "vit_base_patch16_224", "model_args": sizes}
+    weights = open_timm(open_tensor_file(tmp_path / "model.safetensors"), description, Hints(num_heads=2, grid_side=4))
+    assert (weights.config.registers, weights.config.layer_scale) == (3, 1e-5 if is_bare else 0.1)
+    images = random_images(16, 16)
+    ours = filled_model(weights)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), other(theirs_of(images)), rtol=0, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_fine_tuning_takes_all_but_the_head(
             ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
         ),
         pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
-        pytest.param(ModelConfig(**TINY | {"layer_scale": 0.1}), 24, id="LayerScale"),
+        pytest.param(ModelConfig(**TINY | {"layer_scale": 0.1, "registers": 2}), 24, id="LayerScale, registers"),
         pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),
     ],
@@ -74,7 +74,7 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
         if name.endswith((".position_x", ".position_y")):
             assert torch.equal(tensor(name), resample_axis_embeddings(state[name], length=6, mode=mode))
         elif name.endswith(".position"):
-            prefix, grids = source.num_prefix_tokens, {"from_grid": source.grid, "to_grid": target.grid}
+            prefix, grids = source.num_class_tokens, {"from_grid": source.grid, "to_grid": target.grid}
             expected = resample_position_embeddings(state[name][0], **grids, mode=mode, num_prefix_tokens=prefix)
             assert torch.equal(tensor(name)[0], expected)
         elif name not in HEAD:
@@ -192,6 +192,7 @@ def test_what_does_not_fit_is_named_with_both_shapes(
     [
         ({"pooling": "average"}, {}, "Give --model.pooling average, or other weights"),
         ({}, {"pooling": "average"}, "Give --model.pooling token, or"),
+        ({"registers": 2}, {}, "Give --model.registers 2, or"),
         ({"layer_scale": 1e-4}, {}, "Give --model.layer-scale 0.0001, or"),
         ({}, {"layer_scale": 1e-4}, "Give --model.layer-scale 0.0, or"),
         ({"position": "learned_2d"}, {"pooling": "average"}, "Give --model.pooling token --model.position learned_2d"),

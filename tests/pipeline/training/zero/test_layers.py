@@ -61,6 +61,7 @@ def test_rates_are_those_of_timm(optim: ModuleType, config: ModelConfig) -> None
     ("config", "name", "power"),
     [
         (VIT, "embed.position", 4),
+        (replace(VIT, registers=2), "embed.registers", 4),
         (VIT, "blocks.0.norm1.bias", 3),
         (VIT, "blocks.2.mlp.dense1.weight", 1),
         (VIT, "norm.weight", 1),

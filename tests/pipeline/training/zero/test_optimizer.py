@@ -57,6 +57,7 @@ def test_groups(decay: Any, expected: set[str], name: Any) -> None:
         ("blocks.7.norm2.bias", False),
         ("embed.class_token", False),
         ("embed.position", False),
+        ("embed.registers", False),
         ("blocks.7.scale1.gamma", False),
     ],
 )
