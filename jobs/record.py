@@ -159,6 +159,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "masked_patches",
         "layer_scale",
         "registers",
+        "qk_norm",
     ),
     "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone"),
     "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),

@@ -71,6 +71,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "position_at": f"positions at {model.position_at.replace('_', ' ')}",
             "representation": "hidden layer" if model.representation else "no hidden layer",
             "masked_patches": "masked patches" if model.masked_patches else "labels",
+            "qk_norm": "norms of queries and keys" if model.qk_norm else "no norms of queries and keys",
             "registers": plural(model.registers, "register") if model.registers else "no registers",
             "layer_scale": f"LayerScale {model.layer_scale:g}" if model.layer_scale else "no LayerScale",
         }

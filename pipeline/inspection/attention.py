@@ -23,7 +23,7 @@ def attention_weights(attention: Attention, z_BND: torch.Tensor) -> torch.Tensor
     """float32[B, h, N, N]: the weights that a layer's attention gives its inputs; each row sums to 1."""
     qkv = attention.qkv(z_BND).reshape(*z_BND.shape[:2], 3, attention.num_heads, -1)
     # (B, N, 3, h, d) -> (3, B, h, N, d)
-    q_BhNd, k_BhNd, _ = qkv.permute(2, 0, 3, 1, 4).float().unbind(0)
+    q_BhNd, k_BhNd = (each.float() for each in attention.queries_and_keys(qkv.permute(2, 0, 3, 1, 4)))
     logits_BhNN = q_BhNd @ k_BhNd.mT * q_BhNd.shape[-1] ** -0.5
     if attention.relative is not None:
         logits_BhNN = logits_BhNN + attention.relative(q_BhNd)

@@ -92,15 +92,18 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         return []
     size, num_tokens = config.size, _num_tokens(config)
     d, m = size.width, size.mlp_width
-    sums = _FP32 * size.num_heads if _keeps_softmax_sums(num_tokens, how) else 0
+    is_by_pytorch = config.qk_norm or _keeps_softmax_sums(num_tokens, how)  # which keeps the sums
+    sums = _FP32 * size.num_heads if is_by_pytorch else 0
     masks = (2 * d + m) * _mask_bytes(config, how)
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
     if config.position == "relative":  # the term of the logits, before and after it is brought into order, and shares
         factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
-    num_wide = 8 + (2 if config.layer_scale else 0)  # LayerScale keeps what it scales
+    # LayerScale keeps what it scales; norms of q and k keep their results.
+    num_wide = 8 + (2 if config.layer_scale else 0) + (2 if config.qk_norm else 0)
+    num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
+    each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks
     layer = _Kept(
-        image_bytes=num_tokens * (how.element_bytes * (num_wide * d + 2 * m) + 4 * _statistic_bytes(how) + sums + masks)
-        + factors,
+        image_bytes=num_tokens * each_token + factors,
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),
     )

@@ -172,6 +172,9 @@ class ModelConfig:
     registers: Annotated[int, Range(0, MOST_REGISTERS, zero="none")] = 0
     """Register tokens ("Vision Transformers Need Registers", which takes 4): learned tokens after the class token,
     without a position, whose output is not used."""
+    qk_norm: bool = False
+    """Normalise the queries and keys of each head (LayerNorm with scale and bias), which keeps attention from growing
+    too sharp in large models (ViT-22B)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple

@@ -88,6 +88,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     size, (height, width) = config.size, config.grid
     d, m = size.width, size.mlp_width
     block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d + (2 * d if config.layer_scale else 0)
+    block += 4 * d // size.num_heads if config.qk_norm else 0
     total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
     total += config.num_prefix_tokens * d
     num_tokens, num_tables = (  # with a position

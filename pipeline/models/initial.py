@@ -23,7 +23,7 @@ def initial_tensor(
     ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
-    if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out"):
+    if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out", "q_norm", "k_norm"):
         is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit, which starts as the identity
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if kind in ("position", "position_x", "position_y", "relative"):

@@ -209,7 +209,11 @@ class LayerScale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A); q, k and v in one product, no dropout on q, k, v (appendix B.1)."""
+    """Multi-head self-attention (appendix A); q, k and v in one product, no dropout on q, k, v (appendix B.1).
+
+    `q_norm` and `k_norm`: of each head's queries and keys ("Scaling Vision Transformers to 22 Billion Parameters",
+    Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and centre nothing; these are as timm's.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -217,19 +221,31 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.relative = RelativePositions(config) if config.position == "relative" else None
+        head_width, epsilon = width // self.num_heads, config.layer_norm_epsilon
+        self.q_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
+        self.k_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = z_BND.shape
         # (B, N, 3 * D) -> (3, B, h, N, d)
         qkv_3BhNd = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        if self.relative is None:
+        if self.relative is None and self.q_norm is None:
             a_BhNd = attend(qkv_3BhNd)
         else:
-            q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
-            a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd, attn_mask=self.relative(q_BhNd))
+            q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd)
+            mask = None if self.relative is None else self.relative(q_BhNd)
+            a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, qkv_3BhNd[2], attn_mask=mask)
         # (B, h, N, d) -> (B, N, D)
         out_BND: torch.Tensor = self.out(a_BhNd.transpose(1, 2).reshape(batch, tokens, width))
         return out_BND
+
+    def queries_and_keys(self, qkv_3BhNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The queries and keys that are multiplied, each [B, h, N, d], with tokens before heads in memory: so has the
+        result, which then needs no copy."""
+        q_BNhd, k_BNhd = qkv_3BhNd[0].transpose(1, 2), qkv_3BhNd[1].transpose(1, 2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BNhd, k_BNhd = self.q_norm(q_BNhd), self.k_norm(k_BNhd)
+        return q_BNhd.transpose(1, 2), k_BNhd.transpose(1, 2)
 
 
 class MLP(nn.Module):

@@ -202,10 +202,12 @@ def save_as(
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
     """UserError for parts that only some of the formats have."""
-    if config.registers and written != "timm":
+    parts = {"registers": config.registers, "norms of queries and keys (model.qk_norm)": config.qk_norm}
+    wrong = [part for part, is_there in parts.items() if is_there and written != "timm"]
+    if wrong:
         raise UserError(
-            f"model.registers is {config.registers}; the format {written} has no registers: give --format timm, or "
-            "--format patchline"
+            f"the model has {' and '.join(wrong)}, which the format {written} has not: give --format timm, or --format "
+            "patchline"
         )
 
 

@@ -110,6 +110,7 @@ class TransformerShapes:
     is_square: bool = False
     layer_scale: float = 0.0
     registers: int = 0
+    qk_norm: bool = False
 
     def assumed_grid(self, where: str, name: str) -> tuple[str, ...]:
         """What is assumed about the position table, if nothing declares its grid."""
@@ -246,6 +247,7 @@ def transformer_config(
         resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
         layer_scale=shapes.layer_scale,
         registers=shapes.registers,
+        qk_norm=shapes.qk_norm,
     )
 
 

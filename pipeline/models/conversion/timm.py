@@ -174,6 +174,7 @@ def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False)
         mappings["embed.position"] = positions("pos_embed", class_row=class_row, class_token=has_token)
     pairs = {"norm1": "norm1", "attention.qkv": "attn.qkv", "attention.out": "attn.proj", "norm2": "norm2"}
     pairs |= {"mlp.dense1": "mlp.fc1", "mlp.dense2": "mlp.fc2"}
+    pairs |= {f"attention.{norm}": f"attn.{norm}" for norm in ("q_norm", "k_norm") if config.qk_norm}
     for number in range(config.size.depth):
         for ours, theirs in pairs.items():
             mappings |= same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
@@ -238,6 +239,8 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         arguments["patch_size"] = size.patch
     if config.layer_scale:
         arguments["init_values"] = config.layer_scale
+    if config.qk_norm:
+        arguments["qk_norm"] = True
     if config.registers:
         arguments |= {"reg_tokens": config.registers, "no_embed_class": not config.num_class_tokens}
     if config.pooling == "average":

@@ -54,7 +54,6 @@ _FOREIGN = {
     r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
     r"attn_pool\.": f"is of attention pooling: {_NO_FIELD}",
-    r"blocks\.\d+\.attn\.[qk]_norm\.": f"is a norm of queries or keys: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
 _SCALE = "blocks.0.ls1.gamma"
@@ -185,6 +184,7 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
         declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
         layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
         registers=file.shape("reg_token", 3)[1] if "reg_token" in file.shapes else 0,
+        qk_norm="blocks.0.attn.q_norm.weight" in file.shapes,
     )
     config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
     _, class_row = shapes.side(file.where, "pos_embed")

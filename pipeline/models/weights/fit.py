@@ -20,7 +20,7 @@ from shards.schema.config_values import shown_value
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
 _MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
-_PARTS = ("pooling", "position", "position_at", "registers")
+_PARTS = ("pooling", "position", "position_at", "registers", "qk_norm")
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at")
 
 
@@ -104,8 +104,13 @@ def _advice(source: ModelConfig, target: ModelConfig) -> str:
         pairs += [
             (field.name, *(getattr(each.size, field.name) for each in (source, target))) for field in fields(Size)
         ]
-    flags = [f"--model.{name.replace('_', '-')} {was}" for name, was, now in pairs if was != now]
+    flags = [_flag(name, was) for name, was, now in pairs if was != now]
     return f"Give {' '.join(flags)}, or other weights" if flags else ""
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = name.replace("_", "-")
+    return f"--model.{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--model.{flag} {value}"
 
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:

@@ -23,7 +23,7 @@ KINDS: list[dict[str, Any]] = [
     {"position": "relative"},
     {"pooling": "average"},
     {"position_at": "layers"},
-    {"registers": 2},
+    {"registers": 2, "qk_norm": True},
     {"patch": 1, "resnet_units": (1, 1), "image_size": 16},
 ]
 

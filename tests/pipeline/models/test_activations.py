@@ -41,6 +41,8 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {"stochastic_depth": 0.1}, BF16, id="stochastic depth"),
         pytest.param("vit_s16", {"layer_scale": 1e-4, "stochastic_depth": 0.1}, BF16, id="LayerScale"),
         pytest.param("vit_s16", {"layer_scale": 1e-4}, replace(FP32, is_recomputed=True), id="LayerScale, recomputed"),
+        pytest.param("vit_s16", {"qk_norm": True}, BF16, id="norms of queries and keys"),
+        pytest.param("vit_s16", {"qk_norm": True}, replace(FP32, is_recomputed=True), id="these norms, recomputed"),
         pytest.param("vit_s16", {"registers": 4}, BF16, id="registers"),
         pytest.param("vit_s16", {"registers": 4, "pooling": "average"}, FP32, id="registers, mean"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),

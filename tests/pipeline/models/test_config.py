@@ -176,6 +176,7 @@ def test_a_field_wins_over_the_names_size() -> None:
             id="BiT has no transformer",
         ),
         pytest.param({"layer_scale": -1e-4}, "layer_scale is -0.0001; allowed: 0 .off. or more", id="negative scale"),
+        pytest.param({"name": "bit_r50x1", "qk_norm": True}, "qk_norm is True; bit_r50x1 is a ResNet", id="BiT, norms"),
         pytest.param({"registers": -1}, "registers is -1; allowed: 0 .none. to 1,024", id="negative registers"),
         pytest.param(
             {"registers": 4, "position": "relative"}, "registers is 4 with model.position 'relative'", id="relative"

@@ -130,6 +130,7 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param({"position": "learned_2d", "position_at": "layers"}, id="2-D positions at each layer"),
         pytest.param({"name": "vit_b16", "representation": True}, id="a hidden layer"),
         pytest.param({"name": "vit_b16", "layer_scale": 1e-4}, id="LayerScale"),
+        pytest.param({"name": "vit_b16", "qk_norm": True}, id="norms of queries and keys"),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
         pytest.param({"name": "vit_b16", "registers": 4, "pooling": "average"}, id="registers, no class token"),
         pytest.param(

@@ -108,6 +108,8 @@ def test_position_embeddings_are_normal(name: str, shape: tuple[int, ...], std: 
         pytest.param("blocks.0.norm1.weight", (D,), 1.0, id="norm scale"),
         pytest.param("blocks.0.norm2.bias", (D,), 0.0, id="norm bias"),
         pytest.param("norm.weight", (D,), 1.0, id="last norm's scale"),
+        pytest.param("blocks.0.attention.q_norm.weight", (D,), 1.0, id="scale of the queries' norm"),
+        pytest.param("blocks.0.attention.k_norm.bias", (D,), 0.0, id="bias of the keys' norm"),
         pytest.param("norm.bias", (D,), 0.0, id="last norm's bias"),
         pytest.param("embed.resnet.norm_root.weight", (64,), 1.0, id="a hybrid's root norm"),
         pytest.param("embed.resnet.stages.0.0.norm2.weight", (64,), 1.0, id="a hybrid's inner norm"),

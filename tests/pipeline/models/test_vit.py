@@ -123,6 +123,9 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
     side, heads = width // num_heads, []
     for head in range(num_heads):
         own = slice(head * side, (head + 1) * side)
+        if f"{block}.attention.q_norm.weight" in p:
+            q[:, own] = layer_norm(p, f"{block}.attention.q_norm", q[:, own])
+            k[:, own] = layer_norm(p, f"{block}.attention.k_norm", k[:, own])
         scores = q[:, own] @ k[:, own].T
         if (relative := p.get(f"{block}.attention.relative.relative")) is not None:
             for i, j in np.ndindex(scores.shape):  # the embedding of the distance i - j is another key
@@ -158,6 +161,8 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
         pytest.param({"layer_scale": 0.1}, id="LayerScale"),
         pytest.param({"registers": 3}, id="registers"),
+        pytest.param({"qk_norm": True}, id="norms of queries and keys"),
+        pytest.param({"qk_norm": True, "position": "relative"}, id="norms of queries and keys, relative positions"),
         pytest.param({"registers": 2, "pooling": "average", "position": "sincos2d"}, id="registers, the mean"),
     ],
 )
@@ -204,7 +209,7 @@ def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
 
 def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> None:
     random = [random_model(), random_model(position="relative"), random_model(position_at="layers")]
-    random += [random_model(layer_scale=0.1, registers=2)]
+    random += [random_model(layer_scale=0.1, registers=2, qk_norm=True)]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}

@@ -21,6 +21,7 @@ ROOT = ModelConfig(**TINY | {"image_size": 32, "patch": 4, "resnet_units": (), "
 SCALED = ModelConfig(**TINY | {"layer_scale": 1e-4})
 REGISTERS = ModelConfig(**TINY | {"registers": 3})
 AVERAGE_REGISTERS = ModelConfig(**TINY | {"registers": 3, "pooling": "average"})
+QK_NORM = ModelConfig(**TINY | {"qk_norm": True})
 HYBRID = ModelConfig(**TINY | {"image_size": 32, "patch": 1, "resnet_units": (1, 2), "resnet_factor": 1})
 BIT = ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 2), resnet_factor=1)
 IMAGES = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))

@@ -294,11 +294,11 @@ def test_layer_scale_is_folded_where_a_format_has_none(
 
 
 @pytest.mark.parametrize("written", ["hugging_face", "vision_transformer", "big_vision"])
-@pytest.mark.parametrize(("fields", "what"), [({"registers": 2}, "registers")])
+@pytest.mark.parametrize(("fields", "what"), [({"registers": 2}, "registers"), ({"qk_norm": True}, "norms of q")])
 def test_parts_that_a_format_has_not_are_refused(
     tmp_path: Path, fields: dict[str, Any], what: str, written: Format
 ) -> None:
-    with pytest.raises(UserError, match=rf"the format {written} has no {what}.*: give --format timm"):
+    with pytest.raises(UserError, match=rf"the model has {what}.*, which the format {written} has not: give"):
         exported(tmp_path, replace(VIT, **fields), written)
 
 

@@ -32,6 +32,7 @@ from tests.pipeline.models.conversion.random_weights import (
     AVERAGE_REGISTERS,
     BIT,
     HYBRID,
+    QK_NORM,
     REGISTERS,
     REPRESENTATION,
     SCALED,
@@ -68,6 +69,7 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(AVERAGE, id="average"),
         pytest.param(SCALED, id="LayerScale"),
         pytest.param(REGISTERS, id="registers"),
+        pytest.param(QK_NORM, id="norms of queries and keys"),
         pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
         pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
         pytest.param(ModelConfig(name="r50_vit_b16", **SMALL, resnet_epsilons="timm"), id="hybrid"),
@@ -152,8 +154,8 @@ def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "config",
-    [VIT, AVERAGE, SCALED, REGISTERS, AVERAGE_REGISTERS],
-    ids=["token", "average", "LayerScale", "registers", "registers alone"],
+    [VIT, AVERAGE, SCALED, REGISTERS, AVERAGE_REGISTERS, QK_NORM],
+    ids=["token", "average", "LayerScale", "registers", "registers alone", "norms of q and k"],
 )
 def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> None:
     weights = opened(saved(tmp_path, config))
@@ -230,7 +232,7 @@ def test_other_epsilons_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         pytest.param("dist_token", "a distillation token.* no field of a model here", id="DeiT, distilled"),
         pytest.param("norm_pre.weight", "a norm before the blocks.* no field", id="CLIP"),
         pytest.param("attn_pool.q.weight", "attention pooling.* no field", id="SigLIP"),
-        pytest.param("blocks.0.attn.q_norm.weight", "a norm of queries.* no field", id="q norm"),
+        pytest.param("blocks.1.attn.q_norm.weight", r"\[12\] is not in the model", id="norms of one block alone"),
         pytest.param("blocks.0.attn.rel_pos", r"\[12\] is not in the model", id="unknown"),
     ],
 )

@@ -192,6 +192,8 @@ def test_what_does_not_fit_is_named_with_both_shapes(
     [
         ({"pooling": "average"}, {}, "Give --model.pooling average, or other weights"),
         ({}, {"pooling": "average"}, "Give --model.pooling token, or"),
+        ({"qk_norm": True}, {}, "Give --model.qk-norm, or"),
+        ({}, {"qk_norm": True}, "Give --model.no-qk-norm, or"),
         ({"registers": 2}, {}, "Give --model.registers 2, or"),
         ({"layer_scale": 1e-4}, {}, "Give --model.layer-scale 0.0001, or"),
         ({}, {"layer_scale": 1e-4}, "Give --model.layer-scale 0.0, or"),

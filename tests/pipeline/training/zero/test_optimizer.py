@@ -58,6 +58,7 @@ def test_groups(decay: Any, expected: set[str], name: Any) -> None:
         ("embed.class_token", False),
         ("embed.position", False),
         ("embed.registers", False),
+        ("blocks.7.attention.q_norm.weight", False),
         ("blocks.7.scale1.gamma", False),
     ],
 )
