@@ -66,7 +66,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "width": f"width {size.width}",
             "mlp_width": f"MLP {size.mlp_width}",
             "num_heads": plural(size.num_heads, "head"),
-            "pooling": "class token" if model.pooling == "token" else "average pooling",
+            "pooling": "class token" if model.pooling == "token" else f"{model.pooling} pooling",
             "position": f"positions {model.position.replace('_', ' ')}",
             "position_at": f"positions at {model.position_at.replace('_', ' ')}",
             "representation": "hidden layer" if model.representation else "no hidden layer",

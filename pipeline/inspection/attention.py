@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from pipeline.models.attention_pooling import AttentionPool
 from pipeline.models.pos_embed import Grid
 from pipeline.models.vit import Attention, ViT
 
@@ -29,6 +30,13 @@ def attention_weights(attention: Attention, z_BND: torch.Tensor) -> torch.Tensor
         logits_BhNN = logits_BhNN + attention.relative(q_BhNd)
     shares_BhNN: torch.Tensor = logits_BhNN.softmax(dim=-1)
     return shares_BhNN
+
+
+def pool_weights(pool: AttentionPool, x_BMD: torch.Tensor) -> torch.Tensor:
+    """float32[B, M]: the weights that attention pooling gives the patches, as the mean over its heads."""
+    q_Bh1d, k_BhMd, _ = (each.float() for each in pool.parts(x_BMD))
+    shares_Bh1M: torch.Tensor = (q_Bh1d @ k_BhMd.mT * q_Bh1d.shape[-1] ** -0.5).softmax(dim=-1)
+    return shares_Bh1M.mean(dim=1).squeeze(1)
 
 
 def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
@@ -83,13 +91,18 @@ class Rollout:
         layer_BNN = (mean_BNN + own_NN) / 2  # rows still sum to 1
         self.product_BNN = layer_BNN if self.product_BNN is None else layer_BNN @ self.product_BNN
 
-    def maps(self, *, grid: Grid, num_prefix_tokens: int, num_registers: int = 0) -> torch.Tensor:
-        """float32[B, H, W]: how much of each patch is in the class token's output, or in the mean of all patches if
-        there is none; 0 to 1 in each image."""
+    def maps(
+        self, *, grid: Grid, num_prefix_tokens: int, num_registers: int = 0, pooled_BM: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """float32[B, H, W]: how much of each patch is in the class token's output, or if there is none in the mean of
+        all patches, each with its share in `pooled_BM`; 0 to 1 in each image."""
         if self.product_BNN is None:
             raise ValueError("no layer was added")
-        has_class_token = num_prefix_tokens > num_registers
-        taken_BN = self.product_BNN[:, 0] if has_class_token else self.product_BNN[:, num_prefix_tokens:].mean(dim=1)
+        patches_BMN = self.product_BNN[:, num_prefix_tokens:]
+        if pooled_BM is not None:
+            taken_BN = (pooled_BM.unsqueeze(1) @ patches_BMN).squeeze(1)
+        else:
+            taken_BN = self.product_BNN[:, 0] if num_prefix_tokens > num_registers else patches_BMN.mean(dim=1)
         maps_BHW = taken_BN[:, num_prefix_tokens:].unflatten(1, grid)  # type: ignore[no-untyped-call]
         least, most = maps_BHW.amin((1, 2), keepdim=True), maps_BHW.amax((1, 2), keepdim=True)
         scaled: torch.Tensor = (maps_BHW - least) / (most - least).clamp(min=torch.finfo(torch.float32).tiny)
@@ -106,6 +119,19 @@ def looked_at(model: ViT, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torc
         found.append(distances(shares_BhNN, grid=grid, stride=config.stride, num_prefix_tokens=prefix).cpu())
         rollout.add(shares_BhNN)
 
-    each_layer(model, images_BHW3, take)
-    maps_BHW = rollout.maps(grid=grid, num_prefix_tokens=config.num_prefix_tokens, num_registers=config.registers)
+    pooled = list[torch.Tensor]()
+    hooks = []
+    if model.pool is not None:
+        hooks.append(model.pool.register_forward_pre_hook(lambda pool, x: pooled.append(pool_weights(pool, x[0]))))
+    try:
+        each_layer(model, images_BHW3, take)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    maps_BHW = rollout.maps(
+        grid=grid,
+        num_prefix_tokens=config.num_prefix_tokens,
+        num_registers=config.registers,
+        pooled_BM=pooled[0] if pooled else None,
+    )
     return torch.stack(found), maps_BHW.cpu()

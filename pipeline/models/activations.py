@@ -153,6 +153,13 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         num_normed = 1 if config.pooling == "token" else _area(config.grid)
         kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
         kept += config.representation * (1 + wide) * e * width
+        if config.pooling == "attention":
+            # The patches after the norm, their keys and values; the attention's result, what out makes of it, the
+            # same after the norm; the MLP's hidden layer before and after its GELU. The query is of all images.
+            kept += e * (3 * _area(config.grid) * width + 3 * width + 2 * config.size.mlp_width)
+            kept += _FP32 * config.size.num_heads + 2 * _statistic_bytes(how)
+            fixed = e * width + wide * _FP32 * width * config.num_classes
+            return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=fixed)
     return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=wide * _FP32 * width * config.num_classes)
 
 

@@ -3,7 +3,7 @@
 Ti, S, B/8, R26 and R are those of "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
 configs/models.py; the ResNets' names and units are BiT's ("Big Transfer", Kolesnikov et al., 2020). A hybrid's patch is
 measured on the ResNet's feature map, 1 x 1 in the paper. g/14 and G/14 are those of "Scaling Vision Transformers" (Zhai
-et al., 2022, Table 2) and big_vision's vit.py, which pool by attention, as no model here does.
+et al., 2022, Table 2) and big_vision's vit.py, which pool by attention.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
-Pooling = Literal["token", "average"]
+Pooling = Literal["token", "average", "attention"]
 Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d"]
 PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
@@ -136,7 +136,8 @@ class ModelConfig:
     resnet_factor: Annotated[int, Range(1, 64)] | None = None
     """How many times wider the ResNet is (the 2 of R50x2)."""
     pooling: Pooling = "token"
-    """token: the class token's output; average: no class token, the mean of all patches after the last norm."""
+    """token: the class token's output; average: no class token, the mean of all patches after the last norm;
+    attention: no class token, a learned query that attends to all patches after the last norm, then an MLP (MAP)."""
     representation: bool = False
     """Add a hidden tanh layer of width D before the classifier, as in the paper's pre-training head."""
     position: Position = "learned_1d"
@@ -259,6 +260,11 @@ class ModelConfig:
             raise UserError(
                 "model.representation is on with model.masked_patches, whose head reads the patches, without a hidden "
                 "layer; give --model.no-representation"
+            )
+        if self.masked_patches and self.pooling == "attention":
+            raise UserError(
+                "model.pooling is 'attention' with model.masked_patches, whose head reads the patches, so the pooling "
+                "would learn nothing; give --model.pooling average or token"
             )
         if self.image_size < stride:
             raise UserError(

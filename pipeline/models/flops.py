@@ -64,6 +64,9 @@ def forward_flops(
         block += num_tokens * (2 * num_tokens - 1) * size.width
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += size.depth * block + config.representation * size.width**2
+    if config.pooling == "attention":  # keys and values, with the probe's query; the query, out and the MLP
+        num_multiplies += num_patches * 2 * (size.width**2 + size.width)
+        num_multiplies += 2 * size.width**2 + 2 * size.width * size.mlp_width
     num_predicted = num_patches if config.masked_patches else 1
     return 2 * (num_multiplies + head * num_predicted * size.width * config.num_classes)
 
@@ -91,6 +94,8 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     block += 4 * d // size.num_heads if config.qk_norm else 0
     total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
     total += config.num_prefix_tokens * d
+    if config.pooling == "attention":  # the probe; query, key, value and out; the norm; the MLP
+        total += d + 4 * (d * d + d) + 2 * d + (d * m + m) + (m * d + d)
     num_tokens, num_tables = (  # with a position
         config.num_class_tokens + height * width,
         size.depth if config.position_at == "layers" else 1,

@@ -43,7 +43,11 @@ def initial_tensor(
     if layer == "qkv":  # q, k and v are three matrices: the fan of the fused one would make the bound too small
         matrices = [_xavier_uniform((shape[0] // 3, shape[1]), generator) for _ in range(3)]
         return torch.cat(matrices)
-    if layer in ("out", "dense1", "dense2"):
+    if layer == "key_value":
+        return torch.cat([_xavier_uniform((shape[0] // 2, shape[1]), generator) for _ in range(2)])
+    if kind == "probe":  # flax takes the first of its last two dimensions, 1, for the fan in
+        return _xavier_uniform((shape[1], shape[2]), generator).unsqueeze(0)
+    if layer in ("out", "query", "dense1", "dense2"):
         return _xavier_uniform((shape[0], shape[1]), generator)
     raise ValueError(f"no initial value is defined for the parameter {name!r}")
 

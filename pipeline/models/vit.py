@@ -4,18 +4,18 @@ Shape letters: B images, H W pixels, P patch, N tokens (class token, patches), D
 K classes, h heads, d width of a head.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.models.attention import attend
+from pipeline.models.attention_pooling import AttentionPool
 from pipeline.models.config import ModelConfig
 from pipeline.models.head import LinearHead
 from pipeline.models.hybrid import HybridResNet
 from pipeline.models.masked import ColourHead, Mask
+from pipeline.models.mlp import MLP
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables, sines
@@ -35,6 +35,7 @@ class ViT(nn.Module):
         self.embed = Embedding(config)
         self.blocks = nn.ModuleList(Block(config, number=number) for number in range(size.depth))
         self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
+        self.pool = AttentionPool(config) if config.pooling == "attention" else None
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         if config.masked_patches:
             self.head: LinearHead = ColourHead(size.width, constant=config.head_bias)
@@ -62,6 +63,8 @@ class ViT(nn.Module):
         z_BND = self.tokens(images_BHW3, branches_LB2)
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
+        elif self.pool is not None:
+            y_BD = self.pool(self.norm(self._patches(z_BND)))
         else:
             y_BD = self.norm(self._patches(z_BND)).mean(dim=1)
         return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
@@ -246,35 +249,3 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q_BNhd, k_BNhd = self.q_norm(q_BNhd), self.k_norm(k_BNhd)
         return q_BNhd.transpose(1, 2), k_BNhd.transpose(1, 2)
-
-
-class MLP(nn.Module):
-    """Two dense layers with a GELU between (in the JAX code its tanh approximation), dropout after each."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        size = config.size
-        self.dense1 = nn.Linear(size.width, size.mlp_width)
-        self.dense2 = nn.Linear(size.mlp_width, size.width)
-        self.dropout = nn.Dropout(config.dropout)
-        self.gelu = tanh_gelu if config.gelu == "tanh" else F.gelu
-
-    def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
-        hidden_BNM = self.dropout(self.gelu(self.dense1(z_BND)))
-        out_BND: torch.Tensor = self.dropout(self.dense2(hidden_BNM))
-        return out_BND
-
-
-def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU of any shape by its tanh approximation (Hendrycks and Gimpel, 2016): x / 2 (1 + tanh u)."""
-    if torch.compiler.is_compiling():
-        return gelu_by_sigmoid(x)
-    return F.gelu(x, approximate="tanh")
-
-
-def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): it makes a compiled MLP a tenth
-    faster, since an exponential costs less than a tanh (benchmarks/kernels.py). In fp32 or better, then rounded."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
-    return (wide * torch.sigmoid(twice_u)).to(x.dtype)

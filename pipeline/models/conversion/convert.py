@@ -202,13 +202,17 @@ def save_as(
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
     """UserError for parts that only some of the formats have."""
-    parts = {"registers": config.registers, "norms of queries and keys (model.qk_norm)": config.qk_norm}
-    wrong = [part for part, is_there in parts.items() if is_there and written != "timm"]
-    if wrong:
-        raise UserError(
-            f"the model has {' and '.join(wrong)}, which the format {written} has not: give --format timm, or --format "
-            "patchline"
-        )
+    parts: dict[str, tuple[bool, tuple[Format, ...]]] = {
+        "registers": (config.registers > 0, ("timm",)),
+        "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
+        "attention pooling (model.pooling)": (config.pooling == "attention", ("timm", "big_vision")),
+    }
+    for part, (is_there, formats) in parts.items():
+        if is_there and written not in formats:
+            raise UserError(
+                f"the model has {part}, which the format {written} has not: give --format {' or '.join(formats)}, or "
+                "--format patchline"
+            )
 
 
 def _refuse_impossible(config: ModelConfig, change: Change) -> None:

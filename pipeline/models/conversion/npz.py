@@ -94,6 +94,8 @@ def normalised(file: TensorFile) -> TensorFile:
             f"tensors are {some}, ...; give the file of a ViT, a hybrid or a BiT ResNet"
         )
     bare = file.renamed({name.removeprefix(prefix): name for name in file.shapes if name.startswith(prefix)})
+    if "probe" in bare.shapes:  # as big_vision named its attention pooling at first (fix_old_checkpoints)
+        bare = bare.renamed({npz_vit.pool_name(name): name for name in bare.shapes})
     return _vectors(_unstacked(bare))
 
 

@@ -38,6 +38,7 @@ from shards.errors import UserError
 
 USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
 TABLE = "pos_embedding"
+_MAP = "MAPHead_0/"  # attention pooling
 _IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
 
@@ -117,6 +118,12 @@ def _is_old(file: TensorFile) -> bool:
     return any("/MlpBlock_3/" in name for name in file.shapes)
 
 
+def pool_name(name: str) -> str:
+    """The name of a tensor of attention pooling, which old files have outside MAPHead_0; any other name as it is."""
+    parts = ("probe", BIG_VISION.attention, BIG_VISION.mlp, "LayerNorm_0")
+    return _MAP + name if name.split("/", maxsplit=1)[0] in parts else name
+
+
 def names_in(file: TensorFile) -> NpzNames:
     """The dialect of a file without its prefix and with unstacked layers."""
     numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
@@ -152,6 +159,7 @@ def config_in(file: TensorFile, names: NpzNames, hints: Hints) -> ModelConfig:
         num_positions=file.shape(names.position, 3)[1] if names.position in file.shapes else None,
         class_token="cls" in file.shapes,
         representation="pre_logits/kernel" in file.shapes,
+        attention_pooling=f"{_MAP}probe" in file.shapes,
         resnet=hybrid_of(units, root_channels=file.shape(root, 4)[3]) if root in file.shapes else None,
         class_row=names.class_row,
         is_square=True,  # as both dialects' own resampling takes it
@@ -177,6 +185,8 @@ def layout(config: ModelConfig, names: NpzNames) -> Layout:
     for number in range(size.depth):
         mappings |= _block(f"blocks.{number}.", f"Transformer/encoderblock_{number}/", names, size.num_heads)
     mappings |= _norm("norm.", "Transformer/encoder_norm/")
+    if config.pooling == "attention":
+        mappings |= _pool(size.num_heads)
     if config.representation:
         mappings |= _dense("representation.", "pre_logits/")
     if config.num_classes:
@@ -184,36 +194,63 @@ def layout(config: ModelConfig, names: NpzNames) -> Layout:
     return mappings
 
 
+def _pool(num_heads: int) -> dict[str, TensorMapping]:
+    """big_vision's MAPHead."""
+    attention = f"{_MAP}{BIG_VISION.attention}/"
+    mappings = {
+        "pool.probe": as_is(f"{_MAP}probe"),
+        **_fused("pool.query.", attention, ("query",), num_heads),
+        **_fused("pool.key_value.", attention, ("key", "value"), num_heads),
+        **_out("pool.out.", attention, num_heads),
+        **_norm("pool.norm.", f"{_MAP}LayerNorm_0/"),
+    }
+    for number in (1, 2):
+        mappings |= _dense(f"pool.mlp.dense{number}.", f"{_MAP}{BIG_VISION.mlp}/Dense_{number - 1}/")
+    return mappings
+
+
 def _block(ours: str, theirs: str, names: NpzNames, num_heads: int) -> dict[str, TensorMapping]:
     attention = f"{theirs}{names.attention}/"
-    kernels, biases = (tuple(f"{attention}{name}/{kind}" for name in _QKV) for kind in ("kernel", "bias"))
     return {
         **_norm(f"{ours}norm1.", f"{theirs}LayerNorm_0/"),
-        # (3 * D, D) -> three of (D, h, d)
-        f"{ours}attention.qkv.weight": TensorMapping(
-            names=kernels,
-            split=lambda t: tuple(piece.T.reshape(piece.shape[1], num_heads, -1) for piece in t.chunk(3)),
-            join=lambda pieces: torch.cat([piece.flatten(1).T for piece in pieces]),
-        ),
-        f"{ours}attention.qkv.bias": TensorMapping(
-            names=biases,
-            split=lambda t: tuple(piece.reshape(num_heads, -1) for piece in t.chunk(3)),
-            join=lambda pieces: torch.cat([piece.flatten() for piece in pieces]),
-        ),
-        # (D, D) -> (h, d, D)
-        f"{ours}attention.out.weight": changed(
-            f"{attention}out/kernel",
-            lambda t: t.T.reshape(num_heads, -1, t.shape[0]),
-            lambda t: t.flatten(0, 1).T,
-        ),
-        f"{ours}attention.out.bias": as_is(f"{attention}out/bias"),
+        **_fused(f"{ours}attention.qkv.", attention, ("query", "key", "value"), num_heads),
+        **_out(f"{ours}attention.out.", attention, num_heads),
         **_norm(f"{ours}norm2.", f"{theirs}{names.second_norm}/"),
         **_dense(f"{ours}mlp.dense1.", f"{theirs}{names.mlp}/Dense_0/"),
         **_dense(f"{ours}mlp.dense2.", f"{theirs}{names.mlp}/Dense_1/"),
     }
 
 
-_QKV = ("query", "key", "value")
+def _fused(ours: str, theirs: str, parts: tuple[str, ...], num_heads: int) -> dict[str, TensorMapping]:
+    """Several dense layers of an attention that are one here."""
+    kernels, biases = (tuple(f"{theirs}{part}/{kind}" for part in parts) for kind in ("kernel", "bias"))
+    return {
+        # (n * D, D) -> n of (D, h, d)
+        f"{ours}weight": TensorMapping(
+            names=kernels,
+            split=lambda t: tuple(piece.T.reshape(piece.shape[1], num_heads, -1) for piece in t.chunk(len(parts))),
+            join=lambda pieces: torch.cat([piece.flatten(1).T for piece in pieces]),
+        ),
+        f"{ours}bias": TensorMapping(
+            names=biases,
+            split=lambda t: tuple(piece.reshape(num_heads, -1) for piece in t.chunk(len(parts))),
+            join=lambda pieces: torch.cat([piece.flatten() for piece in pieces]),
+        ),
+    }
+
+
+def _out(ours: str, theirs: str, num_heads: int) -> dict[str, TensorMapping]:
+    """The last dense layer of an attention: (D, D) -> (h, d, D)."""
+    return {
+        f"{ours}weight": changed(
+            f"{theirs}out/kernel",
+            lambda t: t.T.reshape(num_heads, -1, t.shape[0]),
+            lambda t: t.flatten(0, 1).T,
+        ),
+        f"{ours}bias": as_is(f"{theirs}out/bias"),
+    }
+
+
 _UNIT = (("conv1", "gn1", "norm1"), ("conv2", "gn2", "norm2"), ("conv3", "gn3", "norm_out"))
 
 

@@ -62,6 +62,7 @@ def _vit_config(file: TensorFile, hints: Hints) -> ModelConfig:
         is_square=True,
         layer_scale=USUAL_LAYER_SCALE if "blocks.0.scale1.gamma" in file.shapes else 0.0,
         registers=file.shape("embed.registers", 3)[1] if "embed.registers" in file.shapes else 0,
+        attention_pooling="pool.probe" in file.shapes,
         qk_norm="blocks.0.attention.q_norm.weight" in file.shapes,
     )
     return transformer_config(shapes, where=file.where, position_name=POSITION, usual=_USUAL, hints=hints)

@@ -111,6 +111,7 @@ class TransformerShapes:
     layer_scale: float = 0.0
     registers: int = 0
     qk_norm: bool = False
+    attention_pooling: bool = False
 
     def assumed_grid(self, where: str, name: str) -> tuple[str, ...]:
         """What is assumed about the position table, if nothing declares its grid."""
@@ -239,7 +240,7 @@ def transformer_config(
         **fields,
         resnet_units=resnet.units if is_custom and resnet else None,
         resnet_factor=resnet.factor if is_custom and resnet else None,
-        pooling="token" if shapes.class_token else "average",
+        pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
         representation=shapes.representation,
         position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
         gelu=hints.gelu or usual.gelu,

@@ -46,6 +46,8 @@ from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
+_POOL = {"query": "q", "key_value": "kv", "out": "proj", "norm": "norm", "mlp.dense1": "mlp.fc1"}
+_POOL |= {"mlp.dense2": "mlp.fc2"}
 _RESNETS = {
     ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
     ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
@@ -181,6 +183,10 @@ def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False)
         for branch in (1, 2) if config.layer_scale else ():
             mappings[f"blocks.{number}.scale{branch}.gamma"] = as_is(f"blocks.{number}.ls{branch}.gamma")
     mappings |= same("norm.", "norm.")
+    if config.pooling == "attention":
+        mappings["pool.probe"] = as_is("attn_pool.latent")
+        for ours, theirs in _POOL.items():
+            mappings |= same(f"pool.{ours}.", f"attn_pool.{theirs}.")
     return mappings | (same("head.", "head.") if config.num_classes else {})
 
 
@@ -243,6 +249,8 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         arguments["qk_norm"] = True
     if config.registers:
         arguments |= {"reg_tokens": config.registers, "no_embed_class": not config.num_class_tokens}
+    if config.pooling == "attention":
+        arguments |= {"global_pool": "map", "class_token": False}
     if config.pooling == "average":
         arguments |= {"global_pool": "avg", "class_token": False, "fc_norm": False}
     return arguments

@@ -31,10 +31,17 @@ from shards.errors import UserError
 
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 EPSILON = 1e-6
-# Entry points in timm 1.0.31's vision_transformer.py that have no attention pooling and set act_layer='gelu_tanh' in
-# their code, which config.json does not show.
+# Entry points in timm 1.0.31's vision_transformer.py that set act_layer='gelu_tanh' in their code, which config.json
+# does not show.
 TANH_ARCHITECTURES = frozenset(
     {
+        "vit_base_patch32_siglip_256",
+        "vit_large_patch16_siglip_512",
+        "vit_so400m_patch16_siglip_256",
+        "vit_so400m_patch16_siglip_384",
+        "vit_so400m_patch16_siglip_512",
+        "vit_giantopt_patch16_siglip_256",
+        "vit_giantopt_patch16_siglip_384",
         "vit_base_patch32_siglip_gap_256",
         "vit_large_patch16_siglip_gap_512",
         "vit_so400m_patch16_siglip_gap_256",
@@ -53,10 +60,9 @@ _FOREIGN = {
     "give weights with global_pool 'avg' and fc_norm False, or with a class token",
     r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
-    r"attn_pool\.": f"is of attention pooling: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
-_SCALE = "blocks.0.ls1.gamma"
+_SCALE, _PROBE = "blocks.0.ls1.gamma", "attn_pool.latent"
 # The first convolution of a hybrid: with stages, and without.
 _ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 
@@ -130,6 +136,11 @@ def _refuse_foreign(file: TensorFile) -> None:
         for name in file.shapes:
             if re.match(start, name):
                 raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
+    if {_PROBE, "cls_token"} <= file.shapes.keys():
+        raise UserError(
+            f"{file.where!r} has a class token (cls_token) and attention pooling (attn_pool); models here have one of "
+            "them: give other weights"
+        )
     if f"{_QKV}weight" in file.shapes and f"{_QKV}bias" not in file.shapes:
         raise UserError(f"{_QKV}bias is not in {file.where!r}, its attention has no biases: {_NO_FIELD}")
 
@@ -154,7 +165,12 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
     arguments = entries(description, "model_args")
     pooled = arguments.get("global_pool") or description.get("global_pool")
     is_vit = "stem.conv.weight" not in file.shapes
-    expected = "token" if "cls_token" in file.shapes else "avg"
+    expected = "token" if "cls_token" in file.shapes else "map" if _PROBE in file.shapes else "avg"
+    if is_vit and arguments.get("pool_include_prefix") and "reg_token" in file.shapes:
+        raise UserError(
+            f"config.json beside {file.where!r} says pool_include_prefix: the pooling takes registers, too; allowed: "
+            "weights whose pooling takes patches alone"
+        )
     if is_vit and pooled and pooled != expected:
         raise UserError(
             f"config.json beside {file.where!r} says global_pool {pooled!r}; with these tensors allowed: {expected!r}"
@@ -184,6 +200,7 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
         declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
         layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
         registers=file.shape("reg_token", 3)[1] if "reg_token" in file.shapes else 0,
+        attention_pooling=_PROBE in file.shapes,
         qk_norm="blocks.0.attn.q_norm.weight" in file.shapes,
     )
     config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)

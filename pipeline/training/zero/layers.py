@@ -15,6 +15,7 @@ from torch import nn
 from pipeline.training.settings.job import OptimizerConfig
 
 _HEAD = ("head.", "representation.")
+_POOL = "pool."  # attention pooling, which has the head's rate in timm, too
 _BLOCK = re.compile(r"blocks\.(\d+)\.|stages\.(\d+)\.(\d+)\.")
 _FINAL_NORM = "norm."
 _GROUP = re.compile(r"blocks\.\d+|(embed\.resnet\.)?stages\.\d+|embed\.resnet|embed\.patch")
@@ -42,7 +43,7 @@ def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, flo
     depths = {(): len(blocks) + 1} | {place: len(blocks) - number for number, place in enumerate(blocks)}
     factors = {name: config.layer_decay ** depths[place] for name, place in places.items()}
     for name in factors:
-        if name.startswith(_HEAD):
+        if name.startswith((*_HEAD, _POOL)):
             factors[name] = 1.0
         elif name.startswith(_FINAL_NORM):
             factors[name] = config.layer_decay

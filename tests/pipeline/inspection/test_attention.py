@@ -8,7 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.inspection.attention import Rollout, attention_weights, distances, each_layer, looked_at, uniform_distance
+from pipeline.inspection.attention import (
+    Rollout,
+    attention_weights,
+    distances,
+    each_layer,
+    looked_at,
+    pool_weights,
+    uniform_distance,
+)
+from pipeline.models.attention_pooling import AttentionPool
 from pipeline.models.build import Model
 from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import open_any, save_as
@@ -24,6 +33,7 @@ KINDS: list[dict[str, Any]] = [
     {"pooling": "average"},
     {"position_at": "layers"},
     {"registers": 2, "qk_norm": True},
+    {"pooling": "attention"},
     {"patch": 1, "resnet_units": (1, 1), "image_size": 16},
 ]
 
@@ -141,6 +151,20 @@ def test_timm_computes_the_same_weights(tmp_path: Path) -> None:
     with torch.no_grad():
         other(random_images().permute(0, 3, 1, 2).float() / 127.5 - 1)
     torch.testing.assert_close(torch.stack(seen), seen_by(model), atol=2e-5, rtol=1e-4)
+
+
+def test_rollout_through_attention_pooling_is_what_the_probe_looks_at() -> None:
+    rollout, pooled = Rollout(), torch.tensor([[0.1, 0.2, 0.7, 0.0]])
+    rollout.add(torch.eye(6).expand(1, 2, 6, 6))
+    found = rollout.maps(grid=(2, 2), num_prefix_tokens=2, num_registers=2, pooled_BM=pooled)
+    torch.testing.assert_close(found[0], pooled.reshape(2, 2) / 0.7)
+    model = random_model(pooling="attention", registers=2)
+    assert isinstance(model.pool, AttentionPool)
+    x_BMD = torch.randn(3, 9, 24)
+    weights = pool_weights(model.pool, x_BMD)
+    assert weights.sum(dim=1).tolist() == pytest.approx([1.0] * 3)
+    _, maps = looked_at(model, random_images())
+    assert maps.shape == (3, 3, 3)
 
 
 def test_rollout_of_attention_to_oneself_looks_nowhere() -> None:

@@ -43,6 +43,19 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {"layer_scale": 1e-4}, replace(FP32, is_recomputed=True), id="LayerScale, recomputed"),
         pytest.param("vit_s16", {"qk_norm": True}, BF16, id="norms of queries and keys"),
         pytest.param("vit_s16", {"qk_norm": True}, replace(FP32, is_recomputed=True), id="these norms, recomputed"),
+        pytest.param("vit_s16", {"pooling": "attention"}, BF16, id="attention pooling, bf16"),
+        pytest.param(
+            "vit_s16",
+            {"pooling": "attention", "registers": 4, "representation": True},
+            FP32,
+            id="attention pooling, fp32, registers, hidden layer",
+        ),
+        pytest.param(
+            "vit_s16", {"pooling": "attention"}, replace(BF16, is_recomputed=True), id="attention pooling, recomputed"
+        ),
+        pytest.param(
+            "vit_s16", {"pooling": "attention"}, replace(BF16, is_frozen=True), id="attention pooling, frozen"
+        ),
         pytest.param("vit_s16", {"registers": 4}, BF16, id="registers"),
         pytest.param("vit_s16", {"registers": 4, "pooling": "average"}, FP32, id="registers, mean"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),

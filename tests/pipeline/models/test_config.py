@@ -136,7 +136,7 @@ def test_a_field_wins_over_the_names_size() -> None:
         pytest.param({"name": "bit_r50x1", "resnet_factor": 10**6}, "resnet_factor is .* to 64", id="factor"),
         pytest.param({"num_classes": -1}, "num_classes is -1", id="negative classes"),
         pytest.param({"dropout": 1.0}, "model.dropout is 1.0; allowed: 0 to below 1", id="drops everything"),
-        pytest.param({"pooling": "max"}, "pooling is 'max'; allowed: token, average", id="another pooling"),
+        pytest.param({"pooling": "max"}, "pooling is 'max'; allowed: token, average, attention", id="another pooling"),
         pytest.param({"gelu": "erf"}, "gelu is 'erf'; allowed: tanh, exact", id="another GELU"),
         pytest.param(
             {"position": "none", "position_at": "layers"}, "adds nothing to the input; leave it out", id="no positions"
@@ -177,6 +177,12 @@ def test_a_field_wins_over_the_names_size() -> None:
         ),
         pytest.param({"layer_scale": -1e-4}, "layer_scale is -0.0001; allowed: 0 .off. or more", id="negative scale"),
         pytest.param({"name": "bit_r50x1", "qk_norm": True}, "qk_norm is True; bit_r50x1 is a ResNet", id="BiT, norms"),
+        pytest.param(
+            {"pooling": "attention", "masked_patches": True, "num_classes": 512},
+            "pooling is 'attention' with model.masked_patches, .*; give --model.pooling average or token",
+            id="pooling that nothing trains",
+        ),
+        pytest.param({"name": "bit_r50x1", "pooling": "attention"}, "pooling is 'attention'; bit_r50x1", id="BiT, MAP"),
         pytest.param({"registers": -1}, "registers is -1; allowed: 0 .none. to 1,024", id="negative registers"),
         pytest.param(
             {"registers": 4, "position": "relative"}, "registers is 4 with model.position 'relative'", id="relative"

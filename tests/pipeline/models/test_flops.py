@@ -131,6 +131,10 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param({"name": "vit_b16", "representation": True}, id="a hidden layer"),
         pytest.param({"name": "vit_b16", "layer_scale": 1e-4}, id="LayerScale"),
         pytest.param({"name": "vit_b16", "qk_norm": True}, id="norms of queries and keys"),
+        pytest.param({"name": "vit_b16", "pooling": "attention"}, id="attention pooling"),
+        pytest.param(
+            {"name": "vit_b16", "pooling": "attention", "registers": 2, "representation": True}, id="the same"
+        ),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
         pytest.param({"name": "vit_b16", "registers": 4, "pooling": "average"}, id="registers, no class token"),
         pytest.param(

@@ -32,6 +32,20 @@ def test_q_k_and_v_are_three_xavier_matrices(third: int) -> None:
     assert_uniform(fused[third * D : (third + 1) * D], math.sqrt(6 / (2 * D)))
 
 
+@pytest.mark.parametrize("half", [pytest.param(0, id="k"), pytest.param(1, id="v")])
+def test_k_and_v_of_attention_pooling_are_two_xavier_matrices(half: int) -> None:
+    fused = tensor("pool.key_value.weight", 2 * D, D)
+    assert_uniform(fused[half * D : (half + 1) * D], math.sqrt(6 / (2 * D)))
+
+
+def test_the_probe_is_xavier_uniform_as_flax_takes_a_vector() -> None:
+    """Its shape is (1, 1, D): a fan in of 1 and a fan out of D."""
+    probe = tensor("pool.probe", 1, 1, 4000)
+    assert probe.shape == (1, 1, 4000)
+    assert float(probe.abs().max()) == pytest.approx(math.sqrt(6 / 4001), rel=0.01)
+    assert float(probe.std()) == pytest.approx(math.sqrt(2 / 4001), rel=0.03)
+
+
 def test_q_k_and_v_are_independent() -> None:
     parts = tensor("blocks.0.attention.qkv.weight", 3 * D, D).view(3, D * D)
     assert float((torch.corrcoef(parts) - torch.eye(3)).abs().max()) < 0.02
@@ -41,6 +55,9 @@ def test_q_k_and_v_are_independent() -> None:
     ("name", "shape"),
     [
         ("blocks.0.attention.out.weight", (D, D)),
+        ("pool.query.weight", (D, D)),
+        ("pool.out.weight", (D, D)),
+        ("pool.mlp.dense1.weight", (M, D)),
         ("blocks.11.mlp.dense1.weight", (M, D)),
         ("blocks.11.mlp.dense2.weight", (D, M)),
     ],

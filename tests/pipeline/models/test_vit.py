@@ -14,9 +14,9 @@ from scipy.special import erf
 
 from pipeline.models import ModelConfig, ViT, build_model, shapes_of
 from pipeline.models.head import LinearHead
+from pipeline.models.mlp import gelu_by_sigmoid
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import resample_position_embeddings
-from pipeline.models.vit import gelu_by_sigmoid
 
 Array = NDArray[np.float64]
 TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patch": 4, "depth": 2, "width": 24}
@@ -82,10 +82,30 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
             z = z + scales[1] * (hidden @ p[f"{mlp}2.weight"].T + p[f"{mlp}2.bias"])  # equation 3
         pooled = layer_norm(p, "norm", z)
         y = pooled[0] if model.config.pooling == "token" else pooled[num_prefix:].mean(0)  # equation 4
+        if model.config.pooling == "attention":
+            y = map_head(p, pooled[num_prefix:], model.config)
         if model.config.representation:
             y = np.tanh(p["representation.weight"] @ y + p["representation.bias"])
         logits.append(p["head.weight"] @ y + p["head.bias"] + model.config.head_bias)
     return np.stack(logits)
+
+
+def map_head(p: dict[str, Array], x: Array, config: ModelConfig) -> Array:
+    """big_vision's MAPHead, one head at a time: x is the probe's attention, then x + MLP(LayerNorm(x))."""
+    width, num_heads = config.size.width, config.size.num_heads
+    q = p["pool.query.weight"] @ p["pool.probe"][0, 0] + p["pool.query.bias"]
+    weights, biases = p["pool.key_value.weight"].reshape(2, width, width), p["pool.key_value.bias"].reshape(2, width)
+    k, v = (x @ weights[i].T + biases[i] for i in range(2))
+    heads = []
+    for own in np.split(np.arange(width), num_heads):
+        scores = k[:, own] @ q[own] / np.sqrt(width // num_heads)
+        shares = np.exp(scores - scores.max())
+        heads.append(shares / shares.sum() @ v[:, own])
+    y = p["pool.out.weight"] @ np.concatenate(heads) + p["pool.out.bias"]
+    normed = layer_norm(p, "pool.norm", y)
+    hidden = gelu(p["pool.mlp.dense1.weight"] @ normed + p["pool.mlp.dense1.bias"], exact=config.gelu == "exact")
+    result: Array = y + p["pool.mlp.dense2.weight"] @ hidden + p["pool.mlp.dense2.bias"]
+    return result
 
 
 def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> Array:
@@ -161,6 +181,11 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
         pytest.param({"layer_scale": 0.1}, id="LayerScale"),
         pytest.param({"registers": 3}, id="registers"),
+        pytest.param({"pooling": "attention"}, id="attention pooling"),
+        pytest.param(
+            {"pooling": "attention", "registers": 2, "representation": True, "gelu": "exact"},
+            id="attention pooling of patches alone",
+        ),
         pytest.param({"qk_norm": True}, id="norms of queries and keys"),
         pytest.param({"qk_norm": True, "position": "relative"}, id="norms of queries and keys, relative positions"),
         pytest.param({"registers": 2, "pooling": "average", "position": "sincos2d"}, id="registers, the mean"),
@@ -209,7 +234,7 @@ def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
 
 def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> None:
     random = [random_model(), random_model(position="relative"), random_model(position_at="layers")]
-    random += [random_model(layer_scale=0.1, registers=2, qk_norm=True)]
+    random += [random_model(layer_scale=0.1, registers=2, qk_norm=True), random_model(pooling="attention")]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}

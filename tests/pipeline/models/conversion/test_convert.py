@@ -302,6 +302,12 @@ def test_parts_that_a_format_has_not_are_refused(
         exported(tmp_path, replace(VIT, **fields), written)
 
 
+@pytest.mark.parametrize("written", ["hugging_face", "vision_transformer"])
+def test_attention_pooling_is_timms_and_big_visions(tmp_path: Path, written: Format) -> None:
+    with pytest.raises(UserError, match=r"has attention pooling .*: give --format timm or big_vision, or --format pat"):
+        exported(tmp_path, replace(VIT, pooling="attention"), written)
+
+
 def test_our_own_folder_says_all(tmp_path: Path) -> None:
     where = weights_of(VIT, tmp_path).where
     with pytest.raises(UserError, match=r"of ours, whose config\.json says all; leave out --num-heads and --gelu$"):

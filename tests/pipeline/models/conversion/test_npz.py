@@ -19,6 +19,7 @@ from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     BIT,
     HYBRID,
+    MAP,
     REPRESENTATION,
     ROOT,
     TINY,
@@ -39,6 +40,17 @@ def written(folder: Path, config: ModelConfig, dialect: Dialect) -> Path:
     path = folder / f"{dialect}.npz"
     save_npz(path, config=config, tensor=tensors_of(random_model(config)), dialect=dialect)
     return path
+
+
+def test_attention_pooling_goes_out_and_comes_back(tmp_path: Path) -> None:
+    """Also under the names outside MAPHead_0 that big_vision's first files have."""
+    first = written(tmp_path, MAP, "big_vision")
+    weights = open_npz(first, NO_HINTS)
+    assert weights.config == MAP
+    assert_same_tensors(weights, random_model(MAP))
+    old = {name.replace("MAPHead_0/", ""): array for name, array in arrays_in(first).items()}
+    assert "params/probe" in old
+    assert_same_tensors(open_npz(saved(tmp_path / "old.npz", old), NO_HINTS), random_model(MAP))
 
 
 def saved(path: Path, arrays: Arrays) -> Path:

@@ -27,6 +27,7 @@ from pipeline.models.conversion.tensor_file import TensorFile
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     HYBRID,
+    MAP,
     REPRESENTATION,
     VIT,
     arrays_in,
@@ -88,6 +89,19 @@ def test_names_and_shapes(tmp_path: Path, dialect: Dialect, names: NpzNames, num
     assert {str(array.dtype) for array in arrays.values()} == {"float32"}
 
 
+def test_names_and_shapes_of_attention_pooling(tmp_path: Path) -> None:
+    save_npz(tmp_path / "w.npz", config=MAP, tensor=tensors_of(random_model(MAP)), dialect="big_vision")
+    attention, head = "MAPHead_0/MultiHeadDotProductAttention_0", "params/MAPHead_0/"
+    expected: Shapes = {"MAPHead_0/probe": (1, 1, 12), **norm("MAPHead_0/LayerNorm_0")}
+    for part in ("query", "key", "value"):
+        expected |= {f"{attention}/{part}/kernel": (12, 2, 6), f"{attention}/{part}/bias": (2, 6)}
+    expected |= {f"{attention}/out/kernel": (2, 6, 12), f"{attention}/out/bias": (12,)}
+    expected |= {"MAPHead_0/MlpBlock_0/Dense_0/kernel": (12, 20), "MAPHead_0/MlpBlock_0/Dense_0/bias": (20,)}
+    expected |= {"MAPHead_0/MlpBlock_0/Dense_1/kernel": (20, 12), "MAPHead_0/MlpBlock_0/Dense_1/bias": (12,)}
+    found = {name: array.shape for name, array in arrays_in(tmp_path / "w.npz").items() if name.startswith(head)}
+    assert found == {f"params/{name}": shape for name, shape in expected.items()}
+
+
 def test_names_of_a_hybrid() -> None:
     places = layout(HYBRID, VISION_TRANSFORMER)
     names = {name for place in places.values() for name in place.names}
@@ -97,14 +111,24 @@ def test_names_of_a_hybrid() -> None:
     assert places["embed.resnet.stages.0.0.norm_out.weight"].names == ("block1/unit1/gn3/scale",)
 
 
-@pytest.mark.parametrize("dialect", ["vision_transformer", "big_vision"])
-def test_timm_reads_our_file(timm: ModuleType, tmp_path: Path, dialect: Dialect) -> None:
+@pytest.mark.parametrize(
+    ("dialect", "config", "arguments"),
+    [
+        ("vision_transformer", VIT, {}),
+        ("big_vision", VIT, {}),
+        ("big_vision", MAP, {"global_pool": "map", "class_token": False}),
+    ],
+    ids=["vision_transformer", "big_vision", "attention pooling"],
+)
+def test_timm_reads_our_file(
+    timm: ModuleType, tmp_path: Path, dialect: Dialect, config: ModelConfig, arguments: dict[str, Any]
+) -> None:
     """timm's independent reader gets the same logits from our file."""
-    model = random_model(VIT)
-    save_npz(tmp_path / "w.npz", config=VIT, tensor=tensors_of(model), dialect=dialect)
+    model = random_model(config)
+    save_npz(tmp_path / "w.npz", config=config, tensor=tensors_of(model), dialect=dialect)
     sizes: dict[str, Any] = {"img_size": 16, "patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 2}
     sizes |= {"mlp_ratio": 20 / 12, "num_classes": 3, "act_layer": "gelu_tanh"}
-    sizes |= {"no_embed_class": dialect == "big_vision"}
+    sizes |= {"no_embed_class": dialect == "big_vision", **arguments}
     other = timm.create_model("vit_base_patch16_224", **sizes)
     with torch.no_grad():
         other.load_pretrained(str(tmp_path / "w.npz"))

@@ -32,6 +32,7 @@ from tests.pipeline.models.conversion.random_weights import (
         pytest.param(REPRESENTATION, Hints(num_heads=2), id="hidden layer"),
         pytest.param(replace(VIT, position="learned_2d"), Hints(num_heads=2), id="2-D positions"),
         pytest.param(replace(VIT, qk_norm=True), Hints(num_heads=2), id="norms of queries and keys"),
+        pytest.param(replace(VIT, pooling="attention"), Hints(num_heads=2), id="attention pooling"),
         pytest.param(replace(VIT, registers=2), Hints(num_heads=2), id="registers"),
         pytest.param(replace(VIT, layer_scale=1e-5), Hints(num_heads=2), id="LayerScale"),
         pytest.param(HYBRID, Hints(num_heads=2), id="hybrid"),

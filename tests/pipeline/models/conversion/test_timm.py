@@ -32,6 +32,7 @@ from tests.pipeline.models.conversion.random_weights import (
     AVERAGE_REGISTERS,
     BIT,
     HYBRID,
+    MAP,
     QK_NORM,
     REGISTERS,
     REPRESENTATION,
@@ -69,6 +70,8 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(AVERAGE, id="average"),
         pytest.param(SCALED, id="LayerScale"),
         pytest.param(REGISTERS, id="registers"),
+        pytest.param(MAP, id="attention pooling"),
+        pytest.param(replace(MAP, registers=2), id="attention pooling, registers"),
         pytest.param(QK_NORM, id="norms of queries and keys"),
         pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
         pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
@@ -154,8 +157,8 @@ def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "config",
-    [VIT, AVERAGE, SCALED, REGISTERS, AVERAGE_REGISTERS, QK_NORM],
-    ids=["token", "average", "LayerScale", "registers", "registers alone", "norms of q and k"],
+    [VIT, AVERAGE, SCALED, REGISTERS, AVERAGE_REGISTERS, QK_NORM, MAP],
+    ids=["token", "average", "LayerScale", "registers", "registers alone", "norms of q and k", "attention"],
 )
 def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> None:
     weights = opened(saved(tmp_path, config))
@@ -231,7 +234,7 @@ def test_other_epsilons_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         pytest.param("blocks.1.ls1.gamma", r"\[12\] is not in the model", id="LayerScale of one block alone"),
         pytest.param("dist_token", "a distillation token.* no field of a model here", id="DeiT, distilled"),
         pytest.param("norm_pre.weight", "a norm before the blocks.* no field", id="CLIP"),
-        pytest.param("attn_pool.q.weight", "attention pooling.* no field", id="SigLIP"),
+        pytest.param("attn_pool.pos_embed", r"\[12\] is not in the model", id="positions of the pooling"),
         pytest.param("blocks.1.attn.q_norm.weight", r"\[12\] is not in the model", id="norms of one block alone"),
         pytest.param("blocks.0.attn.rel_pos", r"\[12\] is not in the model", id="unknown"),
     ],
@@ -274,6 +277,19 @@ def test_another_arithmetic_is_refused(tmp_path: Path, change: dict[str, Any], m
     description = json.loads((saved(tmp_path) / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(description))
     with pytest.raises(UserError, match=message):
+        opened(tmp_path)
+
+
+def test_attention_pooling_that_differs_is_refused(tmp_path: Path) -> None:
+    """With a class token beside it, or over registers."""
+    path = saved(tmp_path, replace(MAP, registers=2)) / "model.safetensors"
+    description = json.loads((tmp_path / "config.json").read_text())
+    description["model_args"]["pool_include_prefix"] = True
+    with pytest.raises(UserError, match="says pool_include_prefix: the pooling takes registers, too"):
+        open_timm(open_tensor_file(path), description, Hints())
+    tensors = load_file(path) | {"cls_token": torch.zeros(1, 1, 12)}
+    save_file(tensors, path)
+    with pytest.raises(UserError, match=r"has a class token \(cls_token\) and attention pooling \(attn_pool\)"):
         opened(tmp_path)
 
 

@@ -56,6 +56,7 @@ def test_fine_tuning_takes_all_but_the_head(
             ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
         ),
         pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
+        pytest.param(ModelConfig(**TINY | {"pooling": "attention", "qk_norm": True}), 24, id="attention pooling"),
         pytest.param(ModelConfig(**TINY | {"layer_scale": 0.1, "registers": 2}), 24, id="LayerScale, registers"),
         pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),

@@ -67,6 +67,8 @@ def test_rates_are_those_of_timm(optim: ModuleType, config: ModelConfig) -> None
         (VIT, "norm.weight", 1),
         (replace(VIT, layer_scale=0.1), "blocks.1.scale2.gamma", 2),
         (VIT, "head.bias", 0),
+        (replace(VIT, pooling="attention"), "pool.key_value.weight", 0),
+        (replace(VIT, pooling="attention"), "norm.weight", 1),
         (HYBRID, "embed.resnet.stages.1.1.conv1.weight", 3),
         (HYBRID, "embed.patch.weight", 3),
         (HYBRID, "blocks.0.attention.qkv.weight", 2),
