@@ -144,7 +144,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
     "EvaluationTransform": ("antialias", "filter", "exif", "border"),
     "EvaluationConfig": ("also",),
-    "InitialConfig": ("resample",),
+    "InitialConfig": ("resample", "patch"),
     "ModelConfig": (
         "resnet_units",
         "resnet_factor",

@@ -1,5 +1,5 @@
-"""Attention pooling: a learned token that attends to all patches ("Scaling Vision Transformers", Zhai et al., 2022,
-section 3.3; MAPHead in big_vision's models/vit.py, AttentionPoolLatent in timm).
+"""Attention pooling: a learned token that attends to all patches ("Scaling Vision Transformers", Zhai et al., 2022;
+MAPHead in big_vision's models/vit.py, AttentionPoolLatent in timm).
 
 Shape letters: B images, N patches, D width, h heads, d width of a head.
 """

@@ -200,7 +200,7 @@ def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.
 
 class LayerScale(nn.Module):
     """A learned factor for each channel of a residual branch ("Going deeper with Image Transformers", Touvron et al.,
-    2021, equation 5; also in "DeiT III"). A module of its own, since ZeRO-3 gathers by module."""
+    2021; also in "DeiT III"). A module of its own, since ZeRO-3 gathers by module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.models.build import initial_of, shapes_of
 from pipeline.models.conversion.convert import open_for_use
-from pipeline.models.weights.fit import fit_weights
+from pipeline.models.weights.fit import fit_weights, has_other_patches
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
 from pipeline.training.device_choices import will_compile
@@ -162,8 +162,9 @@ def _refuse_unsuitable_weights(job: TrainingJob, data: TrainingData) -> None:
     starting_weights(job)
 
 
-def starting_weights(job: TrainingJob) -> TensorByName:
-    """Tensor by name for a run without a checkpoint: fitted weights if the job names some, else initial ones."""
+def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
+    """Tensor by name for a run without a checkpoint: fitted weights if the job names some, else initial ones. With
+    `say`, the log says whether their patches are resized."""
     shapes = shapes_of(job.model)
 
     def scratch(name: str) -> Any:
@@ -172,7 +173,16 @@ def starting_weights(job: TrainingJob) -> TensorByName:
     if not job.initial.weights:
         return scratch
     weights, initial = open_for_use(job.initial.weights), job.initial
-    return fit_weights(weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample)
+    resizes = initial.patch == "resize"
+    if say and resizes and has_other_patches(weights.config, job.model):
+        source, model = weights.config, job.model
+        log.info(
+            "the patch embedding of %s is resized from %d x %d to %d x %d px, for a grid of %d x %d patches",
+            *(initial.weights, source.size.patch, source.size.patch, model.size.patch, model.size.patch, *model.grid),
+        )
+    return fit_weights(
+        weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample, resize_patches=resizes
+    )
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, say: bool) -> dict[str, Dataset]:

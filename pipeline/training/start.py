@@ -47,7 +47,7 @@ def start_engine(
     if found:
         fill_from_checkpoint(engine, checkpoints, found, job=job)
     else:
-        _fill_from_weights(engine, starting_weights(job))
+        _fill_from_weights(engine, starting_weights(job, say=world.is_first))
     times.ends("load")
     # A first pass on a GPU may have cut the share into several passes, which DeepSpeed adds up in other code.
     is_other = min(plan.accumulation, 2) != min(fit.plan.accumulation, 2)

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ModeOrNone, Size
+from pipeline.models.patch_resize import resized_patches
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights.folder import HEAD, Weights
 from pipeline.models.weights.tensor_checks import TensorByName, refuse_misfits
@@ -18,6 +19,7 @@ from shards.errors import UserError
 from shards.schema.config_values import shown_value
 
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
+_PATCH = "embed.patch.weight"
 _MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
 _PARTS = ("pooling", "position", "position_at", "registers", "qk_norm")
@@ -25,21 +27,32 @@ _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at")
 
 
 def fit_weights(
-    weights: Weights, target: ModelConfig, *, initial: TensorByName, new_head: bool, mode: ModeOrNone = "paper"
+    weights: Weights,
+    target: ModelConfig,
+    *,
+    initial: TensorByName,
+    new_head: bool,
+    mode: ModeOrNone = "paper",
+    resize_patches: bool = False,
 ) -> TensorByName:
     """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
 
     Position embeddings are resampled to the target's grid by `mode`; with "none", those of another grid are `initial`.
-    With `new_head`, the head and the hidden pre-training layer are dropped and the target's head is `initial` (zero).
-    Raises UserError with every tensor that does not fit, and if the same tensors would compute something else (heads,
-    GELU, epsilons).
+    With `resize_patches`, a ViT's patch embedding of another patch size is resized. With `new_head`, the head and the
+    hidden pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError with every tensor
+    that does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
     """
     _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
     replaced = (*HEAD, _MASK, *_REPRESENTATION) if new_head else ()
     _refuse_other_distances(weights, target)
     places = [name for name in wanted if name.endswith((_TABLE, *_AXIS)) and name in found]
-    skip = {*replaced, *(name for name in places if wanted[name][-1] == found[name][-1])}
+    is_resized = resize_patches and has_other_patches(weights.config, target)
+    skip = {
+        *replaced,
+        *((_PATCH,) if is_resized else ()),
+        *(name for name in places if wanted[name][-1] == found[name][-1]),
+    }
     refuse_misfits(
         weights.where,
         advice=_advice(weights.config, target),
@@ -54,6 +67,8 @@ def fit_weights(
         if mode == "none" and name in places and wanted[name] != found[name]:
             return initial(name)
         value = weights.tensor(name)
+        if is_resized and name == _PATCH:
+            return resized_patches(value, from_side=weights.config.size.patch, to_side=target.size.patch)
         if mode != "none" and name.endswith(_TABLE):
             from_grid, num_prefix_tokens = weights.config.grid, target.num_class_tokens
             return resample_position_embeddings(
@@ -64,6 +79,12 @@ def fit_weights(
         return value
 
     return tensor
+
+
+def has_other_patches(source: ModelConfig, target: ModelConfig) -> bool:
+    """Whether two ViTs differ in the size of their patches. Those of hybrids are cells of a ResNet's map."""
+    are_vits = not any(config.is_bit or config.resnet for config in (source, target))
+    return are_vits and source.size.patch != target.size.patch
 
 
 def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:
@@ -105,7 +126,8 @@ def _advice(source: ModelConfig, target: ModelConfig) -> str:
             (field.name, *(getattr(each.size, field.name) for each in (source, target))) for field in fields(Size)
         ]
     flags = [_flag(name, was) for name, was, now in pairs if was != now]
-    return f"Give {' '.join(flags)}, or other weights" if flags else ""
+    resize = ", or --initial.patch resize" if has_other_patches(source, target) else ""
+    return f"Give {' '.join(flags)}{resize}, or other weights" if flags else ""
 
 
 def _flag(name: str, value: Any) -> str:

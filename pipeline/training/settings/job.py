@@ -143,6 +143,9 @@ class InitialConfig:
     resample: ModeOrNone = "paper"
     """How position embeddings are resampled for another grid: the paper's way, bicubic, timm's, or not at all: then
     they start anew."""
+    patch: Literal["refuse", "resize"] = "refuse"
+    """What to do with weights of a ViT whose patches have another size than the model's: refuse them, or resize their
+    patch embedding as FlexiViT does (PI-resize), and their positions to the new grid."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="initial.")

@@ -1,5 +1,6 @@
 """Where a run starts from."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.models import build_model
+from pipeline.models import ModelConfig, build_model
 from pipeline.models.initial import initial_tensor
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
@@ -108,3 +109,16 @@ def test_gradients_are_checked_as_they_are_added_up(
     checkpoints: Any = None
     assert start.start_engine(prepared, checkpoints, None, times=StartTimes())[1] == plan_of(tried)
     assert seen == checked
+
+
+def test_it_is_said_that_patches_are_resized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = ModelConfig(name="vit", image_size=16, patch=4, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=2)
+    state = build_model(small).state_dict()
+    save_weights(tmp_path / "w", config=small, labels=("a", "b"), tensor=lambda name: state[name])
+    initial = InitialConfig(weights=str(tmp_path / "w"), patch="resize")
+    job = replace(digits_smoke(), model=replace(small, patch=8), initial=initial)
+    with caplog.at_level(logging.INFO):
+        tensor = starting_weights(job, say=True)
+    assert "w is resized from 4 x 4 to 8 x 8 px, for a grid of 2 x 2 patches" in caplog.text
+    assert tensor("embed.patch.weight").shape == (8, 8 * 8 * 3)
+    assert tensor("embed.position").shape == (1, 1 + 2 * 2, 8)

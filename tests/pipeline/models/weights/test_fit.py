@@ -10,6 +10,7 @@ import torch
 
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.config import Mode
+from pipeline.models.patch_resize import resized_patches
 from pipeline.models.pos_embed import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import HEAD, open_weights
@@ -136,6 +137,32 @@ def test_positions_of_another_kind_are_refused(tmp_path: Path, source: Any, targ
     weights, config = open_weights(saved(tmp_path, random_model(position=source))), config_of(position=target)
     with pytest.raises(UserError, match=message):
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
+
+
+@pytest.mark.parametrize("patch", [2, 8])
+def test_patches_of_another_size_are_resized_if_that_is_asked_for(tmp_path: Path, patch: int) -> None:
+    model, target = random_model(), config_of(patch=patch)
+    weights, state = open_weights(saved(tmp_path, model)), model.state_dict()
+    with pytest.raises(UserError, match=r"Give --model\.patch 4, or --initial\.patch resize, or other weights"):
+        fit_weights(weights, target, initial=initial_of(target), new_head=True)
+    tensor = fit_weights(weights, target, initial=initial_of(target), new_head=True, resize_patches=True)
+    for name, wanted in build_model(target).state_dict().items():
+        found = tensor(name)
+        assert found.shape == wanted.shape
+        if name == "embed.patch.weight":
+            assert torch.equal(found, resized_patches(state[name], from_side=4, to_side=patch))
+        elif name == "embed.position":
+            expected = resample_position_embeddings(state[name][0], from_grid=(4, 4), to_grid=target.grid)
+            assert torch.equal(found[0], expected)
+        elif name not in HEAD:
+            assert torch.equal(found, state[name]), name
+
+
+def test_patches_of_a_hybrid_are_of_features_and_never_resized(tmp_path: Path) -> None:
+    source, target = config_of(**HYBRID), config_of(**HYBRID | {"patch": 2, "image_size": 32})
+    weights = open_weights(saved(tmp_path, build_model(source)))
+    with pytest.raises(UserError, match=r"embed\.patch\.weight is .* Give --model\.patch 1, or other weights"):
+        fit_weights(weights, target, initial=initial_of(target), new_head=True, resize_patches=True)
 
 
 def test_without_a_new_head_the_head_is_kept(tmp_path: Path) -> None:
