@@ -81,7 +81,7 @@ ORDER = {
         "build",
         "activations vit",
         "bit flops hybrid position_similarity",
-        "attention_pooling masked patch_resize pos_embed position_layers resnet",
+        "attention_pooling masked patch_resize pos_embed position_layers resnet rotary",
         "mlp",
         "attention config head initial loss pixels",
     ),

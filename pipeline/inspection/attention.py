@@ -20,11 +20,14 @@ Shares = Callable[[int, torch.Tensor], None]
 """Takes the number of a layer and its attention weights, float32[B, h, N, N]: row i has what token i takes of each."""
 
 
-def attention_weights(attention: Attention, z_BND: torch.Tensor) -> torch.Tensor:
-    """float32[B, h, N, N]: the weights that a layer's attention gives its inputs; each row sums to 1."""
+def attention_weights(
+    attention: Attention, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
+) -> torch.Tensor:
+    """float32[B, h, N, N]: the weights that a layer's attention gives its inputs; each row sums to 1. `rotation_2Nd`:
+    of a model with rotary positions."""
     qkv = attention.qkv(z_BND).reshape(*z_BND.shape[:2], 3, attention.num_heads, -1)
     # (B, N, 3, h, d) -> (3, B, h, N, d)
-    q_BhNd, k_BhNd = (each.float() for each in attention.queries_and_keys(qkv.permute(2, 0, 3, 1, 4)))
+    q_BhNd, k_BhNd = (each.float() for each in attention.queries_and_keys(qkv.permute(2, 0, 3, 1, 4), rotation_2Nd))
     logits_BhNN = q_BhNd @ k_BhNd.mT * q_BhNd.shape[-1] ** -0.5
     if attention.relative is not None:
         logits_BhNN = logits_BhNN + attention.relative(q_BhNd)
@@ -44,7 +47,7 @@ def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
     memory. The model computes what it always does."""
 
     def taken(number: int, module: Attention, inputs: tuple[torch.Tensor, ...]) -> None:
-        take(number, attention_weights(module, inputs[0]))
+        take(number, attention_weights(module, *inputs))
 
     hooks = [
         block.attention.register_forward_pre_hook(partial(taken, number))  # type: ignore[union-attr]

@@ -92,14 +92,15 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         return []
     size, num_tokens = config.size, _num_tokens(config)
     d, m = size.width, size.mlp_width
-    is_by_pytorch = config.qk_norm or _keeps_softmax_sums(num_tokens, how)  # which keeps the sums
+    has_own_q_and_k = config.qk_norm or config.position == "rope2d"
+    is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_tokens, how)  # which keeps the sums
     sums = _FP32 * size.num_heads if is_by_pytorch else 0
     masks = (2 * d + m) * _mask_bytes(config, how)
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
     if config.position == "relative":  # the term of the logits, before and after it is brought into order, and shares
         factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
-    # LayerScale keeps what it scales; norms of q and k keep their results.
-    num_wide = 8 + (2 if config.layer_scale else 0) + (2 if config.qk_norm else 0)
+    # LayerScale keeps what it scales, and attention the q and k that it multiplies beside those of the product.
+    num_wide = 8 + (2 if config.layer_scale else 0) + (2 if has_own_q_and_k else 0)
     num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
     each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks
     layer = _Kept(
@@ -131,7 +132,8 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     # The last unit keeps its result, which patches of 1 x 1 share; a root ends in a pool, which keeps only its input.
     num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
     masks = _num_tokens(config) * size.width * _mask_bytes(config, how)
-    return _Kept(image_bytes=num_copies * how.element_bytes * patches + masks)
+    turns = 2 * _FP32 * _num_tokens(config) * size.width // size.num_heads if config.position == "rope2d" else 0
+    return _Kept(image_bytes=num_copies * how.element_bytes * patches + masks, fixed_bytes=turns)
 
 
 def _last(config: ModelConfig, how: Pass) -> _Kept:

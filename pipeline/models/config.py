@@ -13,7 +13,7 @@ from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 Pooling = Literal["token", "average", "attention"]
-Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d"]
+Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "rope2d"]
 PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
 ResNetEpsilons = Literal["paper", "timm"]
@@ -143,7 +143,8 @@ class ModelConfig:
     position: Position = "learned_1d"
     """Position embeddings (appendix D.4): none, learned_1d, learned_2d (a table for columns and one for rows, D/2
     each), or relative (in every layer's attention, of the distance between two tokens); or sincos2d (sines and cosines
-    of the column and the row, which are not learned: big_vision's plain ViT)."""
+    of the column and the row, which are not learned: big_vision's plain ViT), or rope2d (rotary: every layer turns
+    queries and keys by angles of the column and the row: RoPE-Axial)."""
     position_at: PositionAt = "input"
     """Where learned position embeddings are added: input (once), layers (before each layer, its own), or layers_shared
     (before each layer, the same); appendix D.4."""
@@ -297,6 +298,13 @@ class ModelConfig:
                 f"model.width is {size.width}: sincos2d positions have sines and cosines of columns and rows, a "
                 "quarter of it each, of at least two frequencies; give a --model.width that is a multiple of 4 from 8 "
                 "on, or --model.position learned_1d"
+            )
+        if self.position == "rope2d" and size.width // size.num_heads % 4:
+            raise UserError(
+                f"model.width is {size.width} with {size.num_heads} heads: rope2d turns pairs of channels of a head, "
+                f"as many for columns as for rows, so a head needs a multiple of 4 channels, not "
+                f"{size.width // size.num_heads}; give another --model.width or --model.num-heads, or "
+                "--model.position learned_1d"
             )
         if self.position == "learned_2d" and size.width % 2:
             raise UserError(

@@ -19,6 +19,7 @@ from pipeline.models.mlp import MLP
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables, sines
+from pipeline.models.rotary import rotated, rotations
 
 
 class ViT(nn.Module):
@@ -84,11 +85,21 @@ class ViT(nn.Module):
         mask = self.head.mask if isinstance(self.head, ColourHead) and sources_BN is not None else None
         embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN)
         z_BND, again_1ND = embedded
+        rotation_2Nd = None
+        if self.config.position == "rope2d":
+            size, stride = self.config.size, self.config.stride
+            grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
+            prefix, head_width = self.config.num_prefix_tokens, size.width // size.num_heads
+            rotation_2Nd = rotations(grid, head_width, num_prefix_tokens=prefix, device=z_BND.device)
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad  # not in evaluations, nor if it is frozen
         for number, block in enumerate(self.blocks):
             if again_1ND is not None and number:
                 z_BND = z_BND + again_1ND
-            inputs = (z_BND,) if branches_LB2 is None else (z_BND, branches_LB2[number])
+            inputs: tuple[torch.Tensor | None, ...] = (z_BND,)
+            if branches_LB2 is not None or rotation_2Nd is not None:
+                inputs = (z_BND, None if branches_LB2 is None else branches_LB2[number])
+            if rotation_2Nd is not None:
+                inputs = (*inputs, rotation_2Nd)
             z_BND = checkpoint(block, *inputs, use_reentrant=False) if is_recomputed else block(*inputs)
         return z_BND
 
@@ -181,14 +192,21 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.scale1, self.scale2 = (LayerScale(size.width) if config.layer_scale else None for _ in range(2))
 
-    def forward(self, z_BND: torch.Tensor, branches_B2: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        z_BND: torch.Tensor,
+        branches_B2: torch.Tensor | None = None,
+        rotation_2Nd: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if self.positions is not None:
             z_BND = z_BND + self.positions().to(z_BND.dtype)
         first_B11 = second_B11 = None
         if branches_B2 is not None:
             first_B11, second_B11 = branches_B2.to(z_BND.dtype).T[:, :, None, None]
-        z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND))), self.scale1, first_B11)  # equation 2
-        return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)  # equation 3
+        turns = () if rotation_2Nd is None else (rotation_2Nd,)
+        # Equations 2 and 3.
+        z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
+        return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)
 
 
 def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.Tensor | None) -> torch.Tensor:
@@ -228,24 +246,28 @@ class Attention(nn.Module):
         self.q_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
         self.k_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
 
-    def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
+    def forward(self, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
         batch, tokens, width = z_BND.shape
         # (B, N, 3 * D) -> (3, B, h, N, d)
         qkv_3BhNd = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        if self.relative is None and self.q_norm is None:
+        if self.relative is None and self.q_norm is None and rotation_2Nd is None:
             a_BhNd = attend(qkv_3BhNd)
         else:
-            q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd)
+            q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd, rotation_2Nd)
             mask = None if self.relative is None else self.relative(q_BhNd)
             a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, qkv_3BhNd[2], attn_mask=mask)
         # (B, h, N, d) -> (B, N, D)
         out_BND: torch.Tensor = self.out(a_BhNd.transpose(1, 2).reshape(batch, tokens, width))
         return out_BND
 
-    def queries_and_keys(self, qkv_3BhNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def queries_and_keys(
+        self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The queries and keys that are multiplied, each [B, h, N, d], with tokens before heads in memory: so has the
         result, which then needs no copy."""
         q_BNhd, k_BNhd = qkv_3BhNd[0].transpose(1, 2), qkv_3BhNd[1].transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
             q_BNhd, k_BNhd = self.q_norm(q_BNhd), self.k_norm(k_BNhd)
+        if rotation_2Nd is not None:
+            q_BNhd, k_BNhd = rotated(q_BNhd, rotation_2Nd), rotated(k_BNhd, rotation_2Nd)
         return q_BNhd.transpose(1, 2), k_BNhd.transpose(1, 2)

@@ -205,6 +205,7 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
     parts: dict[str, tuple[bool, tuple[Format, ...]]] = {
         "registers": (config.registers > 0, ("timm",)),
         "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
+        "rotary positions (model.position)": (config.position == "rope2d", ("timm",)),
         "attention pooling (model.pooling)": (config.pooling == "attention", ("timm", "big_vision")),
     }
     for part, (is_there, formats) in parts.items():
@@ -353,11 +354,11 @@ def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[Mode
 
 
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
-    """The same model with learned 1-D position embeddings, the only kind that the other formats have."""
+    """The same model with learned 1-D position embeddings, the only kind of tables that the other formats have."""
     if not config.is_bit and (config.position == "relative" or config.position_at != "input"):
         how = "relative positions" if config.position == "relative" else "positions at every layer"
         raise UserError(f"the model has {how}, which no other format has; allowed: --format patchline")
-    if config.is_bit or config.position == "learned_1d":
+    if config.is_bit or config.position in ("learned_1d", "rope2d"):
         return config, tensor
     (height, width), num_prefix, d = config.grid, config.num_class_tokens, config.size.width
 

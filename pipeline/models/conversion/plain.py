@@ -34,7 +34,7 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     tensor = read_layout(file, layout, shapes, advice=hints.advice())
     said = assumed(config, said=(), hints=hints)
     if not config.is_bit and config.position == "none":
-        said = (*said, "position none (fixed sincos2d positions leave no tensor either)")
+        said = (*said, "position none (sincos2d and rope2d leave no tensor either)")
     return Weights(where=file.where, config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
 
 

@@ -224,6 +224,8 @@ def transformer_config(
     is_custom = not (known or names) and resnet is not None
     stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
     side, _ = shapes.side(where, position_name)
+    if shapes.num_positions is None and shapes.declared and shapes.declared[0] == shapes.declared[1]:
+        side = shapes.declared[0]
     image_size = side * stride or 224 // stride * stride or stride
     if side and not shapes.declared and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
         rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"

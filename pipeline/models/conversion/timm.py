@@ -31,6 +31,7 @@ from pipeline.models.conversion.layout import (
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm_config import (
+    AXIAL_ARGUMENTS,
     EPSILON,
     GELUS,
     entries,
@@ -68,7 +69,7 @@ _BITS = {
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
     description = _with_published(description)
-    file = without_register_rows(with_names_of_today(file), description, hints)
+    file = without_register_rows(with_names_of_today(file, description), description, hints)
     found = model_in(file, description, hints)
     shapes = shapes_in_file(found.config)
     mappings = layout(found.config, class_row=found.class_row)
@@ -109,6 +110,7 @@ def save_timm(
             f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "
             "export as hugging_face, whose config.json says it"
         )
+    _refuse_foreign_rotation(config)
     architecture = _architecture(config)
     if config.resnet and config.resnet_epsilons != "timm":
         log.warning(
@@ -132,9 +134,25 @@ def save_timm(
     if len(labels) == config.num_classes:
         description["label_names"] = list(labels)
     has_rows = not config.is_bit and config.registers > 0 and config.num_class_tokens > 0
-    mappings = layout(config, class_row=True, register_rows=has_rows)
+    mappings = layout(config, class_row=True, register_rows=has_rows, is_eva=config.position == "rope2d")
     shapes = their_shapes(mappings, shapes_of(config))
     write_folder(folder, description=description, shapes=shapes, tensors=write_layout(mappings, tensor))
+
+
+def _refuse_foreign_rotation(config: ModelConfig) -> None:
+    """UserError for what timm's models with rotary positions (eva.py) lack."""
+    if config.is_bit or config.position != "rope2d":
+        return
+    faults = {
+        "the tanh GELU (model.gelu)": config.gelu != "exact",
+        "a ResNet": config.resnet is not None,
+        "registers that attention pooling leaves out": config.pooling == "attention" and config.registers > 0,
+    }
+    if wrong := [part for part, is_there in faults.items() if is_there]:
+        raise UserError(
+            f"model.position is 'rope2d', and timm's models with rotary positions have no {' and no '.join(wrong)}; "
+            "give --format patchline"
+        )
 
 
 def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
@@ -151,9 +169,9 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
     return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": crop_mode}
 
 
-def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False) -> Layout:
+def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False, is_eva: bool = False) -> Layout:
     """Our tensors in timm's state dict. `register_rows`: its position table has rows of zeros for registers, as timm's
-    has if there is one for the class token."""
+    has if there is one for the class token. `is_eva`: the names of eva.py, which has the rotary positions."""
     if config.is_bit:
         return _bit_layout(config)
     has_token = config.num_class_tokens > 0
@@ -181,7 +199,8 @@ def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False)
         for ours, theirs in pairs.items():
             mappings |= same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
         for branch in (1, 2) if config.layer_scale else ():
-            mappings[f"blocks.{number}.scale{branch}.gamma"] = as_is(f"blocks.{number}.ls{branch}.gamma")
+            name = f"gamma_{branch}" if is_eva else f"ls{branch}.gamma"
+            mappings[f"blocks.{number}.scale{branch}.gamma"] = as_is(f"blocks.{number}.{name}")
     mappings |= same("norm.", "norm.")
     if config.pooling == "attention":
         mappings["pool.probe"] = as_is("attn_pool.latent")
@@ -220,6 +239,9 @@ def _stages(ours: str, theirs: str, resnet: ResNetSize, *, is_bit: bool) -> dict
 
 def _architecture(config: ModelConfig) -> str:
     """The model of timm that becomes ours with the arguments below."""
+    if not config.is_bit and config.position == "rope2d":
+        # Without LayerScale, a model of the same class whose code has none: timm ignores an argument of None.
+        return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"
     if not config.resnet:
         return "vit_base_patch16_224"
     known = _BITS if config.is_bit else _RESNETS
@@ -240,7 +262,11 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         ratio = math.nextafter(ratio, math.inf)
     arguments: dict[str, Any] = {"img_size": config.image_size, "embed_dim": size.width, "depth": size.depth}
     arguments |= {"num_heads": size.num_heads, "mlp_ratio": ratio}
-    arguments["act_layer"] = {known: name for name, known in GELUS.items()}[config.gelu]
+    is_eva = config.position == "rope2d"
+    if is_eva:
+        arguments |= AXIAL_ARGUMENTS | {"use_fc_norm": False, "global_pool": "token"}
+    else:
+        arguments["act_layer"] = {known: name for name, known in GELUS.items()}[config.gelu]
     if not config.resnet or size.patch != 1:
         arguments["patch_size"] = size.patch
     if config.layer_scale:
@@ -248,9 +274,10 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
     if config.qk_norm:
         arguments["qk_norm"] = True
     if config.registers:
-        arguments |= {"reg_tokens": config.registers, "no_embed_class": not config.num_class_tokens}
+        arguments |= {"num_reg_tokens" if is_eva else "reg_tokens": config.registers}
+        arguments |= {} if is_eva else {"no_embed_class": not config.num_class_tokens}
     if config.pooling == "attention":
         arguments |= {"global_pool": "map", "class_token": False}
     if config.pooling == "average":
-        arguments |= {"global_pool": "avg", "class_token": False, "fc_norm": False}
+        arguments |= {"global_pool": "avg", "class_token": False, "use_fc_norm" if is_eva else "fc_norm": False}
     return arguments

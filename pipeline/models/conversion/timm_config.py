@@ -51,6 +51,16 @@ TANH_ARCHITECTURES = frozenset(
         "vit_giantopt_patch16_siglip_gap_384",
     }
 )
+# Models of timm's eva.py with rotary positions as ours, RoPE-ViT's axial ones, and what their code sets.
+_AXIAL = frozenset({"vit_small_patch16_rope_224", "vit_base_patch16_rope_224", "vit_large_patch16_rope_224"})
+AXIAL_ARGUMENTS: dict[str, Any] = {
+    "attn_type": "rope",
+    "use_abs_pos_emb": False,
+    "use_rot_pos_emb": True,
+    "rope_grid_indexing": "xy",
+    "rope_temperature": 100.0,
+}
+_OTHER_ROTATIONS = ("rope_type", "rope_grid_offset", "rope_rotate_half", "ref_feat_shape")
 _NO_FIELD = "no field of a model here stands for it, so weights of this architecture cannot be brought in"
 # Parts of timm's models that ours lack, by the beginning of their names, and what to say of them.
 _FOREIGN = {
@@ -88,8 +98,34 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
     return _vit(file, description, usual, hints)
 
 
-def with_names_of_today(file: TensorFile) -> TensorFile:
-    """The file with LayerScale under timm's names (`ls1.gamma`), which DeiT-III's own files call `gamma_1`."""
+def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
+    """Whether config.json is of a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
+    axial models."""
+    architecture = str(description.get("architecture")).split(".")[0]
+    arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
+    is_rotary = bool(arguments.get("use_rot_pos_emb"))
+    differing = [name for name, value in AXIAL_ARGUMENTS.items() if arguments.get(name) != value]
+    differing += [name for name in _OTHER_ROTATIONS if arguments.get(name) not in (None, "cat", 0, False)]
+    if (is_rotary and differing) or (not is_rotary and "rope" in architecture):
+        said = f"with other {', '.join(differing)}" if is_rotary else f"of {architecture}"
+        raise UserError(
+            f"config.json beside {where!r} says rotary positions {said}; allowed: those of timm's "
+            f"{', '.join(sorted(_AXIAL))}"
+        )
+    return is_rotary
+
+
+def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> TensorFile:
+    """The file with LayerScale under the names of timm's ViT (`ls1.gamma`), which DeiT-III's own files and timm's
+    models with rotary positions call `gamma_1`.
+
+    Raises UserError for a file of the latter alone, since nothing in it says how they turn.
+    """
+    if "blocks.0.gamma_1" in file.shapes and "pos_embed" not in file.shapes and not description.get("architecture"):
+        raise UserError(
+            f"{file.where!r} has no pos_embed, as models with rotary positions (rope), and no config.json says which: "
+            "give the folder with both"
+        )
     names = {name: re.sub(r"^(blocks\.\d+\.)gamma_(\d)$", r"\1ls\2.gamma", name) for name in file.shapes}
     return file.renamed({name if new in file.shapes else new: name for name, new in names.items()})
 
@@ -199,6 +235,7 @@ def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: 
         class_row=not no_row if class_token and isinstance(no_row, bool) else None,
         declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
         layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
+        position="rope2d" if has_rotary_positions(description, where=file.where) else None,
         registers=file.shape("reg_token", 3)[1] if "reg_token" in file.shapes else 0,
         attention_pooling=_PROBE in file.shapes,
         qk_norm="blocks.0.attn.q_norm.weight" in file.shapes,

@@ -34,6 +34,7 @@ KINDS: list[dict[str, Any]] = [
     {"position_at": "layers"},
     {"registers": 2, "qk_norm": True},
     {"pooling": "attention"},
+    {"position": "rope2d"},
     {"patch": 1, "resnet_units": (1, 1), "image_size": 16},
 ]
 
@@ -82,12 +83,12 @@ def test_the_weights_are_those_that_the_model_uses(fields: dict[str, Any]) -> No
     """They give the output of each attention, and watching changes no logit."""
     model = random_model(**fields)
     images, seen = random_images(size=model.config.image_size), []
-    outputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    outputs: dict[int, tuple[tuple[torch.Tensor, ...], torch.Tensor]] = {}
     for number, block in enumerate(model.blocks):
         module: Any = block
 
         def keep(_: Any, inputs: tuple[torch.Tensor], output: torch.Tensor, number: int = number) -> None:
-            outputs[number] = inputs[0], output
+            outputs[number] = inputs, output
 
         module.attention.register_forward_hook(keep)
     with torch.no_grad():
@@ -96,11 +97,12 @@ def test_the_weights_are_those_that_the_model_uses(fields: dict[str, Any]) -> No
         assert torch.equal(model(images), before)
         assert [number for number, _ in seen] == [0, 1]
         for number, shares in seen:
-            z, expected = outputs[number]
+            inputs, expected = outputs[number]
+            z = inputs[0]
             torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:-1]))
             attention: Any = model.blocks[number].attention
             assert isinstance(attention, Attention)
-            assert torch.equal(attention_weights(attention, z), shares)
+            assert torch.equal(attention_weights(attention, *inputs), shares)
             v = attention.qkv(z).chunk(3, dim=-1)[2].reshape(*z.shape[:2], 3, -1).transpose(1, 2)
             found = attention.out((shares @ v).transpose(1, 2).reshape(z.shape))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -56,6 +56,8 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param(
             "vit_s16", {"pooling": "attention"}, replace(BF16, is_frozen=True), id="attention pooling, frozen"
         ),
+        pytest.param("vit_s16", {"position": "rope2d"}, BF16, id="rotary positions"),
+        pytest.param("vit_s16", {"position": "rope2d", "qk_norm": True}, FP32, id="rotary positions after norms"),
         pytest.param("vit_s16", {"registers": 4}, BF16, id="registers"),
         pytest.param("vit_s16", {"registers": 4, "pooling": "average"}, FP32, id="registers, mean"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),

@@ -21,6 +21,8 @@ SMALL: dict[str, Any] = {"image_size": 32, "num_classes": 5}
 TRANSFORMER = SMALL | {"depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3}
 VIT = ModelConfig(name="vit_b16", **TRANSFORMER)
 HYBRID = ModelConfig(name="r50_vit_b16", **TRANSFORMER, patch=2, resnet_units=(1, 2))
+ALL_OPTIONS: dict[str, Any] = {"layer_scale": 0.1, "registers": 2, "qk_norm": True, "position": "rope2d"}
+MODERN = ModelConfig(name="vit_b16", **TRANSFORMER, **ALL_OPTIONS, pooling="attention")
 BIT = ModelConfig(name="bit_r50x1", **SMALL, resnet_units=(1, 2))
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler (Debian: g++)"
@@ -72,7 +74,12 @@ def test_blocks_are_layers_and_bottlenecks(config: ModelConfig, num_blocks: int)
 
 
 @pytest.mark.parametrize(
-    "config", [*ALL, pytest.param(ModelConfig(name="vit_b16", **TRANSFORMER, dropout=0.3), id="dropout")]
+    "config",
+    [
+        *ALL,
+        pytest.param(ModelConfig(name="vit_b16", **TRANSFORMER, dropout=0.3), id="dropout"),
+        pytest.param(MODERN, id="LayerScale, registers, norms of q and k, rotary positions, attention pooling"),
+    ],
 )
 def test_checkpointing_changes_no_bit_of_loss_and_gradients(config: ModelConfig) -> None:
     plain, recomputed = with_random_head(config), with_random_head(config)
@@ -122,19 +129,21 @@ def test_nothing_is_recomputed_where_no_gradient_is_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "recomputed"),
+    ("config", "backend", "recomputed"),
     [
-        pytest.param("aot_eager", False, id="traced"),
-        pytest.param("aot_eager", True, id="traced, recomputed"),
-        pytest.param("inductor", False, id="compiled", marks=[pytest.mark.long, needs_compiler]),
+        pytest.param(VIT, "aot_eager", False, id="traced"),
+        pytest.param(VIT, "aot_eager", True, id="traced, recomputed"),
+        pytest.param(MODERN, "aot_eager", True, id="all options, traced, recomputed"),
+        pytest.param(VIT, "inductor", False, id="compiled", marks=[pytest.mark.long, needs_compiler]),
+        pytest.param(MODERN, "inductor", False, id="all options, compiled", marks=[pytest.mark.long, needs_compiler]),
     ],
 )
-def test_compiling_keeps_names_and_results(backend: str, recomputed: bool) -> None:
-    plain, compiled = with_random_head(VIT), with_random_head(VIT)
+def test_compiling_keeps_names_and_results(config: ModelConfig, backend: str, recomputed: bool) -> None:
+    plain, compiled = with_random_head(config), with_random_head(config)
     compile_blocks(compiled, backend=backend)
     if recomputed:
         checkpoint_blocks(compiled)
-    assert [name for name, _ in compiled.named_parameters()] == list(shapes_of(VIT))
+    assert [name for name, _ in compiled.named_parameters()] == list(shapes_of(config))
     expected, found = loss_and_gradients(plain), loss_and_gradients(compiled)
     torch.testing.assert_close(found[0], expected[0])
     for name, gradient in expected[1].items():

@@ -150,7 +150,9 @@ def test_a_field_wins_over_the_names_size() -> None:
             id="a quarter of a width",
         ),
         pytest.param(
-            {"position": "2d"}, "allowed: none, learned_1d, learned_2d, relative, sincos2d", id="another position"
+            {"position": "2d"},
+            "allowed: none, learned_1d, learned_2d, relative, sincos2d, rope2d",
+            id="another position",
         ),
         pytest.param({"layer_norm_epsilon": 0.0}, "epsilon is 0.0; allowed: above 0", id="no epsilon"),
         pytest.param({"position_std": -0.1}, "position_std is -0.1; allowed: 0 or more", id="negative deviation"),
@@ -183,6 +185,14 @@ def test_a_field_wins_over_the_names_size() -> None:
             id="pooling that nothing trains",
         ),
         pytest.param({"name": "bit_r50x1", "pooling": "attention"}, "pooling is 'attention'; bit_r50x1", id="BiT, MAP"),
+        pytest.param(
+            {"position": "rope2d", "position_at": "layers"}, "'rope2d', which adds nothing to the input", id="rotary"
+        ),
+        pytest.param(
+            OWN | {"width": 24, "position": "rope2d"},
+            "width is 24 with 4 heads: rope2d .* a multiple of 4 channels, not 6; give another",
+            id="channels of a head",
+        ),
         pytest.param({"registers": -1}, "registers is -1; allowed: 0 .none. to 1,024", id="negative registers"),
         pytest.param(
             {"registers": 4, "position": "relative"}, "registers is 4 with model.position 'relative'", id="relative"

@@ -135,6 +135,7 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param(
             {"name": "vit_b16", "pooling": "attention", "registers": 2, "representation": True}, id="the same"
         ),
+        pytest.param({"name": "vit_b16", "position": "rope2d", "num_heads": 2}, id="rotary positions"),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
         pytest.param({"name": "vit_b16", "registers": 4, "pooling": "average"}, id="registers, no class token"),
         pytest.param(

@@ -17,6 +17,7 @@ from pipeline.models.head import LinearHead
 from pipeline.models.mlp import gelu_by_sigmoid
 from pipeline.models.pixels import centred
 from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.rotary import rotated, rotations
 
 Array = NDArray[np.float64]
 TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patch": 4, "depth": 2, "width": 24}
@@ -75,7 +76,8 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
                 prefix = "embed" if model.config.position_at == "layers_shared" else f"blocks.{number}.positions"
                 z = z + reference_positions(model, p, prefix)
             scales = [p.get(f"blocks.{number}.scale{branch}.gamma", np.array(1.0)) for branch in (1, 2)]
-            z = z + scales[0] * attention(p, f"blocks.{number}", z, num_heads=size.num_heads)  # equation 2
+            turns = turns_of(model.config)
+            z = z + scales[0] * attention(p, f"blocks.{number}", z, num_heads=size.num_heads, turns=turns)  # equation 2
             normed = layer_norm(p, f"blocks.{number}.norm2", z)
             mlp = f"blocks.{number}.mlp.dense"
             hidden = gelu(normed @ p[f"{mlp}1.weight"].T + p[f"{mlp}1.bias"], exact=model.config.gelu == "exact")
@@ -117,7 +119,7 @@ def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> A
         return np.stack([*places, *reference_sines(*model.config.grid, model.config.size.width)])
     for row in range(model.config.grid[0]):
         for column in range(model.config.grid[1]):
-            is_none = model.config.position in ("none", "relative")
+            is_none = model.config.position in ("none", "relative", "rope2d")
             both = [] if is_none else [p[f"{at}.position_x"][column], p[f"{at}.position_y"][row]]
             places.append(np.zeros(model.config.size.width) if is_none else np.concatenate(both))
     return np.stack(places)
@@ -134,7 +136,25 @@ def reference_sines(height: int, width: int, d: int) -> Array:
     )
 
 
-def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> Array:
+def turns_of(config: ModelConfig) -> Array | None:
+    """RoPE-Axial: the complex number by which each pair of a head's channels is multiplied: [N, d / 2]."""
+    if config.position != "rope2d":
+        return None
+    num = config.size.width // config.size.num_heads // 4
+    frequencies = 100.0 ** (-np.arange(num) / num)
+    angles = [np.zeros(2 * num)] * config.num_prefix_tokens
+    angles += [np.concatenate([x * frequencies, y * frequencies]) for y, x in np.ndindex(*config.grid)]
+    turns: Array = np.exp(1j * np.stack(angles))
+    return turns
+
+
+def turned(x: Array, turns: Array) -> Array:
+    pairs = (x[:, ::2] + 1j * x[:, 1::2]) * turns
+    result: Array = np.stack([pairs.real, pairs.imag], axis=-1).reshape(x.shape)
+    return result
+
+
+def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int, turns: Array | None) -> Array:
     normed = layer_norm(p, f"{block}.norm1", z)
     width = normed.shape[1]
     weights = p[f"{block}.attention.qkv.weight"].reshape(3, width, width)
@@ -146,6 +166,8 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         if f"{block}.attention.q_norm.weight" in p:
             q[:, own] = layer_norm(p, f"{block}.attention.q_norm", q[:, own])
             k[:, own] = layer_norm(p, f"{block}.attention.k_norm", k[:, own])
+        if turns is not None:
+            q[:, own], k[:, own] = turned(q[:, own], turns), turned(k[:, own], turns)
         scores = q[:, own] @ k[:, own].T
         if (relative := p.get(f"{block}.attention.relative.relative")) is not None:
             for i, j in np.ndindex(scores.shape):  # the embedding of the distance i - j is another key
@@ -181,6 +203,11 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int) -> A
         pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
         pytest.param({"layer_scale": 0.1}, id="LayerScale"),
         pytest.param({"registers": 3}, id="registers"),
+        pytest.param({"position": "rope2d"}, id="rotary positions"),
+        pytest.param(
+            {"position": "rope2d", "registers": 2, "qk_norm": True, "layer_scale": 0.1, "pooling": "attention"},
+            id="all that goes together",
+        ),
         pytest.param({"pooling": "attention"}, id="attention pooling"),
         pytest.param(
             {"pooling": "attention", "registers": 2, "representation": True, "gelu": "exact"},
@@ -234,7 +261,10 @@ def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
 
 def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> None:
     random = [random_model(), random_model(position="relative"), random_model(position_at="layers")]
-    random += [random_model(layer_scale=0.1, registers=2, qk_norm=True), random_model(pooling="attention")]
+    random += [
+        random_model(layer_scale=0.1, registers=2, qk_norm=True),
+        random_model(pooling="attention", position="rope2d"),
+    ]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))
         moved = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
@@ -252,6 +282,20 @@ def test_dropout_acts_in_training_only() -> None:
 def test_numbers_from_0_to_255_may_be_floats() -> None:
     model, images = random_model(), random_images()
     assert torch.equal(model(images.float()), model(images))
+
+
+def test_turns_of_another_grid_are_computed_for_it_and_depend_on_distances_alone() -> None:
+    turns_2Nd = rotations((3, 5), 8, num_prefix_tokens=2)
+    assert turns_2Nd.shape == (2, 17, 8)
+    assert torch.equal(turns_2Nd[:, :2], torch.tensor([1.0, 0.0])[:, None, None].expand(-1, 2, 8)), "prefix tokens stay"
+    q, k = (torch.randn(1, 1, 1, 8).expand(1, 17, 1, 8) for _ in range(2))
+    products = rotated(q, turns_2Nd)[0, 2:, 0] @ rotated(k, turns_2Nd)[0, 2:, 0].T
+    grid = products.reshape(3, 5, 3, 5)
+    torch.testing.assert_close(grid[0, 0, 1, 2], grid[1, 2, 2, 4])
+    torch.testing.assert_close(grid[2, 3, 0, 1], grid[2, 4, 0, 2])
+    assert not torch.allclose(grid[0, 0, 1, 2], grid[0, 0, 2, 1])
+    model = random_model(position="rope2d")
+    assert model(torch.randint(0, 256, (2, 8, 20, 3), dtype=torch.uint8)).shape == (2, 5)
 
 
 @pytest.mark.parametrize("pooling", ["token", "average"])
@@ -300,7 +344,7 @@ def test_sines_are_no_parameters_and_survive_a_model_that_is_built_without_memor
 
 @pytest.mark.parametrize(
     "fields",
-    [{"position": "none"}, {"position": "learned_1d"}, {"position": "learned_2d"}, {"position": "sincos2d"}],
+    [{"position": name} for name in ("none", "learned_1d", "learned_2d", "sincos2d", "rope2d")],
 )
 def test_what_positions_tell(fields: dict[str, Any]) -> None:
     """Without positions the patches are a set: any order of them gives the same logits."""

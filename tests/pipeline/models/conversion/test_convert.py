@@ -294,7 +294,14 @@ def test_layer_scale_is_folded_where_a_format_has_none(
 
 
 @pytest.mark.parametrize("written", ["hugging_face", "vision_transformer", "big_vision"])
-@pytest.mark.parametrize(("fields", "what"), [({"registers": 2}, "registers"), ({"qk_norm": True}, "norms of q")])
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"registers": 2}, "registers"),
+        ({"qk_norm": True}, "norms of q"),
+        ({"position": "rope2d", "num_heads": 3}, "rotary pos"),
+    ],
+)
 def test_parts_that_a_format_has_not_are_refused(
     tmp_path: Path, fields: dict[str, Any], what: str, written: Format
 ) -> None:

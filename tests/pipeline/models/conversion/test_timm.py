@@ -23,6 +23,7 @@ from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm, save_timm
 from pipeline.models.weights.folder import Weights, filled_model
 from shards.errors import UserError
@@ -36,6 +37,7 @@ from tests.pipeline.models.conversion.random_weights import (
     QK_NORM,
     REGISTERS,
     REPRESENTATION,
+    ROTARY,
     SCALED,
     TINY,
     VIT,
@@ -71,6 +73,12 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(SCALED, id="LayerScale"),
         pytest.param(REGISTERS, id="registers"),
         pytest.param(MAP, id="attention pooling"),
+        pytest.param(ROTARY, id="rotary positions"),
+        pytest.param(
+            replace(ROTARY, layer_scale=0.1, registers=2, pooling="average", qk_norm=True),
+            id="rotary positions with all that goes with them",
+        ),
+        pytest.param(replace(ROTARY, pooling="attention"), id="rotary positions and attention pooling"),
         pytest.param(replace(MAP, registers=2), id="attention pooling, registers"),
         pytest.param(QK_NORM, id="norms of queries and keys"),
         pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
@@ -157,11 +165,23 @@ def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "config",
-    [VIT, AVERAGE, SCALED, REGISTERS, AVERAGE_REGISTERS, QK_NORM, MAP],
-    ids=["token", "average", "LayerScale", "registers", "registers alone", "norms of q and k", "attention"],
+    [
+        pytest.param(VIT, id="token"),
+        pytest.param(AVERAGE, id="average"),
+        pytest.param(SCALED, id="LayerScale"),
+        pytest.param(REGISTERS, id="registers"),
+        pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
+        pytest.param(QK_NORM, id="norms of queries and keys"),
+        pytest.param(MAP, id="attention pooling"),
+        pytest.param(ROTARY, id="rotary positions"),
+        pytest.param(
+            replace(ROTARY, layer_scale=0.1, registers=2, pooling="average", qk_norm=True),
+            id="rotary positions with all that goes with them",
+        ),
+    ],
 )
 def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> None:
-    weights = opened(saved(tmp_path, config))
+    weights = opened(saved(tmp_path, config), Hints(num_heads=config.size.num_heads))
     assert (weights.config, weights.labels) == (config, LABELS)
     assert_same_tensors(weights, random_model(config))
 
@@ -208,6 +228,11 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
             ModelConfig(**TINY | {"layer_norm_epsilon": 1e-12}),
             "model.layer_norm_epsilon is 1e-12; timm's",
             id="epsilon",
+        ),
+        pytest.param(
+            replace(ROTARY, gelu="tanh", pooling="attention", registers=2),
+            r"rotary positions have no the tanh GELU \(model.gelu\) and no registers that attention pooling",
+            id="rotary positions",
         ),
         pytest.param(HYBRID, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="hybrid"),
         pytest.param(BIT, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="BiT"),
@@ -291,6 +316,45 @@ def test_attention_pooling_that_differs_is_refused(tmp_path: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(UserError, match=r"has a class token \(cls_token\) and attention pooling \(attn_pool\)"):
         opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architecture": "vit_base_patch16_rope_mixed_224", "model_args": {}}, "of vit_base_patch16_rope_mixed_224;"),
+        ({"model_args": {"rope_temperature": 10_000.0}}, "with other rope_temperature; allowed: those of timm's vit_b"),
+        ({"model_args": {"rope_type": "dinov3"}}, "with other rope_type;"),
+        ({"model_args": {"use_abs_pos_emb": True}}, "with other use_abs_pos_emb;"),
+    ],
+)
+def test_other_rotations_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = saved(tmp_path, replace(ROTARY, layer_scale=0.1)) / "model.safetensors"
+    description = json.loads((tmp_path / "config.json").read_text())
+    assert description["architecture"] == "vit_base_patch16_rope_224"
+    with pytest.raises(UserError, match=f"says rotary positions {message}"):
+        open_timm(open_tensor_file(path), description | change, Hints(num_heads=3))
+    with pytest.raises(UserError, match=r"has no pos_embed, as models with rotary positions .*: give the folder with"):
+        open_timm(open_tensor_file(path), {}, Hints(num_heads=3))
+
+
+def test_a_published_model_with_rotary_positions_is_known_by_its_name(timm: ModuleType) -> None:
+    """timm's own model, of which config.json gives no arguments."""
+    sizes: dict[str, Any] = {"depth": 1, "embed_dim": 24, "num_heads": 3, "img_size": 48}
+    other = timm.create_model("vit_base_patch16_rope_224", num_classes=3, **sizes).eval()
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    file = TensorFile(
+        where="w",
+        shapes={name: tuple(value.shape) for name, value in other.state_dict().items()},
+        read=lambda name: other.state_dict()[name],
+    )
+    description: dict[str, Any] = {"architecture": "vit_base_patch16_rope_224.naver_in1k"}
+    description |= {"pretrained_cfg": {"input_size": [3, 48, 48]}}
+    weights = open_timm(file, description, Hints(num_heads=3))
+    assert (weights.config.position, weights.config.image_size) == ("rope2d", 48)
+    images = random_images(48, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(filled_model(weights)(images), other(theirs_of(images)), rtol=0, atol=2e-5)
 
 
 def test_heads_that_no_file_says_are_asked_for(tmp_path: Path) -> None:

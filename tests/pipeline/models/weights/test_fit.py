@@ -57,6 +57,7 @@ def test_fine_tuning_takes_all_but_the_head(
             ModelConfig(**TINY | {"position_at": "layers", "position": "learned_2d"}), 24, id="2-D, each layer"
         ),
         pytest.param(ModelConfig(**TINY | {"pooling": "average"}), 24, id="no class token"),
+        pytest.param(ModelConfig(**TINY | {"position": "rope2d", "num_heads": 3}), 24, id="rotary positions"),
         pytest.param(ModelConfig(**TINY | {"pooling": "attention", "qk_norm": True}), 24, id="attention pooling"),
         pytest.param(ModelConfig(**TINY | {"layer_scale": 0.1, "registers": 2}), 24, id="LayerScale, registers"),
         pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
@@ -88,6 +89,9 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
     [
         pytest.param({}, {"num_heads": 3}, "num_heads 2 .the model here has 3.; give --model.num-heads 2", id="heads"),
         pytest.param({"gelu": "exact"}, {}, "give --model.gelu exact, or other weights", id="GELU"),
+        pytest.param(
+            {"position": "rope2d", "num_heads": 3}, {"position": "none", "num_heads": 3}, "position rope2d", id="rotary"
+        ),
         pytest.param(
             {"position": "sincos2d"}, {"position": "none"}, "give --model.position sincos2d", id="sines, no positions"
         ),

@@ -29,6 +29,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 Stage = Literal[1, 2, 3]
 Precision = Literal["fp32", "bf16"]
 VIT = ModelConfig(name="vit", image_size=16, num_classes=5, patch=8, depth=3, width=16, mlp_width=32, num_heads=2)
+MODERN = replace(VIT, layer_scale=0.1, registers=2, qk_norm=True, position="rope2d", pooling="attention")
 SIGMOID = replace(VIT, head_bias=-10.0, representation=True, pooling="average", dropout=0.5)
 
 
@@ -36,7 +37,7 @@ def job_of(stage: Stage, precision: Precision, *, model: ModelConfig = VIT, buck
     """A job whose optimiser has two groups of parameters."""
     smoke = digits_smoke()
     engine = replace(smoke.engine, zero_stage=stage, precision=precision, reduce_bucket=bucket)
-    return replace(smoke, model=model, engine=engine, loss="softmax" if model is VIT else "sigmoid")
+    return replace(smoke, model=model, engine=engine, loss="softmax" if model in (VIT, MODERN) else "sigmoid")
 
 
 def trained(job: TrainingJob, **fields: Any) -> TrainingJob:
@@ -67,11 +68,13 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
         (job_of(2, "bf16", bucket=600), 1, 3),
         (job_of(3, "bf16", model=SIGMOID), 2, 3),
         (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
+        (job_of(3, "fp32", model=MODERN), 2, 2),
         (trained(job_of(2, "fp32"), layer_decay=0.5), 1, 2),
         (trained(job_of(3, "bf16", model=SIGMOID), layer_decay=0.5, freeze_backbone=True), 2, 2),
     ],
     ids=[
         *("1-fp32", "2-fp32-no-bucket", "3-fp32", "1-bf16", "2-bf16-buckets", "3-bf16-sigmoid", "alone"),
+        "3-all-options",
         *("2-layer-decay", "3-frozen"),
     ],
 )
