@@ -150,7 +150,7 @@ def _refuse_foreign_rotation(config: ModelConfig) -> None:
     }
     if wrong := [part for part, is_there in faults.items() if is_there]:
         raise UserError(
-            f"model.position is 'rope2d', and timm's models with rotary positions have no {' and no '.join(wrong)}; "
+            f"model.position is 'rope2d', and timm's models with rotary positions cannot have {' or '.join(wrong)}; "
             "give --format patchline"
         )
 

@@ -231,7 +231,7 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
         ),
         pytest.param(
             replace(ROTARY, gelu="tanh", pooling="attention", registers=2),
-            r"rotary positions have no the tanh GELU \(model.gelu\) and no registers that attention pooling",
+            r"rotary positions cannot have the tanh GELU \(model.gelu\) or registers that attention pooling",
             id="rotary positions",
         ),
         pytest.param(HYBRID, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="hybrid"),
