@@ -55,7 +55,8 @@ def _size(config: ModelConfig) -> tuple[str, ...]:
     described, tokens = [], "-"
     if config.resnet:
         units = " + ".join(map(str, config.resnet.units))
-        what = f"ResNet of {units} units" if units else "root of a ResNet"
+        kind = "basic units" if config.resnet.is_basic else "units"
+        what = f"ResNet of {units} {kind}" if units else "root of a ResNet"
         described.append(f"{what}, width x{config.resnet.factor}")
     if not config.is_bit:
         size = config.size

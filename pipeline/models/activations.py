@@ -188,7 +188,7 @@ def _root(config: ModelConfig, how: Pass) -> _Kept:
 
 
 def _units(config: ModelConfig, how: Pass) -> Iterator[_Kept]:
-    """A ResNet's bottlenecks, in order."""
+    """A ResNet's units, in order."""
     if config.resnet is None:
         return
     before = _half(_half(config.image_size))
@@ -197,8 +197,12 @@ def _units(config: ModelConfig, how: Pass) -> Iterator[_Kept]:
         count = _pre_activation if config.is_bit else _post_activation
         e, (elements, num_norms) = how.element_bytes, count(unit, before, after)
         inner, outer = unit.inner, unit.outer
-        fixed = _standardised(inner, unit.channels, how) + _standardised(inner, 9 * inner, how)
-        fixed += _standardised(outer, inner, how) + unit.is_projected * _standardised(outer, unit.channels, how)
+        if unit.is_basic:
+            fixed = _standardised(outer, 9 * unit.channels, how) + _standardised(outer, 9 * outer, how)
+        else:
+            fixed = _standardised(inner, unit.channels, how) + _standardised(inner, 9 * inner, how)
+            fixed += _standardised(outer, inner, how)
+        fixed += unit.is_projected * _standardised(outer, unit.channels, how)
         input_elements = unit.channels * before**2
         yield _Kept(
             image_bytes=e * (input_elements + elements) + 2 * num_norms * NUM_GROUPS * _statistic_bytes(how),
@@ -220,7 +224,9 @@ def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]
 
 
 def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """The same of BiT's bottleneck, which pads inside its convolutions."""
+    """The same of BiT's unit, which pads inside its convolutions."""
+    if unit.is_basic:
+        return unit.channels * before**2 + 2 * unit.outer * after**2, 2
     return (unit.channels + 2 * unit.inner) * before**2 + 2 * unit.inner * after**2, 3
 
 

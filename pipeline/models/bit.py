@@ -1,8 +1,9 @@
 """BiT's ResNets, the paper's baselines ("Big Transfer", Kolesnikov et al., 2020), as in BiT's models.py.
 
 Pre-activation bottlenecks (ResNet-v2) with group norm, standardised weights and the same padding on all sides, at the
-root too (where zeros, not minus infinity, surround the map before pooling). Shape letters: B images, H W positions,
-C channels, D features, K classes.
+root too (where zeros, not minus infinity, surround the map before pooling). R18 and R34, which BiT does not have, are
+basic units in the same form, as timm's PreActBasic (resnetv2.py) with BiT's layers. Shape letters: B images, H W
+positions, C channels, D features, K classes.
 """
 
 import torch
@@ -26,7 +27,7 @@ class BiT(nn.Module):
         eps = BIT_EPSILONS[config.resnet_epsilons]
         self.config, self.checkpoint_blocks = config, False
         self.conv_root = StandardConv((3, size.root_width, 7), stride=2, epsilons=eps)
-        self.stages = stages_of(size, PreActivationUnit, eps)
+        self.stages = stages_of(size, BasicPreActivationUnit if size.is_basic else PreActivationUnit, eps)
         self.norm = group_norm(size.width, eps)
         self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
 
@@ -66,4 +67,25 @@ class PreActivationUnit(nn.Module):
         y_BCHW = self.conv1(y_BCHW)
         y_BCHW = self.conv2(F.relu(self.norm2(y_BCHW)))
         result: torch.Tensor = shortcut_BCHW + self.conv3(F.relu(self.norm3(y_BCHW)))
+        return result
+
+
+class BasicPreActivationUnit(nn.Module):
+    """Two 3x3 convolutions (the first with the stride), each after its norm and ReLU; the shortcut as above."""
+
+    def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
+        super().__init__()
+        channels, outer, stride = size.channels, size.outer, size.stride
+        self.norm1 = group_norm(channels, epsilons)
+        self.conv1 = StandardConv((channels, outer, 3), stride=stride, epsilons=epsilons)
+        self.norm2 = group_norm(outer, epsilons)
+        self.conv2 = StandardConv((outer, outer, 3), epsilons=epsilons)
+        self.conv_proj = (
+            StandardConv((channels, outer, 1), stride=stride, epsilons=epsilons) if size.is_projected else None
+        )
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = F.relu(self.norm1(x_BCHW))
+        shortcut_BCHW = x_BCHW if self.conv_proj is None else self.conv_proj(y_BCHW)
+        result: torch.Tensor = shortcut_BCHW + self.conv2(F.relu(self.norm2(self.conv1(y_BCHW))))
         return result

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
-from pipeline.models.bit import BiT, PreActivationUnit
+from pipeline.models.bit import BasicPreActivationUnit, BiT, PreActivationUnit
 from pipeline.models.config import ModelConfig
 from pipeline.models.hybrid import HybridResNet, PostActivationUnit
 from pipeline.models.initial import initial_tensor
@@ -41,9 +41,9 @@ def shapes_of(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
 
 
 def blocks_of(model: Model) -> Iterator[nn.Module]:
-    """The repeated parts of a model: transformer blocks, and the bottlenecks of its ResNet."""
+    """The repeated parts of a model: transformer blocks, and the units of its ResNet."""
     for module in model.modules():
-        if isinstance(module, Block | PostActivationUnit | PreActivationUnit):
+        if isinstance(module, Block | PostActivationUnit | PreActivationUnit | BasicPreActivationUnit):
             yield module
 
 

@@ -1,9 +1,10 @@
 """Sizes of the models in "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021): Table 1 and section 4.1.
 
 Ti, S, B/8, R26 and R are those of "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
-configs/models.py; the ResNets' names and units are BiT's ("Big Transfer", Kolesnikov et al., 2020). A hybrid's patch is
-measured on the ResNet's feature map, 1 x 1 in the paper. g/14 and G/14 are those of "Scaling Vision Transformers" (Zhai
-et al., 2022, Table 2) and big_vision's vit.py, which pool by attention.
+configs/models.py; the ResNets' names and units are BiT's ("Big Transfer", Kolesnikov et al., 2020), those of R18 and
+R34 are of "Deep Residual Learning for Image Recognition" (He et al., 2016, Table 1). A hybrid's patch is measured on
+the ResNet's feature map, 1 x 1 in the paper. g/14 and G/14 are those of "Scaling Vision Transformers" (Zhai et al.,
+2022, Table 2) and big_vision's vit.py, which pool by attention.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -39,11 +40,12 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSize:
-    """A ResNet of bottlenecks: the units of each stage, and how many times wider it is (the 2 of R50x2). Without a
-    stage, it is the root alone."""
+    """A ResNet: the units of each stage, and how many times wider it is (the 2 of R50x2). Without a stage, it is the
+    root alone. Units are bottlenecks, or basic: two 3x3 convolutions, as in ResNet-18 and 34."""
 
     units: tuple[int, ...]
     factor: int = 1
+    is_basic: bool = False
 
     @property
     def num_halvings(self) -> int:
@@ -63,7 +65,9 @@ class ResNetSize:
     @property
     def width(self) -> int:
         """Channels of the last feature map."""
-        return int(4 * self.root_width * 2 ** (len(self.units) - 1)) if self.units else self.root_width
+        if not self.units:
+            return self.root_width
+        return int((1 if self.is_basic else 4) * self.root_width * 2 ** (len(self.units) - 1))
 
 
 SIZES = {
@@ -102,6 +106,8 @@ BIT_RESNETS = {
     "bit_r152x2": ResNetSize(units=(3, 8, 36, 3), factor=2),
     "bit_r152x4": ResNetSize(units=(3, 8, 36, 3), factor=4),
     "bit_r200x3": ResNetSize(units=(3, 24, 36, 3), factor=3),
+    "bit_r18x1": ResNetSize(units=(2, 2, 2, 2), is_basic=True),
+    "bit_r34x1": ResNetSize(units=(3, 4, 6, 3), is_basic=True),
 }
 RESNETS = HYBRID_RESNETS | BIT_RESNETS
 NAMES = (*SIZES, *BIT_RESNETS)
@@ -226,7 +232,7 @@ class ModelConfig:
                 raise UserError("model.resnet_factor is given without a ResNet; also give --model.resnet-units")
             return None
         factor = self.resnet_factor if self.resnet_factor is not None else known.factor if known else 1
-        return ResNetSize(units=units, factor=factor)
+        return ResNetSize(units=units, factor=factor, is_basic=known is not None and known.is_basic)
 
     @property
     def stride(self) -> int:

@@ -118,6 +118,11 @@ def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Conv
         channels, inner, outer, stride = unit.channels, unit.inner, unit.outer, unit.stride
         if unit.is_projected:
             yield Convolution(map_size=at, channels_in=channels, channels_out=outer, kernel=1, stride=stride)
+        if unit.is_basic:
+            yield Convolution(map_size=at, channels_in=channels, channels_out=outer, kernel=3, stride=stride)
+            at = _halved(at) if stride == 2 else at
+            yield Convolution(map_size=at, channels_in=outer, channels_out=outer, kernel=3)
+            continue
         yield Convolution(map_size=at, channels_in=channels, channels_out=inner, kernel=1)
         yield Convolution(map_size=at, channels_in=inner, channels_out=inner, kernel=3, stride=stride)
         at = _halved(at) if stride == 2 else at
@@ -136,5 +141,5 @@ def _num_resnet_parameters(resnet: ResNetSize, *, is_hybrid: bool) -> int:
         if is_hybrid:  # each after its convolution, that of the shortcut too
             num_normalised += 2 * unit.inner + unit.outer + unit.is_projected * unit.outer
         else:  # each before its convolution
-            num_normalised += unit.channels + 2 * unit.inner
+            num_normalised += unit.channels + (1 if unit.is_basic else 2) * unit.inner
     return total + 2 * num_normalised

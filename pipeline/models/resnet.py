@@ -8,7 +8,7 @@ Shape letters: B images, H W positions, C channels, O channels out, I channels i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -47,16 +47,18 @@ def group_norm(channels: int, epsilons: Epsilons) -> nn.GroupNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitSize:
-    """A bottleneck: channels in, channels between, stride of its 3x3 convolution."""
+    """A unit: channels in, channels between, stride of its (first) 3x3 convolution. A bottleneck has four times as many
+    channels out as between, a basic unit as many."""
 
     channels: int
     inner: int
     stride: int
+    is_basic: bool = False
 
     @property
     def outer(self) -> int:
         """Channels out."""
-        return 4 * self.inner
+        return self.inner if self.is_basic else 4 * self.inner
 
     @property
     def is_projected(self) -> bool:
@@ -69,9 +71,9 @@ def units_by_stage(size: ResNetSize) -> Iterator[list[UnitSize]]:
     channels = size.root_width
     for number, num_units in enumerate(size.units):
         inner = size.root_width * 2**number
-        first = UnitSize(channels=channels, inner=inner, stride=2 if number else 1)
+        first = UnitSize(channels=channels, inner=inner, stride=2 if number else 1, is_basic=size.is_basic)
         channels = first.outer
-        yield [first, *[UnitSize(channels=channels, inner=inner, stride=1)] * (num_units - 1)]
+        yield [first, *[replace(first, channels=channels, stride=1)] * (num_units - 1)]
 
 
 def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module], epsilons: Epsilons) -> nn.ModuleList:

@@ -186,6 +186,11 @@ def save_as(
             "--num-classes K for a classifier of zeros"
         )
     _refuse_foreign_parts(config, written)
+    if config.resnet and config.resnet.is_basic:
+        raise UserError(
+            f"the weights are of {config.name}, whose basic units no other format has with group norm and standardised "
+            "weights (timm's resnetv2_18 and resnetv2_34 have batch norm); allowed: --format patchline"
+        )
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written != "timm" and not config.is_bit and config.layer_scale:
         config, tensor = _with_folded_scales(config, tensor)

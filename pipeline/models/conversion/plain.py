@@ -70,7 +70,8 @@ def _vit_config(file: TensorFile, hints: Hints) -> ModelConfig:
 
 def _bit_config(file: TensorFile, hints: Hints) -> ModelConfig:
     units = units_of(file.shapes, r"stages\.(\d+)\.(\d+)\.", first=0)
-    resnet = resnet_of(units, root_channels=file.shape("conv_root.weight", 4)[0])
+    is_basic = "stages.0.0.conv3.weight" not in file.shapes
+    resnet = resnet_of(units, root_channels=file.shape("conv_root.weight", 4)[0], is_basic=is_basic)
     if resnet is None:
         raise UserError(f"{file.where!r} has no stages after its root; give the file of a BiT ResNet")
     num_classes = file.shape("head.weight", 2)[0] if "head.weight" in file.shapes else 0

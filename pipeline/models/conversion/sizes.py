@@ -147,9 +147,9 @@ def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ..
     return tuple(num_units[stage] for stage in range(len(num_units)))
 
 
-def resnet_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize | None:
+def resnet_of(units: tuple[int, ...], *, root_channels: int, is_basic: bool = False) -> ResNetSize | None:
     """The ResNet with these units; None without any."""
-    return hybrid_of(units, root_channels=root_channels) if units else None
+    return replace(hybrid_of(units, root_channels=root_channels), is_basic=is_basic) if units else None
 
 
 def hybrid_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize:
@@ -332,7 +332,7 @@ def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual
     names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
     return _config_in(
         where,
-        name=names[0] if names else "bit_r50x1",
+        name=names[0] if names else "bit_r18x1" if resnet.is_basic else "bit_r50x1",
         image_size=224,
         num_classes=num_classes,
         resnet_units=None if names else resnet.units,

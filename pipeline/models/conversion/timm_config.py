@@ -264,6 +264,11 @@ def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> P
 
 
 def _bit_config(file: TensorFile, usual: Usual, hints: Hints) -> ModelConfig:
+    if "stages.0.blocks.0.conv2.weight" in file.shapes and "stages.0.blocks.0.conv3.weight" not in file.shapes:
+        raise UserError(
+            f"{file.where!r} has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and plain "
+            "convolutions; the ResNets here have neither: give the file of a BiT ResNet (resnetv2_..._bit)"
+        )
     units = units_of(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
     resnet = resnet_of(units, root_channels=file.shape("stem.conv.weight", 4)[0])
     if resnet is None:

@@ -34,6 +34,8 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("r50_vit_b16", {"patch": 2, "depth": 1}, BF16, id="hybrid with larger patches"),
         pytest.param("r_vit_ti16", {}, BF16, id="hybrid with the root alone"),
         pytest.param("bit_r50x1", {}, BF16, id="bit"),
+        pytest.param("bit_r18x1", {}, BF16, id="bit of basic units"),
+        pytest.param("bit_r34x1", {"image_size": 201}, replace(FP32, is_recomputed=True), id="basic, checkpointing"),
         pytest.param("bit_r50x2", {"image_size": 201}, FP32, id="bit whose maps are rounded up"),
         pytest.param("vit_h14", {}, replace(BF16, is_recomputed=True), id="h14 with checkpointing"),
         pytest.param("r50_vit_b16", {}, replace(BF16, is_recomputed=True), id="hybrid with checkpointing"),

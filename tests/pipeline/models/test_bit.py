@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.bit import BiT, PreActivationUnit
+from pipeline.models.bit import BasicPreActivationUnit, BiT, PreActivationUnit
 from pipeline.models.resnet import BIT_EPSILONS, StandardConv, UnitSize
 
 TINY = ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(1, 2), head_bias=-10.0)
@@ -34,6 +34,26 @@ def test_a_unit_of_the_same_width_adds_to_what_came_in() -> None:
     assert unit.conv_proj is None
     torch.nn.init.zeros_(unit.conv3.weight)
     x = torch.randn(1, 128, 4, 4)
+    assert torch.equal(unit(x), x)
+
+
+def test_a_basic_unit_is_two_convolutions_each_after_its_norm() -> None:
+    size = UnitSize(channels=64, inner=96, stride=2, is_basic=True)
+    unit = BasicPreActivationUnit(size, BIT_EPSILONS["paper"]).double()
+    x = torch.randn(2, 64, 7, 7, dtype=torch.float64)
+    first = F.relu(F.group_norm(x, 32, eps=1e-5))
+    y = convolve(unit.conv1, first, stride=2)
+    y = convolve(unit.conv2, F.relu(F.group_norm(y, 32, eps=1e-5)))
+    assert unit.conv_proj is not None
+    assert y.shape == (2, 96, 4, 4)
+    torch.testing.assert_close(unit(x), convolve(unit.conv_proj, first, stride=2) + y)
+
+
+def test_a_basic_unit_of_the_same_width_adds_to_what_came_in() -> None:
+    unit = BasicPreActivationUnit(UnitSize(channels=64, inner=64, stride=1, is_basic=True), BIT_EPSILONS["paper"])
+    assert unit.conv_proj is None
+    torch.nn.init.zeros_(unit.conv2.weight)
+    x = torch.randn(1, 64, 4, 4)
     assert torch.equal(unit(x), x)
 
 

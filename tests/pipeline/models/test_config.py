@@ -77,8 +77,18 @@ def test_bits_resnets(name: str, units: tuple[int, ...], factor: int) -> None:
         _ = config.size
 
 
+@pytest.mark.parametrize(("name", "units"), [("bit_r18x1", (2, 2, 2, 2)), ("bit_r34x1", (3, 4, 6, 3))])
+def test_r18_and_r34_have_basic_units(name: str, units: tuple[int, ...]) -> None:
+    """The channels and strides of the first two columns of "Deep Residual Learning", Table 1."""
+    resnet = ModelConfig(name=name).resnet
+    assert resnet == ResNetSize(units=units, is_basic=True)
+    assert (resnet.root_width, resnet.width, resnet.stride) == (64, 512, 32)
+    shorter = ModelConfig(name=name, resnet_units=(1, 1), resnet_factor=2).resnet
+    assert shorter == ResNetSize(units=(1, 1), factor=2, is_basic=True)
+
+
 def test_every_name_is_built_from_its_name_alone() -> None:
-    assert len(NAMES) == 11 + 6 + 7
+    assert len(NAMES) == 11 + 6 + 9
     for name in NAMES:
         assert ModelConfig(name=name).name == name
 

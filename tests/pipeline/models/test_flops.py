@@ -104,6 +104,11 @@ def test_g_and_big_g_are_as_large_as_published(name: str, millions: int) -> None
         pytest.param(ModelConfig(name="r_vit_ti16"), 6_337_704, id="R+Ti/16, as timm's vit_tiny_r_s16_p8_224"),
         pytest.param(ModelConfig(name="bit_r50x1"), 25_549_352, id="R50x1, as timm's resnetv2_50x1_bit"),
         pytest.param(ModelConfig(name="bit_r152x4"), 936_533_224, id="R152x4, as timm's resnetv2_152x4_bit"),
+        # torchvision's resnet18 has 11,689,512, resnet34 21,797,672. With pre-activation, the root (64 channels) and
+        # the three shortcuts (128 + 256 + 512) have no norm, the first norms of stages 2 to 4 have half the channels
+        # (64 + 128 + 256 fewer), and there is a last norm of 512: 896 scales and 896 shifts fewer.
+        pytest.param(ModelConfig(name="bit_r18x1"), 11_689_512 - 2 * 896, id="R18, as timm's resnetv2_18"),
+        pytest.param(ModelConfig(name="bit_r34x1"), 21_797_672 - 2 * 896, id="R34, as timm's resnetv2_34"),
     ],
 )
 def test_parameters_of_other_sizes(config: ModelConfig, expected: int) -> None:
@@ -215,6 +220,12 @@ def test_the_papers_pre_training_costs(name: str, epochs: int, paper: int, all_t
         images = JFT.num_images * epochs
         exa = FORWARD_AND_BACKWARD * forward_flops(jft(name), skip_padding=skip_padding) * images / 1e18
         assert abs(exa / paper - 1) <= most, f"{exa:.2f} exaFLOPs, the paper has {paper}"
+
+
+@pytest.mark.parametrize(("name", "giga"), [("bit_r18x1", 1.81), ("bit_r34x1", 3.66)])
+def test_resnet_18_and_34_cost_what_torchvision_publishes(name: str, giga: float) -> None:
+    """In multiply-adds, as on its models' pages; "Deep Residual Learning", Table 1, has 1.8 and 3.6."""
+    assert forward_flops(ModelConfig(name=name)) / 2e9 == pytest.approx(giga, abs=0.005)
 
 
 @pytest.mark.parametrize(

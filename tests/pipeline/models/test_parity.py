@@ -58,6 +58,7 @@ def test_in_fp64_the_resnets_differ_by_their_epsilons_alone(timm: ModuleType, ep
     fields: dict[str, Any] = {"image_size": 48, "resnet_units": (2, 2), "resnet_epsilons": epsilons}
     hybrid = random_model(ModelConfig(name="r50_vit_b16", **transformer, **fields)).double()
     bit = random_model(ModelConfig(name="bit_r50x1", **fields)).double()
+    basic = random_model(ModelConfig(name="bit_r18x1", **fields)).double()
     build, layers = timm.models.resnetv2.ResNetV2, timm.layers
     headless = {"layers": (2, 2), "num_classes": 0}
     same, even = (partial(kind, eps=1e-8) for kind in (layers.StdConv2dSame, layers.StdConv2d))
@@ -71,10 +72,14 @@ def test_in_fp64_the_resnets_differ_by_their_epsilons_alone(timm: ModuleType, ep
     )
     their_bit = build(**headless, stem_type="fixed", conv_layer=even).double()
     their_bit.load_state_dict({name: value for name, value in bit_as_timm(bit).items() if "head" not in name})
+    smaller: dict[str, Any] = {"basic": True, "channels": (64, 128), "bottle_ratio": 1.0}
+    their_basic = build(**headless, **smaller, stem_type="fixed", conv_layer=even).double()
+    their_basic.load_state_dict({name: value for name, value in bit_as_timm(basic).items() if "head" not in name})
     x_BCHW = theirs_of(images).double()
     with torch.no_grad():
         map_BHWC = hybrid.get_submodule("embed.resnet")(x_BCHW.permute(0, 2, 3, 1))
         pairs = [(map_BHWC.permute(0, 3, 1, 2), their_hybrid(x_BCHW)), (bit.features(images), their_bit(x_BCHW))]
+        pairs.append((basic.features(images), their_basic(x_BCHW)))
     for ours, expected in pairs:
         assert ours.shape == expected.shape
         assert (float((ours - expected).abs().max()) < 1e-11) == (epsilons == "timm")

@@ -80,6 +80,19 @@ def test_positions_without_an_equivalent_are_refused(tmp_path: Path, written: Fo
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("written", [f for f in get_args(Format) if f != "patchline"])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [pytest.param(replace(BIT, name="bit_r18x1"), "are of bit_r18x1, whose basic units no other", id="basic units")],
+)
+def test_models_without_an_equivalent_are_refused_by_name(
+    tmp_path: Path, written: Format, config: ModelConfig, message: str
+) -> None:
+    with pytest.raises(UserError, match=f"{message} .*; allowed: --format patchline"):
+        exported(tmp_path, config, written)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("written", get_args(Format))
 def test_the_heads_constant_is_folded_into_its_bias(tmp_path: Path, written: Format) -> None:
     weights = open_any(str(exported(tmp_path, replace(VIT, head_bias=-10.0), written)), hints_for(written))

@@ -38,6 +38,7 @@ from tests.pipeline.models.conversion.random_weights import (
         pytest.param(HYBRID, Hints(num_heads=2), id="hybrid"),
         pytest.param(ROOT, Hints(num_heads=2), id="hybrid with the root alone"),
         pytest.param(BIT, Hints(), id="BiT"),
+        pytest.param(replace(BIT, name="bit_r18x1"), Hints(), id="BiT of basic units"),
         pytest.param(ModelConfig(name="vit_ti16", num_classes=3), Hints(), id="Ti/16, whose heads are known"),
     ],
 )

@@ -357,6 +357,13 @@ def test_a_published_model_with_rotary_positions_is_known_by_its_name(timm: Modu
         torch.testing.assert_close(filled_model(weights)(images), other(theirs_of(images)), rtol=0, atol=2e-5)
 
 
+def test_timms_own_basic_units_are_refused_by_name() -> None:
+    names = ("stem.conv.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.0.conv2.weight")
+    file = TensorFile(where="r18", shapes=dict.fromkeys(names, (64, 64, 3, 3)), read=lambda _: torch.zeros(1))
+    with pytest.raises(UserError, match=r"'r18' has basic units \(resnetv2_18, resnetv2_34\), which timm"):
+        open_timm(file, {}, Hints())
+
+
 def test_heads_that_no_file_says_are_asked_for(tmp_path: Path) -> None:
     tensors = saved(tmp_path) / "model.safetensors"
     with pytest.raises(UserError, match="does not say how many heads its attention of width 12 has; give --num-heads"):
