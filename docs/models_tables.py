@@ -35,9 +35,10 @@ TABLE_6 = (
 
 
 def sizes() -> str:
-    """The model behind each name, at 224 px."""
+    """The model behind each name, at 224 px, and the paper's axial models, which are an option."""
     header = ("`name`", "architecture", "tokens", "parameters, without head", "with 1,000 classes", "forward, GFLOP")
-    return markdown(header, (_size(ModelConfig(name=name)) for name in NAMES))
+    axial = [ModelConfig(name=name, attention="axial", pooling="average") for name in ("vit_b16", "vit_b32")]
+    return markdown(header, map(_size, [*(ModelConfig(name=name) for name in NAMES), *axial]))
 
 
 def costs() -> str:
@@ -61,6 +62,8 @@ def _size(config: ModelConfig) -> tuple[str, ...]:
     if not config.is_bit:
         size = config.size
         described.append(f"{size.depth} layers of width {size.width}, MLP {size.mlp_width}, {size.num_heads} heads")
+        if config.attention == "axial":
+            described.append("each two blocks, with axial attention (`attention`, `pooling`)")
         tokens = str(config.num_prefix_tokens + config.grid[0] * config.grid[1])
     counts = (num_parameters(config, head=False), num_parameters(config))
     giga = f"{forward_flops(config) / 1e9:.1f}"

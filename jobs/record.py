@@ -160,6 +160,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "layer_scale",
         "registers",
         "qk_norm",
+        "attention",
     ),
     "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone"),
     "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),

@@ -46,8 +46,10 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def _flag_of(assumed: str) -> str:
-    """The flag that overrides an assumption; empty for positions that are computed."""
+    """The flag that overrides an assumption; empty for positions that are computed, and for axial attention."""
     name = assumed.split(maxsplit=1)[0]
+    if name == "attention":
+        return ""
     if name == "position":
         return "--grid-side" if "square" in assumed else ""
     return f"--{name.replace('_', '-')}"

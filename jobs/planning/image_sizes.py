@@ -1,7 +1,7 @@
 """The part of `patchline plan` about image sizes: operations and memory of an image over its resolution.
 
-The products of attention grow with the square of the tokens, and so with the fourth power of the side; all else in a
-layer grows with the tokens.
+The products of attention grow with the square of the tokens, and so with the fourth power of the side (of axial
+attention, with the third); all else in a layer grows with the tokens.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from rich.table import Table
 from jobs.planning.nodes import few, plain_table
 from jobs.settings.models import PlanJob
 from pipeline.models.activations import activations_of
-from pipeline.models.flops import forward_flops
+from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.training.fitting.memory import pass_of
 from shards.errors import UserError
 
@@ -49,7 +49,7 @@ def at_sizes(job: PlanJob) -> list[AtSize]:
                 image_size=size,
                 num_tokens=num_tokens,
                 forward_flops=forward_flops(at),
-                attention_flops=0 if at.is_bit else 4 * at.size.depth * num_tokens**2 * at.size.width,
+                attention_flops=attention_flops(at),
                 activation_bytes=kept.image_bytes + kept.working_bytes,
             )
         )

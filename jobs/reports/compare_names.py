@@ -74,6 +74,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "qk_norm": "norms of queries and keys" if model.qk_norm else "no norms of queries and keys",
             "registers": plural(model.registers, "register") if model.registers else "no registers",
             "layer_scale": f"LayerScale {model.layer_scale:g}" if model.layer_scale else "no LayerScale",
+            "attention": f"{model.attention} attention",
         }
     if model.resnet:
         found["resnet_units"] = f"units {' '.join(map(str, model.resnet.units)) or 'none'}"

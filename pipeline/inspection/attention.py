@@ -7,14 +7,14 @@ Shape letters: B images, h heads, N tokens (class token, patches), M patches, L 
 d width of a head.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
 from pipeline.models.attention_pooling import AttentionPool
 from pipeline.models.pos_embed import Grid
-from pipeline.models.vit import Attention, ViT
+from pipeline.models.vit import Attention, AxialAttention, ViT
 
 Shares = Callable[[int, torch.Tensor], None]
 """Takes the number of a layer and its attention weights, float32[B, h, N, N]: row i has what token i takes of each."""
@@ -24,7 +24,24 @@ def attention_weights(
     attention: Attention, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
 ) -> torch.Tensor:
     """float32[B, h, N, N]: the weights that a layer's attention gives its inputs; each row sums to 1. `rotation_2Nd`:
-    of a model with rotary positions."""
+    of a model with rotary positions. Axial attention, whose input is [B, H, W, D], gives 0 to the tokens of other rows,
+    or of other columns."""
+    if isinstance(attention, AxialAttention):
+        return _of_all_tokens(_weights(attention, attention.lines(z_BND)), z_BND.shape[1:3], attention.by_column)
+    return _weights(attention, z_BND, rotation_2Nd)
+
+
+def _of_all_tokens(shares_ShLL: torch.Tensor, grid: Sequence[int], by_column: bool) -> torch.Tensor:
+    """float32[B, h, N, N] from the weights within each row, [B * H, h, W, W], or each column, [B * W, h, H, H]."""
+    num_lines = grid[1] if by_column else grid[0]
+    same_line = torch.eye(num_lines, device=shares_ShLL.device)
+    shares = shares_ShLL.reshape(-1, num_lines, *shares_ShLL.shape[1:])
+    # i and j: the row of a query and of its key; m and n: their columns
+    spread = torch.einsum("bmhij,mn->bhimjn" if by_column else "bihmn,ij->bhimjn", shares, same_line)
+    return spread.flatten(4, 5).flatten(2, 3)
+
+
+def _weights(attention: Attention, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
     qkv = attention.qkv(z_BND).reshape(*z_BND.shape[:2], 3, attention.num_heads, -1)
     # (B, N, 3, h, d) -> (3, B, h, N, d)
     q_BhNd, k_BhNd = (each.float() for each in attention.queries_and_keys(qkv.permute(2, 0, 3, 1, 4), rotation_2Nd))

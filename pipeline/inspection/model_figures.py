@@ -83,7 +83,9 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
     pixels_Lh = torch.cat(distances, dim=1).mean(dim=1)
     if not (pixels_Lh.isfinite().all() and torch.stack(maps).isfinite().all()):
         raise UserError("the model's attention is not finite: its weights are too large or damaged; export them again")
-    uniform = uniform_distance(model.config.grid, stride=model.config.stride)
+    height, width = model.config.grid
+    seen = (1, width) if model.config.attention == "axial" else (height, width)  # columns are as long as rows
+    uniform = uniform_distance(seen, stride=model.config.stride)
     drawn = figures.attention_distances(pixels_Lh, image_size=size, uniform=uniform)
     files = figures.save(drawn, folder, "attention_distance")
     files += figures.save(figures.rollouts(np.stack(first), torch.stack(maps)), folder, "rollout")

@@ -93,7 +93,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     size, num_tokens = config.size, _num_tokens(config)
     d, m = size.width, size.mlp_width
     has_own_q_and_k = config.qk_norm or config.position == "rope2d"
-    is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_tokens, how)  # which keeps the sums
+    num_seen = max(config.grid) if config.attention == "axial" else num_tokens
+    is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_seen, how)  # which keeps the sums
     sums = _FP32 * size.num_heads if is_by_pytorch else 0
     masks = (2 * d + m) * _mask_bytes(config, how)
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
@@ -108,7 +109,7 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),
     )
-    return [layer] * size.depth
+    return [layer] * config.num_blocks
 
 
 def _mlp(config: ModelConfig, how: Pass) -> _Kept:

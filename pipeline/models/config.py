@@ -17,6 +17,7 @@ Pooling = Literal["token", "average", "attention"]
 Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "rope2d"]
 PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact"]
+AttentionKind = Literal["global", "axial"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
 ModeOrNone = Literal["paper", "bicubic", "timm", "none"]  # none: those of another grid start anew
@@ -82,6 +83,9 @@ SIZES = {
     "vit_b8": Size(patch=8, depth=12, width=768, mlp_width=3072, num_heads=12),
     "vit_g14": Size(patch=14, depth=40, width=1408, mlp_width=6144, num_heads=16),
     "vit_bigg14": Size(patch=14, depth=48, width=1664, mlp_width=8192, num_heads=16),
+    # ViT-b/32 of the paper's Figure 4: "ViT-B with all hidden dimensions halved". That its number of heads is still
+    # B's is [unverified]; with 6 it would be S/32.
+    "vit_b32_half": Size(patch=32, depth=12, width=384, mlp_width=1536, num_heads=12),
 }
 SIZES |= {f"r50_{name}": replace(SIZES[name], patch=1) for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32")}
 SIZES["r26_vit_s32"] = replace(SIZES["vit_s16"], patch=1)
@@ -183,6 +187,9 @@ class ModelConfig:
     qk_norm: bool = False
     """Normalise the queries and keys of each head (LayerNorm with scale and bias), which keeps attention from growing
     too sharp in large models (ViT-22B)."""
+    attention: AttentionKind = "global"
+    """global: each token attends to all. axial: each layer is two blocks, of which the first attends along the rows of
+    patches, the second along the columns; without a class token (appendix D.6)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
@@ -247,6 +254,11 @@ class ModelConfig:
         return side, side
 
     @property
+    def num_blocks(self) -> int:
+        """Transformer blocks, each with its attention and MLP: one per layer, or two if attention is axial."""
+        return self.size.depth * (2 if self.attention == "axial" else 1)
+
+    @property
     def num_class_tokens(self) -> int:
         """1 if the model has a class token, else 0."""
         return 1 if self.pooling == "token" else 0
@@ -286,6 +298,31 @@ class ModelConfig:
             )
         if size.width % size.num_heads:
             raise UserError(f"model.width is {size.width}, not a multiple of model.num_heads = {size.num_heads}")
+        if self.attention == "axial":
+            self._refuse_axial()
+        self._refuse_positions()
+
+    def _refuse_axial(self) -> None:
+        """UserError for parts that are in no row or column of patches."""
+        if self.pooling == "token":
+            raise UserError(
+                "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "
+                "patches; give --model.pooling average, or leave out --model.attention"
+            )
+        if self.position in ("relative", "rope2d"):
+            raise UserError(
+                f"model.attention is 'axial' with model.position {self.position!r}, which is of the sequence of all "
+                "tokens, not of a row or column; give --model.position learned_1d, learned_2d, sincos2d or none"
+            )
+        if self.registers:
+            raise UserError(
+                f"model.attention is 'axial' with model.registers {self.registers}, which are in no row or column of "
+                "patches; give --model.registers 0, or leave out --model.attention"
+            )
+
+    def _refuse_positions(self) -> None:
+        """UserError for kinds and places of positions that do not go together, or do not fit the width."""
+        size = self.size
         if self.position_at != "input" and not self.position.startswith("learned"):
             adds = "is added to the input alone" if self.position == "sincos2d" else "adds nothing to the input"
             raise UserError(

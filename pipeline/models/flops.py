@@ -58,17 +58,30 @@ def forward_flops(
         return 2 * (num_multiplies + head * resnet.width * config.num_classes)
     size, num_patches = config.size, (height // config.stride) * (width // config.stride)
     num_tokens = config.num_prefix_tokens + num_patches
-    matrices = 4 * size.width**2 + 2 * size.width * size.mlp_width  # q, k, v, out and the MLP
-    block = num_tokens * matrices + 2 * num_tokens**2 * size.width  # and q times k, shares times v
+    block = num_tokens * (4 * size.width**2 + 2 * size.width * size.mlp_width)  # q, k, v, out and the MLP
     if config.position == "relative":  # q times the embeddings of all distances
         block += num_tokens * (2 * num_tokens - 1) * size.width
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
-    num_multiplies += size.depth * block + config.representation * size.width**2
+    num_multiplies += config.num_blocks * block + config.representation * size.width**2
     if config.pooling == "attention":  # keys and values, with the probe's query; the query, out and the MLP
         num_multiplies += num_patches * 2 * (size.width**2 + size.width)
         num_multiplies += 2 * size.width**2 + 2 * size.width * size.mlp_width
     num_predicted = num_patches if config.masked_patches else 1
-    return 2 * (num_multiplies + head * num_predicted * size.width * config.num_classes)
+    num_multiplies += head * num_predicted * size.width * config.num_classes
+    return 2 * num_multiplies + attention_flops(config, image=image)
+
+
+def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
+    """Operations of the products of attention alone, which grow faster than the number of tokens: of each query and the
+    keys that it sees, and of the shares and values. 0 for BiT."""
+    if config.is_bit:
+        return 0
+    height, width = image or (config.image_size, config.image_size)
+    rows, columns = height // config.stride, width // config.stride
+    num_tokens = config.num_prefix_tokens + rows * columns
+    # An axial layer has a block that sees the tokens of a row, and one that sees those of a column.
+    num_seen = columns + rows if config.attention == "axial" else num_tokens
+    return 2 * config.size.depth * 2 * num_tokens * num_seen * config.size.width
 
 
 def training_flops(config: ModelConfig, *, head: bool = True, is_frozen: bool = False) -> int:
@@ -92,13 +105,13 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     d, m = size.width, size.mlp_width
     block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d + (2 * d if config.layer_scale else 0)
     block += 4 * d // size.num_heads if config.qk_norm else 0
-    total += size.patch**2 * (resnet.width if resnet else 3) * d + d + size.depth * block + 2 * d
+    total += size.patch**2 * (resnet.width if resnet else 3) * d + d + config.num_blocks * block + 2 * d
     total += config.num_prefix_tokens * d
     if config.pooling == "attention":  # the probe; query, key, value and out; the norm; the MLP
         total += d + 4 * (d * d + d) + 2 * d + (d * m + m) + (m * d + d)
     num_tokens, num_tables = (  # with a position
         config.num_class_tokens + height * width,
-        size.depth if config.position_at == "layers" else 1,
+        config.num_blocks if config.position_at == "layers" else 1,
     )
     if config.position == "learned_1d":
         total += num_tables * num_tokens * d

@@ -34,7 +34,7 @@ class ViT(nn.Module):
         size = config.size
         self.config, self.checkpoint_blocks = config, False
         self.embed = Embedding(config)
-        self.blocks = nn.ModuleList(Block(config, number=number) for number in range(size.depth))
+        self.blocks = nn.ModuleList(Block(config, number=number) for number in range(config.num_blocks))
         self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.pool = AttentionPool(config) if config.pooling == "attention" else None
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
@@ -92,6 +92,11 @@ class ViT(nn.Module):
             prefix, head_width = self.config.num_prefix_tokens, size.width // size.num_heads
             rotation_2Nd = rotations(grid, head_width, num_prefix_tokens=prefix, device=z_BND.device)
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad  # not in evaluations, nor if it is frozen
+        is_axial = self.config.attention == "axial"
+        if is_axial:
+            rows, columns = (side // self.config.stride for side in images_BHW3.shape[1:3])
+            z_BND = z_BND.reshape(-1, rows, columns, z_BND.shape[-1])  # (B, H, W, D), until the last block
+            again_1ND = None if again_1ND is None else again_1ND.reshape(1, *z_BND.shape[1:])
         for number, block in enumerate(self.blocks):
             if again_1ND is not None and number:
                 z_BND = z_BND + again_1ND
@@ -101,7 +106,7 @@ class ViT(nn.Module):
             if rotation_2Nd is not None:
                 inputs = (*inputs, rotation_2Nd)
             z_BND = checkpoint(block, *inputs, use_reentrant=False) if is_recomputed else block(*inputs)
-        return z_BND
+        return z_BND.flatten(1, 2) if is_axial else z_BND
 
 
 class Embedding(nn.Module):
@@ -179,14 +184,16 @@ class Embedding(nn.Module):
 
 class Block(nn.Module):
     """Equations 2 and 3: pre-norm attention and MLP, each with its residual, and for stochastic depth with a factor for
-    each image."""
+    each image. If attention is axial, tokens are in their rows and columns, [B, H, W, D]; blocks with an even number
+    attend along rows, the others along columns."""
 
     def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
         super().__init__()
         size = config.size
         self.positions = Positions(config) if config.position_at == "layers" and number else None
         self.norm1 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
-        self.attention = Attention(config)
+        is_axial = config.attention == "axial"
+        self.attention = AxialAttention(config, by_column=number % 2 == 1) if is_axial else Attention(config)
         self.norm2 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -199,10 +206,10 @@ class Block(nn.Module):
         rotation_2Nd: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if self.positions is not None:
-            z_BND = z_BND + self.positions().to(z_BND.dtype)
+            z_BND = z_BND + self.positions().to(z_BND.dtype).reshape(z_BND.shape[1:])
         first_B11 = second_B11 = None
         if branches_B2 is not None:
-            first_B11, second_B11 = branches_B2.to(z_BND.dtype).T[:, :, None, None]
+            first_B11, second_B11 = branches_B2.to(z_BND.dtype).T.reshape(2, len(z_BND), *(1,) * (z_BND.dim() - 1))
         turns = () if rotation_2Nd is None else (rotation_2Nd,)
         # Equations 2 and 3.
         z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
@@ -271,3 +278,26 @@ class Attention(nn.Module):
         if rotation_2Nd is not None:
             q_BNhd, k_BNhd = rotated(q_BNhd, rotation_2Nd), rotated(k_BNhd, rotation_2Nd)
         return q_BNhd.transpose(1, 2), k_BNhd.transpose(1, 2)
+
+
+class AxialAttention(Attention):
+    """Appendix D.6: each token attends to the tokens of its row, or of its column (`by_column`): [B, H, W, D].
+
+    This follows the paper's words; its code is not published. Scenic's projects/fast_vit/xvit.py, by one of its
+    authors, has the same two blocks and no class token. Its row attention mixes the tokens of one column.
+    """
+
+    def __init__(self, config: ModelConfig, *, by_column: bool) -> None:
+        super().__init__(config)
+        self.by_column = by_column
+
+    def forward(self, z_BHWD: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
+        batch, height, width, d = z_BHWD.shape
+        a_SND = super().forward(self.lines(z_BHWD), rotation_2Nd)
+        if self.by_column:  # (B * W, H, D) -> (B, H, W, D)
+            return a_SND.reshape(batch, width, height, d).transpose(1, 2)
+        return a_SND.reshape(z_BHWD.shape)
+
+    def lines(self, z_BHWD: torch.Tensor) -> torch.Tensor:
+        """Each row or column as a sequence of its own: [B * H, W, D] or [B * W, H, D]."""
+        return (z_BHWD.transpose(1, 2) if self.by_column else z_BHWD).flatten(0, 1)

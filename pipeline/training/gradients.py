@@ -124,7 +124,7 @@ class Gradients:
         model = self.job.model
         if not model.stochastic_depth:
             return ()
-        rate, depth = model.stochastic_depth, model.size.depth
+        rate, depth = model.stochastic_depth, model.num_blocks
         factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rate=rate, depth=depth)
         return (self._on_device(factors),)
 

@@ -186,6 +186,10 @@ def save_as(
             "--num-classes K for a classifier of zeros"
         )
     _refuse_foreign_parts(config, written)
+    if config.attention == "axial":
+        raise UserError(
+            "the model has axial attention (model.attention), which no other format has; allowed: --format patchline"
+        )
     if config.resnet and config.resnet.is_basic:
         raise UserError(
             f"the weights are of {config.name}, whose basic units no other format has with group norm and standardised "

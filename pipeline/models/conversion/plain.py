@@ -21,6 +21,7 @@ from pipeline.models.conversion.sizes import (
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.folder import AXES, POSITION, Weights
 from shards.errors import UserError
+from shards.output.quantities import plural
 
 MARKS = ("embed.patch.weight", "conv_root.weight")
 _USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")
@@ -35,6 +36,9 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     said = assumed(config, said=(), hints=hints)
     if not config.is_bit and config.position == "none":
         said = (*said, "position none (sincos2d and rope2d leave no tensor either)")
+    if not config.is_bit and config.pooling == "average" and config.size.depth % 2 == 0:
+        layers = plural(config.size.depth // 2, "layer")
+        said = (*said, f"attention global (an axial model of {layers} has the same tensors)")
     return Weights(where=file.where, config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
 
 

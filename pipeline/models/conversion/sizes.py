@@ -28,7 +28,8 @@ from pipeline.models.weights.tensor_checks import Shapes
 from shards.errors import InvalidDataError, UserError
 from shards.schema.config_values import Range, refuse_wrong_values
 
-HEADS_BY_WIDTH = {size.width: size.num_heads for size in SIZES.values()}
+# The usual number: ViT-b/32 (vit_b32_half) has the width of S/16 and S/32, but twice their heads.
+HEADS_BY_WIDTH = {size.width: size.num_heads for name, size in SIZES.items() if name != "vit_b32_half"}
 ROOT_WIDTH = 64
 USUAL_LAYER_SCALE = 1e-5  # timm's; an initial value, so only weights that start anew would have it
 # Image sizes (px) at which ViTs are published or usually trained. At any other size, a table whose number of rows is a

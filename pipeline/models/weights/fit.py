@@ -22,8 +22,8 @@ _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and
 _PATCH = "embed.patch.weight"
 _MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
-_PARTS = ("pooling", "position", "position_at", "registers", "qk_norm")
-_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at")
+_PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attention")
+_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention")
 
 
 def fit_weights(

@@ -259,7 +259,7 @@ def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
 
 def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensors: int) -> None:
     """InvalidDataError for more layers than tensors, before any layer is laid out."""
-    num_layers = sum(config.resnet.units if config.resnet else ()) + (0 if config.is_bit else config.size.depth)
+    num_layers = sum(config.resnet.units if config.resnet else ()) + (0 if config.is_bit else config.num_blocks)
     if num_layers > num_tensors:
         raise InvalidDataError(
             f"the weights at {path!r} do not fit together: {CONFIG_FILE} says {num_layers} layers, {TENSORS_FILE} has "

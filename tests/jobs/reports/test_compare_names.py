@@ -37,6 +37,7 @@ def test_sizes_that_are_not_the_published_ones_are_said(model: dict[str, Any], l
         ({"position": "relative"}, "vit_b16, positions relative"),
         ({"position_at": "layers"}, "vit_b16, positions at layers"),
         ({"pooling": "average"}, "vit_b16, average pooling"),
+        ({"pooling": "average", "attention": "axial"}, "vit_b16, average pooling, axial attention"),
         ({"image_size": 384}, "vit_b16, 384 px"),
     ],
 )

@@ -35,6 +35,7 @@ KINDS: list[dict[str, Any]] = [
     {"registers": 2, "qk_norm": True},
     {"pooling": "attention"},
     {"position": "rope2d"},
+    {"attention": "axial", "pooling": "average", "depth": 1},
     {"patch": 1, "resnet_units": (1, 1), "image_size": 16},
 ]
 
@@ -98,14 +99,25 @@ def test_the_weights_are_those_that_the_model_uses(fields: dict[str, Any]) -> No
         assert [number for number, _ in seen] == [0, 1]
         for number, shares in seen:
             inputs, expected = outputs[number]
-            z = inputs[0]
             torch.testing.assert_close(shares.sum(-1), torch.ones(shares.shape[:-1]))
             attention: Any = model.blocks[number].attention
             assert isinstance(attention, Attention)
             assert torch.equal(attention_weights(attention, *inputs), shares)
+            z, expected = inputs[0].flatten(1, -2), expected.flatten(1, -2)  # of axial attention [B, H, W, D]
             v = attention.qkv(z).chunk(3, dim=-1)[2].reshape(*z.shape[:2], 3, -1).transpose(1, 2)
             found = attention.out((shares @ v).transpose(1, 2).reshape(z.shape))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_axial_attention_reaches_along_a_line_alone() -> None:
+    """Between tokens of other rows, or columns, the weights are 0; the product of the two layers reaches everywhere."""
+    model = random_model(attention="axial", pooling="average", depth=1)
+    rows, columns = seen_by(model)
+    same_row_NN = torch.arange(9)[:, None] // 3 == torch.arange(9)[None] // 3
+    same_column_NN = torch.arange(9)[:, None] % 3 == torch.arange(9)[None] % 3
+    assert torch.equal(rows != 0, same_row_NN.expand_as(rows))
+    assert torch.equal(columns != 0, same_column_NN.expand_as(columns))
+    assert ((columns @ rows) > 0).all()
 
 
 def test_nothing_watches_the_model_after_an_error() -> None:

@@ -74,6 +74,13 @@ def test_distances_are_means_over_all_images_in_whatever_batches(tmp_path: Path)
     np.testing.assert_allclose(found["mean_distance_pixels"], expected, rtol=1e-5)
 
 
+def test_axial_heads_are_compared_with_one_that_looks_everywhere_in_its_line(tmp_path: Path) -> None:
+    model = random_model(attention="axial", pooling="average", depth=1)
+    found = draw_attention(predictor_of(model), model, photographs(tmp_path, 1), tmp_path)["attention"]
+    assert found["uniform_distance_pixels"] == pytest.approx(4 * (3 * 3 - 1) / (3 * 3))
+    assert np.shape(found["mean_distance_pixels"]) == (2, 3)
+
+
 def test_attention_that_is_not_finite_is_said(tmp_path: Path) -> None:
     model = random_model()
     with torch.no_grad():

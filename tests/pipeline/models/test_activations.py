@@ -14,6 +14,7 @@ from pipeline.models.loss import classification_loss, targets_of
 
 BF16 = Pass(element_bytes=2, loss="sigmoid", is_on_gpu=False)
 FP32 = replace(BF16, element_bytes=4)
+AXIAL: dict[str, Any] = {"attention": "axial", "pooling": "average"}
 TINY_BYTES = 64  # sums of the loss
 
 
@@ -62,6 +63,10 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {"position": "rope2d", "qk_norm": True}, FP32, id="rotary positions after norms"),
         pytest.param("vit_s16", {"registers": 4}, BF16, id="registers"),
         pytest.param("vit_s16", {"registers": 4, "pooling": "average"}, FP32, id="registers, mean"),
+        pytest.param("vit_s16", AXIAL, BF16, id="axial"),
+        pytest.param("vit_s16", AXIAL | {"position_at": "layers_shared"}, FP32, id="axial in fp32"),
+        pytest.param("vit_s16", AXIAL, replace(BF16, is_recomputed=True), id="axial with checkpointing"),
+        pytest.param("vit_s16", AXIAL | {"image_size": 416}, BF16, id="axial above 640 tokens"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
         pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
         pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),

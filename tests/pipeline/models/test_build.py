@@ -25,6 +25,7 @@ ALL_OPTIONS: dict[str, Any] = {"layer_scale": 0.1, "registers": 2, "qk_norm": Tr
 MODERN = ModelConfig(name="vit_b16", **TRANSFORMER, **ALL_OPTIONS, pooling="attention")
 BIT = ModelConfig(name="bit_r50x1", **SMALL, resnet_units=(1, 2))
 BASIC = ModelConfig(name="bit_r18x1", **SMALL, resnet_units=(1, 2))
+AXIAL = ModelConfig(name="vit_b16", **TRANSFORMER, patch=8, attention="axial", pooling="average")
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler (Debian: g++)"
 )
@@ -33,6 +34,7 @@ ALL = [
     pytest.param(HYBRID, id="hybrid"),
     pytest.param(BIT, id="BiT"),
     pytest.param(BASIC, id="BiT of basic units"),
+    pytest.param(AXIAL, id="axial"),
 ]
 
 
@@ -74,7 +76,7 @@ def test_shapes_are_known_without_building(config: ModelConfig) -> None:
     assert shapes_of(config) == {name: tuple(p.shape) for name, p in build_model(config).named_parameters()}
 
 
-@pytest.mark.parametrize(("config", "num_blocks"), [(VIT, 2), (HYBRID, 2 + 3), (BIT, 3), (BASIC, 3)])
+@pytest.mark.parametrize(("config", "num_blocks"), [(VIT, 2), (HYBRID, 2 + 3), (BIT, 3), (BASIC, 3), (AXIAL, 4)])
 def test_blocks_are_layers_and_bottlenecks(config: ModelConfig, num_blocks: int) -> None:
     assert len(list(blocks_of(unfilled_model(config)))) == num_blocks
 
@@ -140,10 +142,12 @@ def test_nothing_is_recomputed_where_no_gradient_is_wanted() -> None:
         pytest.param(VIT, "aot_eager", False, id="traced"),
         pytest.param(VIT, "aot_eager", True, id="traced, recomputed"),
         pytest.param(MODERN, "aot_eager", True, id="all options, traced, recomputed"),
+        pytest.param(BASIC, "aot_eager", True, id="basic units, traced, recomputed"),
+        pytest.param(AXIAL, "aot_eager", True, id="axial, traced, recomputed"),
         pytest.param(VIT, "inductor", False, id="compiled", marks=[pytest.mark.long, needs_compiler]),
         pytest.param(MODERN, "inductor", False, id="all options, compiled", marks=[pytest.mark.long, needs_compiler]),
-        pytest.param(BASIC, "aot_eager", True, id="basic units, traced, recomputed"),
         pytest.param(BASIC, "inductor", False, id="basic units, compiled", marks=[pytest.mark.long, needs_compiler]),
+        pytest.param(AXIAL, "inductor", False, id="axial, compiled", marks=[pytest.mark.long, needs_compiler]),
     ],
 )
 def test_compiling_keeps_names_and_results(config: ModelConfig, backend: str, recomputed: bool) -> None:

@@ -21,6 +21,7 @@ OWN: dict[str, Any] = {"name": "vit", "patch": 8, "depth": 2, "width": 32, "mlp_
         ("vit_l32", Size(patch=32, depth=24, width=1024, mlp_width=4096, num_heads=16)),
         ("vit_l16", Size(patch=16, depth=24, width=1024, mlp_width=4096, num_heads=16)),
         ("vit_h14", Size(patch=14, depth=32, width=1280, mlp_width=5120, num_heads=16)),
+        ("vit_b32_half", Size(patch=32, depth=12, width=384, mlp_width=1536, num_heads=12)),  # Figure 4
     ],
 )
 def test_the_papers_sizes(name: str, expected: Size) -> None:
@@ -88,7 +89,7 @@ def test_r18_and_r34_have_basic_units(name: str, units: tuple[int, ...]) -> None
 
 
 def test_every_name_is_built_from_its_name_alone() -> None:
-    assert len(NAMES) == 11 + 6 + 9
+    assert len(NAMES) == 12 + 6 + 9
     for name in NAMES:
         assert ModelConfig(name=name).name == name
 
@@ -163,6 +164,26 @@ def test_a_field_wins_over_the_names_size() -> None:
             {"position": "2d"},
             "allowed: none, learned_1d, learned_2d, relative, sincos2d, rope2d",
             id="another position",
+        ),
+        pytest.param({"attention": "axial"}, "class token is in no row .*; give --model.pooling average", id="axial"),
+        pytest.param(
+            {"attention": "axial", "pooling": "average", "position": "relative"},
+            "'axial' with model.position 'relative', .*; give --model.position learned_1d",
+            id="axial distances",
+        ),
+        pytest.param(
+            {"attention": "axial", "pooling": "average", "position": "rope2d"},
+            "'axial' with model.position 'rope2d'",
+            id="axial rotations",
+        ),
+        pytest.param(
+            {"attention": "axial", "pooling": "average", "registers": 4},
+            "'axial' with model.registers 4, .*; give --model.registers 0",
+            id="axial registers",
+        ),
+        pytest.param({"attention": "local"}, "attention is 'local'; allowed: global, axial", id="other attention"),
+        pytest.param(
+            {"name": "bit_r18x1", "attention": "axial"}, "attention is 'axial'; bit_r18x1 is a ResNet", id="axial BiT"
         ),
         pytest.param({"layer_norm_epsilon": 0.0}, "epsilon is 0.0; allowed: above 0", id="no epsilon"),
         pytest.param({"position_std": -0.1}, "position_std is -0.1; allowed: 0 or more", id="negative deviation"),

@@ -21,6 +21,7 @@ from pipeline.models.flops import (
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.layers import freeze
 
+AXIAL: dict[str, Any] = {"name": "vit_b16", "pooling": "average", "attention": "axial"}
 TINY: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3, "num_classes": 7}
 
 
@@ -143,6 +144,8 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param({"name": "vit_b16", "position": "rope2d", "num_heads": 2}, id="rotary positions"),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
         pytest.param({"name": "vit_b16", "registers": 4, "pooling": "average"}, id="registers, no class token"),
+        pytest.param({**AXIAL, "position": "learned_2d"}, id="axial attention"),
+        pytest.param({**AXIAL, "position_at": "layers"}, id="axial, each block its own positions"),
         pytest.param(
             {"name": "r50_vit_b16", "resnet_units": (1, 2), "resnet_factor": 2, "patch": 2}, id="patches of 2"
         ),
@@ -154,11 +157,44 @@ def test_the_formulas_hold_for_models_of_ones_own(fields: dict[str, Any]) -> Non
     assert forward_flops(config) == counted_flops(config)
 
 
-@pytest.mark.parametrize("name", ["vit_b16", "r50_vit_b16", "bit_r50x1"])
-def test_images_that_are_not_square(name: str) -> None:
-    config = ModelConfig(name=name)
+@pytest.mark.parametrize("fields", [{"name": "vit_b16"}, {"name": "r50_vit_b16"}, {"name": "bit_r50x1"}, AXIAL])
+def test_images_that_are_not_square(fields: dict[str, Any]) -> None:
+    config = ModelConfig(**fields)
     assert forward_flops(config, image=(224, 160)) == counted_flops(config, image=(224, 160))
     assert forward_flops(config, image=(224, 160)) < forward_flops(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "multiplies"),
+    [
+        # Patches, positions, 24 blocks, the last norm and the head. Multiply-adds: for each of 196 or 49 tokens, the
+        # patch's, and 24 times a block's matrices and two products with 14 or 7 tokens of width 768; then the head's.
+        pytest.param(
+            "vit_b16",
+            590_592 + 196 * 768 + 24 * 7_087_872 + 1_536 + 769_000,
+            196 * (768 * 768 + 24 * (7_077_888 + 2 * 14 * 768)) + 768_000,
+            id="Axial-ViT-B/16",
+        ),
+        pytest.param(
+            "vit_b32",
+            2_360_064 + 49 * 768 + 24 * 7_087_872 + 1_536 + 769_000,
+            49 * (3072 * 768 + 24 * (7_077_888 + 2 * 7 * 768)) + 768_000,
+            id="Axial-ViT-B/32",
+        ),
+    ],
+)
+def test_axial_models_by_hand(name: str, parameters: int, multiplies: int) -> None:
+    config = ModelConfig(**(AXIAL | {"name": name}))
+    assert num_parameters(config) == counted_parameters(config) == parameters
+    assert forward_flops(config) == counted_flops(config) == 2 * multiplies
+    assert 1.85 < forward_flops(config) / forward_flops(ModelConfig(name=name)) < 2, "an extra MLP (appendix D.6)"
+
+
+def test_vit_b_is_as_large_as_s() -> None:
+    """Figure 4's ViT-b/32 and AugReg's S/32 differ in their heads, which have no parameters of their own."""
+    half, s = ModelConfig(name="vit_b32_half"), ModelConfig(name="vit_s32")
+    assert num_parameters(half) == counted_parameters(half) == num_parameters(s) == 22_878_952
+    assert forward_flops(half) == counted_flops(half) == forward_flops(s)
 
 
 def test_the_head_is_two_operations_a_weight() -> None:

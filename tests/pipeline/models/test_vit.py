@@ -23,6 +23,7 @@ Array = NDArray[np.float64]
 TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patch": 4, "depth": 2, "width": 24}
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
 TINY |= {"mlp_width": 40, "num_heads": 3}
+AXIAL: dict[str, Any] = {"attention": "axial", "pooling": "average"}
 
 
 def random_model(*, seed: int = 0, **fields: Any) -> ViT:
@@ -71,13 +72,15 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
         first, num_prefix = model.config.num_class_tokens, model.config.num_prefix_tokens
         if model.config.registers:
             z = np.concatenate([z[:first], p["embed.registers"][0], z[first:]])
-        for number in range(size.depth):
+        turns = turns_of(model.config)
+        for number in range(model.config.num_blocks):
             if number and model.config.position_at != "input":
                 prefix = "embed" if model.config.position_at == "layers_shared" else f"blocks.{number}.positions"
                 z = z + reference_positions(model, p, prefix)
             scales = [p.get(f"blocks.{number}.scale{branch}.gamma", np.array(1.0)) for branch in (1, 2)]
-            turns = turns_of(model.config)
-            z = z + scales[0] * attention(p, f"blocks.{number}", z, num_heads=size.num_heads, turns=turns)  # equation 2
+            for line in lines_of(model, number, len(z)):  # equation 2
+                added = attention(p, f"blocks.{number}", z[line], num_heads=size.num_heads, turns=turns)
+                z[line] = z[line] + scales[0] * added
             normed = layer_norm(p, f"blocks.{number}.norm2", z)
             mlp = f"blocks.{number}.mlp.dense"
             hidden = gelu(normed @ p[f"{mlp}1.weight"].T + p[f"{mlp}1.bias"], exact=model.config.gelu == "exact")
@@ -108,6 +111,15 @@ def map_head(p: dict[str, Array], x: Array, config: ModelConfig) -> Array:
     hidden = gelu(p["pool.mlp.dense1.weight"] @ normed + p["pool.mlp.dense1.bias"], exact=config.gelu == "exact")
     result: Array = y + p["pool.mlp.dense2.weight"] @ hidden + p["pool.mlp.dense2.bias"]
     return result
+
+
+def lines_of(model: ViT, number: int, num_tokens: int) -> list[list[int]]:
+    """The tokens that a block's attention mixes: all, or those of each row, then of each column (appendix D.6)."""
+    if model.config.attention == "global":
+        return [list(range(num_tokens))]
+    height, width = model.config.grid
+    rows = [[row * width + column for column in range(width)] for row in range(height)]
+    return rows if number % 2 == 0 else [list(column) for column in zip(*rows, strict=True)]
 
 
 def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> Array:
@@ -216,6 +228,10 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int, turn
         pytest.param({"qk_norm": True}, id="norms of queries and keys"),
         pytest.param({"qk_norm": True, "position": "relative"}, id="norms of queries and keys, relative positions"),
         pytest.param({"registers": 2, "pooling": "average", "position": "sincos2d"}, id="registers, the mean"),
+        pytest.param(AXIAL, id="axial attention"),
+        pytest.param(AXIAL | {"position": "learned_2d", "representation": True}, id="axial, 2-D, a hidden layer"),
+        pytest.param(AXIAL | {"position_at": "layers", "depth": 1}, id="axial, each block its own positions"),
+        pytest.param(AXIAL | {"position_at": "layers_shared"}, id="axial, the same positions at each block"),
     ],
 )
 def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
@@ -264,6 +280,7 @@ def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> 
     random += [
         random_model(layer_scale=0.1, registers=2, qk_norm=True),
         random_model(pooling="attention", position="rope2d"),
+        random_model(**AXIAL),
     ]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):
         torch.autograd.backward(F.cross_entropy(model(random_images()), torch.tensor([0, 1, 2])))

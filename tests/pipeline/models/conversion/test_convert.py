@@ -83,7 +83,10 @@ def test_positions_without_an_equivalent_are_refused(tmp_path: Path, written: Fo
 @pytest.mark.parametrize("written", [f for f in get_args(Format) if f != "patchline"])
 @pytest.mark.parametrize(
     ("config", "message"),
-    [pytest.param(replace(BIT, name="bit_r18x1"), "are of bit_r18x1, whose basic units no other", id="basic units")],
+    [
+        pytest.param(replace(BIT, name="bit_r18x1"), "are of bit_r18x1, whose basic units no other", id="basic units"),
+        pytest.param(replace(AVERAGE, attention="axial"), "has axial attention .model.attention., which", id="axial"),
+    ],
 )
 def test_models_without_an_equivalent_are_refused_by_name(
     tmp_path: Path, written: Format, config: ModelConfig, message: str

@@ -50,6 +50,13 @@ def test_the_shapes_say_what_model_it_is(tmp_path: Path, config: ModelConfig, hi
     assert_same_tensors(weights, model)
 
 
+def test_axial_attention_leaves_no_tensor_so_that_global_is_said(tmp_path: Path) -> None:
+    save_file(random_model(replace(AVERAGE, attention="axial", depth=1)).state_dict(), tmp_path / "w.safetensors")
+    weights = open_plain(open_tensor_file(tmp_path / "w.safetensors"), Hints(num_heads=2))
+    assert weights.config == AVERAGE
+    assert weights.assumed[-1] == "attention global (an axial model of 1 layer has the same tensors)"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

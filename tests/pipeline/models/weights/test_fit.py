@@ -105,6 +105,12 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
             id="as Hugging Face has it",
         ),
         pytest.param(HYBRID | {"resnet_epsilons": "timm"}, HYBRID, "give --model.resnet-epsilons timm", id="ResNet"),
+        pytest.param(
+            {"pooling": "average", "attention": "axial", "depth": 1},
+            {"pooling": "average", "depth": 2},
+            "attention axial .the model here has global.; give --model.attention axial",
+            id="axial attention",
+        ),
     ],
 )
 def test_what_would_compute_something_else_is_refused(
