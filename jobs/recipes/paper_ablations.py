@@ -1,4 +1,4 @@
-"""Pre-training of the ablations in "An Image is Worth 16x16 Words", appendix D, on JFT-300M.
+"""Pre-training on JFT-300M of the ablations in "An Image is Worth 16x16 Words", appendix D, and of Figure 4's ViT-b.
 
 The paper gives no training values of these runs but those named below: all others are those of Table 3's row of the
 same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fewshot.shots 5` measures them.
@@ -122,6 +122,48 @@ def bit_r152x2_jft_sgd() -> TrainingJob:
     return _sgd(paper_jft.bit_r152x2_jft())
 
 
+def vit_b32_half_jft() -> TrainingJob:
+    """ViT-b/32: ViT-B/32 with all hidden dimensions halved, the smallest Transformer of Figure 4.
+
+    Source: Figure 4's caption; its rate, 7 epochs and 12 heads [unverified]: those of B/32. Add --data.subset.count
+    9000000, 30000000 or 90000000 with early stopping (docs/reference/transfer.md). Expected: a curve of 5-shot
+    accuracies on ImageNet, of which the paper gives no numbers.
+    Command: patchline pretrain vit_b32_half_jft --data.url URL --run-dir DIR
+    """
+    job = paper_jft.vit_b32_jft()
+    return replace(job, model=replace(job.model, name="vit_b32_half"))
+
+
+def vit_b16_axial_jft() -> TrainingJob:
+    """Axial-ViT-B/16: each block is replaced by one that attends along rows and one that attends along columns.
+
+    Source: appendix D.6; see _axial. Expected: above vit_b16_jft, 5-shot on ImageNet (Figure 13, without numbers).
+    Cost: ours, 427 exaFLOPs, 1.9 times B/16's.
+    Command: patchline pretrain vit_b16_axial_jft --data.url URL --run-dir DIR
+    """
+    return _axial(paper_jft.vit_b16_jft())
+
+
+def vit_b32_axial_jft() -> TrainingJob:
+    """Axial-ViT-B/32: each block is replaced by one that attends along rows and one that attends along columns.
+
+    Source: appendix D.6; see _axial. Expected: above vit_b32_jft, 5-shot on ImageNet (Figure 13, without numbers).
+    Cost: ours, 108 exaFLOPs, 1.9 times B/32's.
+    Command: patchline pretrain vit_b32_axial_jft --data.url URL --run-dir DIR
+    """
+    return _axial(paper_jft.vit_b32_jft())
+
+
+def _axial(job: TrainingJob) -> TrainingJob:
+    """The paper says that inputs are 2-dimensional, and nothing of a class token, which has no place there: here it is
+    the mean of all tokens, as in Scenic's xvit.py of one of its authors, with the linear classifier and the rate of
+    vit_b16_jft_average [unverified]. Scenic has 2-D positions (--model.position learned_2d); the paper's default, which
+    is ours, is 1-D. Its AxialResNet, a baseline from "Axial-DeepLab", is not implemented."""
+    schedule = replace(job.schedule, learning_rate=3e-4)
+    model = replace(job.model, attention="axial", pooling="average", representation=False)
+    return replace(job, model=model, schedule=schedule)
+
+
 def _positions(position: Position, position_at: PositionAt) -> TrainingJob:
     job = paper_jft.vit_b16_jft()
     return replace(job, model=replace(job.model, position=position, position_at=position_at))
@@ -153,4 +195,7 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     "vit_shapes_jft": vit_shapes_jft,
     "bit_r50x1_jft_sgd": bit_r50x1_jft_sgd,
     "bit_r152x2_jft_sgd": bit_r152x2_jft_sgd,
+    "vit_b32_half_jft": vit_b32_half_jft,
+    "vit_b16_axial_jft": vit_b16_axial_jft,
+    "vit_b32_axial_jft": vit_b32_axial_jft,
 }

@@ -1,10 +1,20 @@
 """Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, augreg_released.py and plain_vit.py, those for photographs of your own in photos.py."""
+paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py and bit_imagenet.py, those for photographs of your own
+in photos.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import augreg, augreg_released, paper_ablations, paper_imagenet, paper_jft, photos, plain_vit
+from jobs.recipes import (
+    augreg,
+    augreg_released,
+    bit_imagenet,
+    paper_ablations,
+    paper_imagenet,
+    paper_jft,
+    photos,
+    plain_vit,
+)
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.models.config import MEAN_COLOURS, ModelConfig
@@ -140,4 +150,5 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **paper_ablations.RECIPES,
     **plain_vit.RECIPES,
     **photos.RECIPES,
+    **bit_imagenet.RECIPES,
 }

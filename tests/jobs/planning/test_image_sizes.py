@@ -26,6 +26,14 @@ def test_attention_grows_with_the_square_of_the_tokens_and_the_rest_with_the_tok
     assert large.activation_bytes / small.activation_bytes == pytest.approx(785 / 197, rel=0.01)
 
 
+def test_axial_attention_grows_with_the_tokens_times_the_side() -> None:
+    job = RECIPES["vit_b16_axial_jft"]()
+    small, large = at_sizes(replace(job, image_sizes=(448, 224)))
+    assert (small.num_tokens, large.num_tokens) == (196, 784)
+    assert small.attention_flops == 2 * 2 * 24 * 196 * 14 * 768
+    assert large.attention_flops == 8 * small.attention_flops
+
+
 def test_a_resnet_has_no_tokens() -> None:
     (at,) = at_sizes(replace(RECIPES["bit_r50x1_jft"](), image_sizes=(225,)))
     assert (at.num_tokens, at.attention_flops) == (0, 0)

@@ -1,11 +1,14 @@
 """The ablations of appendix D compared with the paper, written down independently."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 
 from jobs.recipes import paper_jft
 from jobs.recipes.paper_ablations import RECIPES
+from jobs.recipes.paper_datasets import JFT
+from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 
 # Table 8: 5-shot accuracy on ImageNet of ViT-B/16 by position embeddings and where they are added.
 TABLE_8 = [
@@ -32,6 +35,24 @@ def test_figure_9() -> None:
     job = RECIPES["vit_b16_jft_average"]()
     assert (job.model.pooling, job.schedule.learning_rate) == ("average", 3e-4)
     assert not job.model.representation, "a linear classifier (appendix D.3)"
+
+
+@pytest.mark.parametrize(("name", "like"), [("vit_b16_axial_jft", "vit_b16"), ("vit_b32_axial_jft", "vit_b32")])
+def test_figure_13(name: str, like: str) -> None:
+    job, usual = RECIPES[name](), paper_jft.RECIPES[f"{like}_jft"]()
+    assert (job.model.name, job.model.attention, job.model.pooling) == (like, "axial", "average")
+    assert (job.model.num_blocks, job.steps, job.schedule.learning_rate) == (24, 517_822, 3e-4)
+    assert not job.model.representation
+    config, before = (replace(one.model, num_classes=JFT.num_classes) for one in (job, usual))
+    exa = FORWARD_AND_BACKWARD * JFT.num_images * 7 / 1e18
+    said = inspect.getdoc(RECIPES[name]) or ""
+    assert f"ours, {forward_flops(config) * exa:.0f} exaFLOPs" in said.replace("\n", " ")
+    assert round(forward_flops(config) / forward_flops(before), 1) == 1.9, "an extra MLP in each layer"
+
+
+def test_figure_4s_vit_b() -> None:
+    job, usual = RECIPES["vit_b32_half_jft"](), paper_jft.vit_b32_jft()
+    assert job == replace(usual, model=replace(usual.model, name="vit_b32_half"))
 
 
 def test_figure_8_begins_at_8_layers() -> None:

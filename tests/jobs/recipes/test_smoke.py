@@ -105,6 +105,7 @@ def train(words: list[str], log_dir: Path) -> None:
         pytest.param("bit_r50x1_jft", id="BiT"),
         pytest.param("vit_b16_jft_relative", id="relative positions"),
         pytest.param("vit_b16_jft_2d_shared", id="2-D positions, the same at each layer"),
+        pytest.param("vit_b16_axial_jft", id="axial attention"),
         pytest.param("vit_b16_i21k_augreg", id="AugReg: mixup, RandAugment, decay that follows the schedule"),
     ],
 )
@@ -117,6 +118,16 @@ def test_a_smoke_run(digits_url: str, tmp_path: Path, name: str) -> None:
     assert lines[0]["loss"] == pytest.approx(10.0, rel=1e-2)  # one label of ten at -10
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lines[0]["learning_rate"] == 0.0
+
+
+@pytest.mark.slow
+def test_basic_units_train_with_activation_checkpointing(digits_url: str, tmp_path: Path) -> None:
+    """As the bottlenecks above: their own recipe's rate is too high for 12 steps."""
+    words = ["pretrain", "bit_r50x1_jft_smoke", "--model.name", "bit_r18x1", "--engine.activation-checkpointing"]
+    train([*words, "--data.url", digits_url, "--run-dir", str(tmp_path / "run")], tmp_path)
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run")]
+    assert losses[0] == pytest.approx(10.0, rel=1e-2)
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
