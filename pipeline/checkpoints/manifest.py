@@ -6,7 +6,8 @@
 
 A manifest carries a digest of itself (shards/files/seal.py), which is compared before anything in it counts. Formats 1
 and 2 had none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the
-saved job as a part of `record`. Each parameter is saved with the optimiser's moments, which keep PyTorch's names.
+saved job as a part of `record`. Each parameter is saved with the moments that the optimiser keeps of it, under
+PyTorch's names: with Muon, those of the blocks' matrices are others than those of the rest.
 """
 
 import json
@@ -191,7 +192,8 @@ def _refuse_contradictions(manifest: CheckpointManifest) -> None:
     if len(slots) != 1 + len(manifest.moments):
         raise ValueError(f"moments are {shown_value(manifest.moments)}; allowed: each once, and no {MASTER}")
     for name, tensor in manifest.tensors.items():
-        if sorted(tensor.slots) not in (slots, [MASTER]):  # the master alone: it is not trained
+        found, is_trained = set(tensor.slots), len(tensor.slots) > 1
+        if not {MASTER} <= found <= set(slots) or (is_trained and AVERAGE in slots and AVERAGE not in found):
             raise ValueError(f"{shown_value(name)} has {shown_value(sorted(tensor.slots))}; allowed: {slots}")
         for slot, locations in tensor.slots.items():
             fault = _wrong_cover(locations, num_elements=math.prod(tensor.shape), files=manifest.files)

@@ -123,6 +123,14 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     return total + head * (hidden + (d + 1) * config.num_classes)
 
 
+def num_block_weights(config: ModelConfig) -> int:
+    """Elements of the matrices of a Transformer's blocks; 0 for a BiT ResNet, which has none."""
+    if config.is_bit:
+        return 0
+    d, m = config.size.width, config.size.mlp_width
+    return config.size.depth * (4 * d * d + 2 * d * m)
+
+
 def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:
     """Every convolution of a ResNet, in order, for images of (height, width) pixels."""
     yield Convolution(map_size=image, channels_in=3, channels_out=resnet.root_width, kernel=7, stride=2)

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragments import Fragment
-from pipeline.checkpoints.manifest import MASTER, CheckpointManifest
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, unfilled_model
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
@@ -28,6 +28,7 @@ from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
 from pipeline.training.zero.layers import freeze, is_trained
+from pipeline.training.zero.optimizer import moments_of
 from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,8 @@ def fill_from_checkpoint(
 def _refuse_other_moments(manifest: CheckpointManifest, job: TrainingJob, *, where: str) -> None:
     """InvalidDataError unless the checkpoint has moments of the weights that the job trains, and of no others."""
     for name, tensor in manifest.tensors.items():
-        expected = {MASTER, *manifest.moments} if is_trained(name, job.optimizer) else {MASTER}
+        kept = (AVERAGE, *moments_of(name, job.optimizer)) if is_trained(name, job.optimizer) else ()
+        expected = {MASTER, *(moment for moment in manifest.moments if moment in kept)}
         if set(tensor.slots) != expected:
             raise InvalidDataError(
                 f"{where} has {', '.join(sorted(tensor.slots))} of {name}; allowed: {', '.join(sorted(expected))}; "

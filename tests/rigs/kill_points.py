@@ -26,6 +26,7 @@ NUM_RANKS, STEPS, SAVE_STEPS = 2, 40, 2
 _MOST_DELAY_SECONDS = 0.03  # after a step: a few steps of so small a model
 _MOST_STEPS_MORE = 4  # before all are killed
 COMBINATIONS = tuple((stage, name) for stage in (1, 2, 3) for name in ("adamw", "sgd"))
+COMBINATIONS += ((1, "muon"), (2, "muon"))
 
 
 def words_of(url: str, run_dir: Path, stage: int, optimizer: str) -> list[str]:

@@ -6,13 +6,13 @@ some of it. P parameters, R ranks, w bytes of a weight (bf16 2, fp32 4):
 
     held all the time      weights         w P            (stage 3: w P / R, and gathered ones)
                            masters         4 P / R
-                           moments         8 P / R        (SGD: 4 P / R)
+                           moments         8 P / R        (SGD: 4 P / R; so has Muon of its matrices)
                            average         4 P / R        (EMA)
                            gradients       4 P            (bf16, stage 1, accumulation: DeepSpeed's fp32 sums)
                                            w P / R        (stage 3; 4 P / R in bf16 with accumulation)
     as a backward pass begins              activations, and the gradients of the micro-batches before it
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
-    in the update                          copies of this rank's gradients
+    in the update                          copies of this rank's gradients (Muon: and of a few matrices)
 
 The peak is the largest of the last three. A compiled block keeps less than this counts: torch.compile recomputes what
 is cheap. How much less depends on its version, so it is left as room.
@@ -21,7 +21,7 @@ is cheap. How much less depends on its version, so it is left as room.
 from dataclasses import dataclass
 
 from pipeline.models.activations import Activations, Pass, activations_of
-from pipeline.models.flops import num_parameters
+from pipeline.models.flops import num_block_weights, num_parameters
 from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
 
 _FP32, _BF16 = 4, 2
@@ -90,12 +90,19 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
     return Memory(
         weights=weight * part + gradients.gathered if job.engine.zero_stage == 3 else weight * number,
         masters=_FP32 * part,
-        moments=_FP32 * trained_part * (2 if job.optimizer.name == "adamw" else 1),
+        moments=_FP32 * -(-_num_moments(job, trained) // ranks),
         average=_FP32 * trained_part if job.ema_decay else 0,
         gradients=gradients.always() + peak - activations,
         images=_image_bytes(job, micro_batch, share),
         activations=activations,
     )
+
+
+def _num_moments(job: TrainingJob, trained: int) -> int:
+    """Elements of the optimiser's moments, on all ranks together."""
+    if job.optimizer.name == "muon":
+        return 2 * trained - num_block_weights(job.model)
+    return 2 * trained if job.optimizer.name == "adamw" else trained
 
 
 @dataclass(frozen=True)
@@ -181,13 +188,22 @@ class _Gradients:
         return self.weight * self.head * (2 if is_copied else 1)
 
     def in_update(self) -> int:
-        """Flattened copies, then in fp32."""
+        """Flattened copies, then in fp32; and the matrices of Muon's iteration."""
         if self._is_bf16_optimizer:
-            return _FP32 * self.number
+            return _FP32 * self.number + self._iterated
         if self._stage > 1 and self.weight == _BF16 and self.is_summed:
-            return self._own
+            return self._own + self._iterated
         widened = _FP32 * self._part if self.weight == _BF16 else 0
-        return (1 if self._stage == 3 else 2) * self._own + widened
+        return (1 if self._stage == 3 else 2) * self._own + widened + self._iterated
+
+    @property
+    def _iterated(self) -> int:
+        """Muon's iteration holds three matrices as large as the largest at once, and a rank the two that are cut at the
+        ends of its slice."""
+        if self.job.optimizer.name != "muon":
+            return 0
+        size = self.job.model.size
+        return self.weight * size.width * size.mlp_width * (3 if self.topology.num_ranks == 1 else 5)
 
 
 def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:

@@ -183,12 +183,11 @@ class Saving:
 
 def state_bytes(job: TrainingJob, engine: Engine) -> int:
     """Bytes of this rank's file once the optimiser has made its moments, which it does at the first step."""
-    slots = (MASTER, *moments_of(job.optimizer), *((AVERAGE,) if job.ema_decay else ()))
-    shapes = {
-        f"{slot}:{each.name}": (each.length,)
-        for each in engine.fragments()
-        for slot in (slots if is_trained(each.name, job.optimizer) else (MASTER,))
-    }
+    average = (AVERAGE,) if job.ema_decay else ()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for each in engine.fragments():
+        moments = (*moments_of(each.name, job.optimizer), *average) if is_trained(each.name, job.optimizer) else ()
+        shapes |= {f"{slot}:{each.name}": (each.length,) for slot in (MASTER, *moments)}
     return head_of(shapes).num_bytes
 
 

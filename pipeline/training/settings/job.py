@@ -24,8 +24,9 @@ MOST_ON_CPU = 7_500_000
 class OptimizerConfig:
     """The optimiser and its weight decay."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or SGD with momentum."""
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    """AdamW, SGD with momentum, or Muon: orthogonal updates for the matrices of a Transformer's blocks, and AdamW for
+    all else."""
     beta1: Annotated[float, Range(0, below=1)] = 0.9
     """AdamW: decay of the gradient's running mean, from 0 to below 1."""
     beta2: Annotated[float, Range(0, below=1)] = 0.999
@@ -49,9 +50,16 @@ class OptimizerConfig:
     freeze_backbone: bool = False
     """Train the head alone (with the hidden layer before it, if there is one) on the weights that the run starts
     from."""
+    muon_momentum: Annotated[float, Range(0, below=1)] = 0.95
+    """Muon: decay of the gradient's running mean for the matrices, from 0 to below 1."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
+        if self.name == "muon" and self.freeze_backbone:
+            raise UserError(
+                "optimizer.name is 'muon' with optimizer.freeze_backbone: only the head is trained, which Muon leaves "
+                "to AdamW; give --optimizer.name adamw, or --optimizer.no-freeze-backbone"
+            )
         if self.name == "sgd" and self.decay_scale == "schedule":
             raise UserError(
                 "optimizer.decay_scale is 'schedule' with optimizer.name 'sgd', whose decay is part of the gradient; "
@@ -255,8 +263,23 @@ class TrainingJob:
         if self.evaluation.also and not self.is_scored:
             raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
+        if self.optimizer.name == "muon":
+            self._refuse_for_muon()
         if self.model.masked_patches:
             self._refuse_labels()
+
+    def _refuse_for_muon(self) -> None:
+        """UserError for what has no whole matrices for Muon."""
+        if self.engine.zero_stage == 3:
+            raise UserError(
+                "optimizer.name is 'muon' with engine.zero_stage 3; allowed: stages 1 and 2 (Muon updates whole "
+                "matrices, and stage 3 cuts every one of them on every rank): give --engine.zero-stage 1"
+            )
+        if self.model.is_bit:
+            raise UserError(
+                f"optimizer.name is 'muon' with model.name {self.model.name!r}; allowed: Transformers and hybrids "
+                "(Muon updates the matrices of their blocks, and a BiT ResNet has none): give --optimizer.name adamw"
+            )
 
     def _refuse_labels(self) -> None:
         """UserError for what masked patches, which need no labels, have no use for."""

@@ -17,7 +17,7 @@ from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduce
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.deepspeed_import import leave_dynamo_out, without
 from pipeline.training.zero.layers import freeze
-from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, update_averages
+from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, moments_of, update_averages
 from pipeline.training.zero.state import (
     create_moments,
     flat_partitions,
@@ -180,7 +180,7 @@ class Engine:
             dist_init_required=False,
         )
         self._zero = self._deepspeed.optimizer
-        self._ema_decay = ema_decay
+        self._optimizer, self._ema_decay = optimizer, ema_decay
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
         self.before_update: Callable[[], None] = lambda: None  # orders it after copies of the state
@@ -261,11 +261,13 @@ class Engine:
         filled: Callable[[], None] = lambda: None,
     ) -> None:
         """Overwrites masters and moments: `fill(fragment, slot)` copies into `fragment.slots[slot]`, at once, or for
-        all of them when `filled` is called. An average that is not among `moments` begins at the masters."""
+        all of them when `filled` is called. An average that is not among `moments` begins at the masters, and of the
+        others each parameter has those that the optimiser keeps of it."""
         create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
         fragments = self._trained_fragments()
         for fragment in fragments:
-            for slot in (MASTER, *moments):
+            kept = (AVERAGE, *moments_of(fragment.name, self._optimizer))
+            for slot in (MASTER, *(moment for moment in moments if moment in kept)):
                 fill(fragment, slot)
         for fragment in self._frozen.fragments():
             fill(fragment, MASTER)

@@ -1,4 +1,4 @@
-"""Optimisers of the paper: Adam with decoupled weight decay to pre-train, SGD with momentum to fine-tune.
+"""Optimisers: of the paper, Adam with decoupled weight decay to pre-train and SGD with momentum to fine-tune; and Muon.
 
 Sources: "An Image is Worth 16x16 Words", Tables 3 and 4; big_vision's optax.py and train_vit_g.py for the decay that
 follows the schedule, the mask and the head's multiple. With w a decayed weight, u Adam's direction and s(t) = lr(t) /
@@ -8,14 +8,19 @@ there, the decay does not depend on the peak. big_vision's 1e-4 at a peak of 1e-
 
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.layers import rate_factors
+from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
 _HEAD = "head.weight"
 RATE_FACTOR = "rate_factor"  # of a group, by which the learning rate is multiplied
+MOMENTS = "moments"  # of a group, the names of what the optimiser keeps of its parameters
+_MATRICES = "matrices"  # of a group that Muon updates, where they are; none of any other group
+_DTYPE = "dtype"  # of a group, the precision of Muon's iteration: that of the model
 
 
 # torch's own steps without the wrapper that loads torch._dynamo: in a run that compiles nothing it takes a second.
@@ -36,11 +41,35 @@ class _AdamW(torch.optim.AdamW):
         _STEPS[1](self, closure)
 
 
+class _Muon(_AdamW):
+    """Muon for the groups with matrices, AdamW for the others. At an update, a group with matrices has one parameter,
+    flat: this rank's slice, as DeepSpeed makes it. The update changes its gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update."""
+        groups = self.param_groups
+        self.param_groups = [group for group in groups if not group[_MATRICES]]
+        super().step(closure)
+        self.param_groups = groups
+        for group in groups:
+            if group[_MATRICES]:
+                self._step_matrices(group)
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        (weights,) = group["params"]
+        state = self.state[weights]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weights)
+        momentum = state["momentum_buffer"]
+        step_matrices(weights, weights.grad, momentum, matrices=group[_MATRICES], group=group, dtype=group[_DTYPE])
+
+
 def build_optimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
     """The optimiser with one group for each weight decay and RATE_FACTOR of the learning rate, which is set at each
-    step and 0 here. Parameters that need no gradient are left out.
+    step and 0 here; with Muon, one group more for its matrices. Parameters that need no gradient are left out.
 
     A decay that follows the schedule must go through `scaled_by_rate` first; ValueError otherwise.
     """
@@ -48,26 +77,38 @@ def build_optimizer(
         raise ValueError("the decay is not yet a multiple of the learning rate: call scaled_by_rate first")
     parameters = dict(named_parameters)
     factors = rate_factors(parameters, config)
-    members: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    members: dict[tuple[float, float, bool], list[str]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            members.setdefault((decay_of(name, config), factors[name]), []).append(parameter)
+            key = (decay_of(name, config), factors[name], _is_of_muon(name, config))
+            members.setdefault(key, []).append(name)
     # Strongest first; the order is part of how DeepSpeed lays parameters out, not of what is computed.
-    groups = [
-        {"params": members[decay, factor], "weight_decay": decay, RATE_FACTOR: factor}
-        for decay, factor in sorted(members, reverse=True)
-    ]
+    groups: list[dict[str, Any]] = []
+    for key in sorted(members, reverse=True):
+        (decay, factor, is_of_muon), names = key, members[key]
+        group = {"params": [parameters[name] for name in names], "weight_decay": decay, RATE_FACTOR: factor}
+        group[MOMENTS] = moments_of(names[0], config)
+        group[_MATRICES] = matrices_of((name, parameters[name].shape) for name in names) if is_of_muon else ()
+        if is_of_muon:
+            group |= {"momentum": config.muon_momentum, _DTYPE: parameters[names[0]].dtype}
+        groups.append(group)
     if config.name == "sgd":
         return _SGD(groups, lr=0.0, momentum=config.momentum, fused=True)
     betas = (config.beta1, config.beta2)
+    if config.name == "muon":
+        return _Muon(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
     return _AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 
 
-def moments_of(config: OptimizerConfig) -> tuple[str, ...]:
-    """PyTorch's names of what the optimiser keeps of each parameter, from its first step on."""
+def moments_of(name: str, config: OptimizerConfig) -> tuple[str, ...]:
+    """PyTorch's names of what the optimiser keeps of a parameter that it updates, from its first step on."""
     if config.name == "sgd":
         return ("momentum_buffer",) if config.momentum else ()
-    return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if _is_of_muon(name, config) else ("exp_avg", "exp_avg_sq")
+
+
+def _is_of_muon(name: str, config: OptimizerConfig) -> bool:
+    return config.name == "muon" and is_orthogonalized(name)
 
 
 def decay_of(name: str, config: OptimizerConfig) -> float:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
+from pipeline.training.zero.optimizer import MOMENTS
 
 _PIECE = 1 << 24  # elements
 
@@ -85,11 +86,15 @@ def inner_optimizer(zero: Any) -> torch.optim.Optimizer:
 
 
 def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None:
-    """Gives the optimiser zeroed moments `names` and its update count, so that saved ones can be copied in."""
+    """Gives the optimiser zeroed moments and its update count, so that saved ones can be copied in. Of the `names`, a
+    group has those that the optimiser keeps of its parameters."""
     names = list(names)
+    # Under stage 3 the groups have no parameters at times, but the same moments.
+    kept = {id(flat): group[MOMENTS] for group in inner_optimizer(zero).param_groups for flat in group["params"]}
     for flat in flat_partitions(zero):
-        state: dict[str, torch.Tensor] = {name: torch.zeros_like(flat.detach()) for name in names}
-        if "exp_avg" in names:
+        own = [name for name in names if name in kept.get(id(flat), names)]
+        state: dict[str, torch.Tensor] = {name: torch.zeros_like(flat.detach()) for name in own}
+        if "exp_avg" in state:
             state["step"] = torch.tensor(float(num_updates), device=_step_device(zero, flat))
         if state:
             inner_optimizer(zero).state[flat] = state

@@ -54,6 +54,7 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
         pytest.param(
             job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT", marks=pytest.mark.long
         ),
+        pytest.param(job_of(images=2, optimizer=OptimizerConfig(name="muon"), image_size=32, depth=4), 1, 2, id="Muon"),
         pytest.param(job_of(images=4, engine={"zero_stage": 2}, **SMALL), 1, 2, id="stage 2 on two ranks, two passes"),
         pytest.param(job_of(images=2, engine={"zero_stage": 3}, **SMALL), 1, 2, id="stage 3 on two ranks"),
         pytest.param(
@@ -103,6 +104,8 @@ def test_the_parts_are_worked_out_by_hand() -> None:
     assert (found.average, found.state) == (4 * part, 16 * part)
     sgd = memory_of(replace(job, optimizer=OptimizerConfig(name="sgd")), GPU, micro_batch=8)
     assert sgd.moments == found.masters
+    muon = memory_of(replace(job, optimizer=OptimizerConfig(name="muon")), GPU, micro_batch=8)
+    assert found.moments - muon.moments == 4 * 12 * 12 * 384**2 // 8, "of 12 blocks' matrices, one moment"
     sharded = memory_of(replace(job, engine=replace(job.engine, zero_stage=3)), GPU, micro_batch=8)
     assert sharded.state == found.state
     twice = memory_of(job, GPU, micro_batch=4)

@@ -1,0 +1,153 @@
+"""Muon: momentum whose matrices are made orthogonal, for matrices that ZeRO has cut into flat partitions.
+
+Sources: Keller Jordan's post of 2024 (https://kellerjordan.github.io/posts/muon/) and its code, KellerJordan/Muon;
+torch.optim.Muon, whose update this is to the bit; "Muon is Scalable for LLM Training" (Liu et al., 2025,
+arXiv:2502.16982) for the size of an update. With G the gradient of a matrix of A rows and B columns:
+
+    M <- momentum M + (1 - momentum) G
+    U  = (1 - momentum) G + momentum M                                          Nesterov's momentum
+    W <- W - lr decay W - lr 0.2 sqrt(max(A, B)) orthogonal(U)                  decoupled decay, as AdamW's
+
+The factor 0.2 sqrt(max(A, B)), torch's adjust_lr_fn="match_rms_adamw", gives an update the usual root mean square of
+AdamW's: both can have the same learning rate and the same decay. Jordan's own factor, sqrt(max(1, A / B)), would need
+a second learning rate.
+
+ZeRO 1 and 2 put the matrices of a group end to end and give each rank one slice of equal length. The momentum needs no
+whole matrix. Each rank then makes those matrices orthogonal of which it holds a part. A matrix that is cut is gathered
+by all its holders, each of which computes it and keeps its own part: one matrix at each border of two slices, or all of
+them if slices are smaller than matrices.
+
+DeepSpeed 0.19.8 has a Muon of its own, which is not used. It iterates in fp16, takes a fused q, k and v for one matrix
+(or each head for one), and, outside its BF16_Optimizer, clips the orthogonal update in place of the gradient.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Of Newton-Schulz: the coefficients of Jordan's quintic, its number of steps, and the least norm.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS = 5
+_LEAST_NORM = 1e-7
+_RMS = 0.2  # of AdamW's updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Where a matrix is in a group's parameters, put end to end: its first element, rows and columns."""
+
+    start: int
+    rows: int
+    columns: int
+
+    @property
+    def end(self) -> int:
+        """The element after its last one."""
+        return self.start + self.rows * self.columns
+
+    def part(self, rank: int, size: int) -> tuple[int, int]:
+        """The elements of the group, first and end, that are the matrix's in the slice of a rank; none if first is not
+        below end. `size`: elements of a slice."""
+        return max(self.start, rank * size), min(self.end, (rank + 1) * size)
+
+    def holders(self, size: int) -> range:
+        """The ranks whose slices of `size` elements have a part of it."""
+        return range(self.start // size, (self.end - 1) // size + 1)
+
+
+def is_orthogonalized(name: str) -> bool:
+    """Whether Muon updates the parameter: a matrix of a Transformer's block. The embedding, the head, biases and norms
+    are AdamW's, as Jordan's post advises; and so are tables of positions and, unlike there, a hybrid's convolutions."""
+    parts = name.split(".")
+    return parts[0] == "blocks" and parts[-1] == "weight" and "norm" not in parts[-2]
+
+
+def matrices_of(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Matrix, ...]:
+    """The matrices of a group's parameters, (name, shape) in their order. q, k and v, which are one parameter, are
+    three: Muon works better so (Jordan's post)."""
+    found, start = [], 0
+    for name, (rows, columns) in parameters:
+        num_parts = 3 if name.endswith(".qkv.weight") else 1
+        for _ in range(num_parts):
+            found.append(Matrix(start=start, rows=rows // num_parts, columns=columns))
+            start = found[-1].end
+    return tuple(found)
+
+
+def step_matrices(
+    weights: torch.Tensor,
+    gradient: torch.Tensor,
+    momentum: torch.Tensor,
+    *,
+    matrices: Sequence[Matrix],
+    group: Mapping[str, Any],
+    dtype: torch.dtype,
+) -> None:
+    """One update of this rank's slice of a group: `weights`, `gradient` and `momentum` are flat float32, and all three
+    are changed. `group` has lr, weight_decay and momentum; `dtype` is that of the iteration. Collective if a matrix
+    is cut."""
+    size = len(weights)
+    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    momentum.lerp_(gradient, 1 - group["momentum"])
+    update = gradient.lerp_(momentum, group["momentum"])
+    gathered = _gathered(update, matrices, rank=rank, num_ranks=num_ranks, dtype=dtype)
+    weights.mul_(1 - group["lr"] * group["weight_decay"])
+    offset = rank * size
+    for matrix in matrices:
+        low, high = matrix.part(rank, size)
+        if low >= high:
+            continue
+        whole = gathered.pop(matrix) if matrix in gathered else update[low - offset : high - offset].to(dtype)
+        made = orthogonal(whole.view(matrix.rows, matrix.columns)).reshape(-1)
+        rate = group["lr"] * _RMS * math.sqrt(max(matrix.rows, matrix.columns))
+        weights[low - offset : high - offset].add_(made[low - matrix.start : high - matrix.start], alpha=-rate)
+
+
+def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Roughly U V^T of the singular value decomposition U S V^T, by five steps of a Newton-Schulz iteration in the
+    matrix's own precision: singular values come to between 0.5 and 1.5, which is as good (Jordan's post), except those
+    that are tiny beside the others."""
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x = x / x.norm().clamp(min=_LEAST_NORM)  # no singular value is above 1
+    for _ in range(_STEPS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return x.T if is_tall else x
+
+
+def _gathered(
+    update: torch.Tensor, matrices: Sequence[Matrix], *, rank: int, num_ranks: int, dtype: torch.dtype
+) -> dict[Matrix, torch.Tensor]:
+    """The cut matrices of which this rank holds a part, whole and flat. Collective if there are any cut ones."""
+    size = len(update)
+    cut = [matrix for matrix in matrices if len(matrix.holders(size)) > 1]
+    if not cut:
+        return {}
+    own = [matrix for matrix in cut if rank in matrix.holders(size)]
+    offset = rank * size
+    held = {}
+    for matrix in own:
+        low, high = matrix.part(rank, size)
+        held[matrix] = update[low - offset : high - offset].to(dtype)
+    shared = [[matrix for matrix in own if other in matrix.holders(size)] for other in range(num_ranks)]
+    outgoing = [held[matrix] for of_other in shared for matrix in of_other]
+    parts = [[matrix.part(other, size) for matrix in of_other] for other, of_other in enumerate(shared)]
+    lengths = [[high - low for low, high in of_other] for of_other in parts]
+    received = update.new_empty(sum(map(sum, lengths)), dtype=dtype)
+    dist.all_to_all_single(
+        received,
+        torch.cat(outgoing) if outgoing else update.new_empty(0, dtype=dtype),
+        [sum(of_other) for of_other in lengths],
+        [sum(len(held[matrix]) for matrix in of_other) for of_other in shared],
+    )
+    pieces = iter(torch.split(received, [length for of_other in lengths for length in of_other]))
+    found = {matrix: list[torch.Tensor]() for matrix in own}
+    for of_other in shared:
+        for matrix in of_other:
+            found[matrix].append(next(pieces))
+    return {matrix: torch.cat(each) for matrix, each in found.items()}
