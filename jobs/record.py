@@ -162,7 +162,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "qk_norm",
         "attention",
     ),
-    "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone", "muon_momentum"),
+    "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone", "muon_momentum", "first_moment"),
     "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),
     "CheckpointConfig": (
         *("asynchronous", "when_busy", "max_failed"),

@@ -144,7 +144,7 @@ def forecast_rows(found: Forecast) -> Rows:
         ),
         ("predicted rate", rate),
         ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
-        ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.state)} per rank"),
+        ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),
         (
             "  stall",
             f"{stall} for the copy of a rank's state at {COPY_BYTES_PER_SECOND / 1e9:.0f} GB/s",

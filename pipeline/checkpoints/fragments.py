@@ -47,8 +47,8 @@ def _group(manifest: CheckpointManifest, names: list[str]) -> list[str]:
 class Fragment:
     """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
 
-    `slots`: flat float32 views into the engine's own buffers, by name: `master`, the optimiser's moments, and
-    `average` if the weights are averaged.
+    `slots`: flat views into the engine's own buffers, by name: `master`, the optimiser's moments, and `average` if the
+    weights are averaged. All are float32, but a moment may be bfloat16; files have its values as float32.
     """
 
     name: str
@@ -77,9 +77,10 @@ def lay_out(fragments: list[Fragment]) -> RankFile:
     """The safetensors file of these fragments."""
     named = [(fragment, slot, view) for fragment in fragments for slot, view in fragment.slots.items()]
     for fragment, slot, view in named:
-        if view.dtype != torch.float32 or view.numel() != fragment.length:
+        if view.dtype not in (torch.float32, torch.bfloat16) or view.numel() != fragment.length:
             raise ValueError(
-                f"{slot} of {fragment.name} is {view.dtype} {list(view.shape)}, not {fragment.length} float32"
+                f"{slot} of {fragment.name} is {view.dtype} {list(view.shape)}; allowed: {fragment.length} float32 or "
+                "bfloat16"
             )
     head = head_of({f"{slot}:{fragment.name}": (fragment.length,) for fragment, slot, _ in named})
     return RankFile(

@@ -57,8 +57,8 @@ def forecast(job: TrainingJob, cost: Cost, *, gpu: str, num_gpus: int, mfu: floa
         mfu=mfu,
         images_per_second=images_per_second,
         days=cost.num_images_seen / images_per_second / _SECONDS_A_DAY,
-        checkpoint_bytes=fit.memory.state * num_gpus,
-        stall_seconds=fit.memory.state / COPY_BYTES_PER_SECOND,
+        checkpoint_bytes=fit.memory.saved * num_gpus,
+        stall_seconds=fit.memory.saved / COPY_BYTES_PER_SECOND,
     )
 
 

@@ -151,7 +151,8 @@ def _refuse_gaps(places: Mapping[str, TensorPlace], *, first: int, end: int) -> 
 
 
 def parts_of(head: SafetensorsHead, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
-    """The bytes of the file in order. Each tensor is copied out of its device, and released, when its turn comes."""
+    """The bytes of the file in order. Each tensor is copied out of its device, and released, when its turn comes; one
+    in bfloat16 is widened."""
     yield memoryview(head.data)
     for tensor in tensors:
-        yield tensor.detach().cpu().contiguous().numpy().data.cast("B")
+        yield tensor.detach().cpu().float().contiguous().numpy().data.cast("B")

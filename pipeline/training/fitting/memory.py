@@ -6,7 +6,8 @@ some of it. P parameters, R ranks, w bytes of a weight (bf16 2, fp32 4):
 
     held all the time      weights         w P            (stage 3: w P / R, and gathered ones)
                            masters         4 P / R
-                           moments         8 P / R        (SGD: 4 P / R; so has Muon of its matrices)
+                           moments         8 P / R        (with the first in bf16 6 P / R; SGD, and Muon of its
+                                                          matrices, 4 P / R)
                            average         4 P / R        (EMA)
                            gradients       4 P            (bf16, stage 1, accumulation: DeepSpeed's fp32 sums)
                                            w P / R        (stage 3; 4 P / R in bf16 with accumulation)
@@ -18,7 +19,7 @@ The peak is the largest of the last three. A compiled block keeps less than this
 is cheap. How much less depends on its version, so it is left as room.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.models.activations import Activations, Pass, activations_of
 from pipeline.models.flops import num_block_weights, num_parameters
@@ -40,7 +41,8 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on one rank's device at the peak. `gradients`: with all buffers that reduce and copy them."""
+    """Bytes on one rank's device at the peak. `gradients`: with all buffers that reduce and copy them; `saved`: what a
+    checkpoint holds of this rank, where moments in bf16 are widened to fp32."""
 
     weights: int
     masters: int
@@ -49,10 +51,11 @@ class Memory:
     gradients: int
     images: int
     activations: int
+    saved: int
 
     @property
     def state(self) -> int:
-        """What a checkpoint holds of this rank."""
+        """What updates change, apart from the weights themselves."""
         return self.masters + self.moments + self.average
 
     @property
@@ -87,22 +90,28 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
     activations = _of_images(kept, micro_batch)
     begins = gradients.as_backward_begins() + activations
     peak = max(begins, gradients.as_backward_ends(), gradients.in_update()) + gradients.too_large()
+    average = _FP32 * trained_part if job.ema_decay else 0
+    in_fp32 = replace(job, optimizer=replace(job.optimizer, first_moment="fp32"))
     return Memory(
         weights=weight * part + gradients.gathered if job.engine.zero_stage == 3 else weight * number,
         masters=_FP32 * part,
-        moments=_FP32 * -(-_num_moments(job, trained) // ranks),
-        average=_FP32 * trained_part if job.ema_decay else 0,
+        moments=-(-_moment_bytes(job, trained) // ranks),
+        average=average,
         gradients=gradients.always() + peak - activations,
         images=_image_bytes(job, micro_batch, share),
         activations=activations,
+        saved=_FP32 * part + -(-_moment_bytes(in_fp32, trained) // ranks) + average,
     )
 
 
-def _num_moments(job: TrainingJob, trained: int) -> int:
-    """Elements of the optimiser's moments, on all ranks together."""
+def _moment_bytes(job: TrainingJob, trained: int) -> int:
+    """The optimiser's moments, on all ranks together."""
+    if job.optimizer.name == "sgd":
+        return _FP32 * trained
     if job.optimizer.name == "muon":
-        return 2 * trained - num_block_weights(job.model)
-    return 2 * trained if job.optimizer.name == "adamw" else trained
+        return _FP32 * (2 * trained - num_block_weights(job.model))
+    first = _BF16 if job.optimizer.first_moment == "bf16" else _FP32
+    return (first + _FP32) * trained
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ class OptimizerConfig:
     from."""
     muon_momentum: Annotated[float, Range(0, below=1)] = 0.95
     """Muon: decay of the gradient's running mean for the matrices, from 0 to below 1."""
+    first_moment: Literal["fp32", "bf16"] = "fp32"
+    """AdamW: precision in which the gradient's running mean is kept between steps; bf16 saves 2 bytes per parameter (as
+    big_vision)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
@@ -59,6 +62,11 @@ class OptimizerConfig:
             raise UserError(
                 "optimizer.name is 'muon' with optimizer.freeze_backbone: only the head is trained, which Muon leaves "
                 "to AdamW; give --optimizer.name adamw, or --optimizer.no-freeze-backbone"
+            )
+        if self.name != "adamw" and self.first_moment == "bf16":
+            raise UserError(
+                f"optimizer.first_moment is 'bf16' with optimizer.name {self.name!r}; it is a setting of AdamW: give "
+                "--optimizer.first-moment fp32, or --optimizer.name adamw"
             )
         if self.name == "sgd" and self.decay_scale == "schedule":
             raise UserError(

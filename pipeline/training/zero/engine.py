@@ -25,6 +25,7 @@ from pipeline.training.zero.state import (
     give_memory,
     local_fragments,
     local_gradients,
+    narrow_first_moments,
     publish_masters,
     spoil_gradients,
     swap,
@@ -272,6 +273,8 @@ class Engine:
         for fragment in self._frozen.fragments():
             fill(fragment, MASTER)
         filled()
+        if self._optimizer.first_moment == "bf16":
+            narrow_first_moments(self._zero)
         if self._averages and AVERAGE not in moments:
             for fragment in fragments:
                 fragment.slots[AVERAGE].copy_(fragment.slots[MASTER])

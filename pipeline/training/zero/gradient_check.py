@@ -268,7 +268,7 @@ def _small_plan(plan: BatchPlan) -> BatchPlan:
 
 def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
     """The same job with few layers, without dropout, with buckets as large in proportion, and with an optimiser that
-    has the same groups of parameters and no state."""
+    has no state and the same groups of parameters (Muon has those of its matrices besides)."""
     model, whole = _small_model(job.model), shapes_of(job.model)
     numels = [math.prod(shape) for shape in shapes_of(model).values()]
     share = sum(numels) / sum(map(math.prod, whole.values()))
@@ -282,7 +282,7 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
         job,
         model=model,
         engine=replace(engine, reduce_bucket=max(1, bucket), allgather_bucket=gather),
-        optimizer=replace(optimizer, name="sgd", momentum=0.0),
+        optimizer=replace(optimizer, name="sgd", momentum=0.0, first_moment="fp32"),
     )
 
 

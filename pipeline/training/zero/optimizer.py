@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.optim.adamw import adamw
 
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.layers import rate_factors
@@ -21,6 +22,7 @@ RATE_FACTOR = "rate_factor"  # of a group, by which the learning rate is multipl
 MOMENTS = "moments"  # of a group, the names of what the optimiser keeps of its parameters
 _MATRICES = "matrices"  # of a group that Muon updates, where they are; none of any other group
 _DTYPE = "dtype"  # of a group, the precision of Muon's iteration: that of the model
+_PIECE = 1 << 22  # elements of a first moment that are in fp32 at once
 
 
 # torch's own steps without the wrapper that loads torch._dynamo: in a run that compiles nothing it takes a second.
@@ -39,6 +41,42 @@ class _AdamW(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update; the same as torch's."""
         _STEPS[1](self, closure)
+
+
+class _AdamWInBf16(_AdamW):
+    """AdamW that keeps its first moment in bf16 between steps, rounded to nearest. As in optax's
+    scale_by_adam(mu_dtype="bfloat16"), which big_vision uses, an update takes the moment before it is rounded."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - as torch has it
+        """One update, a piece after the other: torch's kernel needs a moment in fp32."""
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    self._step_in_pieces(weights, weights.grad, group)
+
+    def _step_in_pieces(self, weights: torch.Tensor, gradients: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weights]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weights.device)
+            state["exp_avg"] = torch.zeros_like(weights, dtype=torch.bfloat16)
+            state["exp_avg_sq"] = torch.zeros_like(weights)
+        flat = (weights, gradients, state["exp_avg"], state["exp_avg_sq"])
+        for piece, gradient, first, second in zip(*(each.view(-1).split(_PIECE) for each in flat), strict=True):
+            wide = first.float()
+            adamw(
+                *([piece], [gradient], [wide], [second], [], [state["step"].clone()]),
+                fused=True,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
+            first.copy_(wide)
+        state["step"] += 1
 
 
 class _Muon(_AdamW):
@@ -97,7 +135,8 @@ def build_optimizer(
     betas = (config.beta1, config.beta2)
     if config.name == "muon":
         return _Muon(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
-    return _AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+    kind = _AdamWInBf16 if config.first_moment == "bf16" else _AdamW
+    return kind(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 
 
 def moments_of(name: str, config: OptimizerConfig) -> tuple[str, ...]:

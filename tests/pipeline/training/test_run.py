@@ -41,6 +41,7 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
         (1, 2, ()),
         (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
         pytest.param(3, 1, ("--engine.precision", "fp32"), marks=pytest.mark.long),
+        pytest.param(1, 2, ("--optimizer.first-moment", "bf16"), marks=pytest.mark.long),
         (3, 2, BF16),
         (2, 2, ("--ema-decay", "0.9")),  # Polyak averaging: one slot more, and the weights are the average
         pytest.param(

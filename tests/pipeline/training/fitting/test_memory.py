@@ -106,6 +106,8 @@ def test_the_parts_are_worked_out_by_hand() -> None:
     assert sgd.moments == found.masters
     muon = memory_of(replace(job, optimizer=OptimizerConfig(name="muon")), GPU, micro_batch=8)
     assert found.moments - muon.moments == 4 * 12 * 12 * 384**2 // 8, "of 12 blocks' matrices, one moment"
+    narrow = memory_of(replace(job, optimizer=OptimizerConfig(first_moment="bf16")), GPU, micro_batch=8)
+    assert (narrow.moments, narrow.saved, found.saved) == (6 * part, 16 * part, 16 * part)
     sharded = memory_of(replace(job, engine=replace(job.engine, zero_stage=3)), GPU, micro_batch=8)
     assert sharded.state == found.state
     twice = memory_of(job, GPU, micro_batch=4)

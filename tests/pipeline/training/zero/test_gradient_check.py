@@ -69,7 +69,7 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
         (job_of(3, "bf16", model=SIGMOID), 2, 3),
         (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
         (job_of(3, "fp32", model=MODERN), 2, 2),
-        (trained(job_of(2, "fp32"), layer_decay=0.5), 1, 2),
+        (trained(job_of(2, "fp32"), layer_decay=0.5, first_moment="bf16"), 1, 2),
         (trained(job_of(3, "bf16", model=SIGMOID), layer_decay=0.5, freeze_backbone=True), 2, 2),
     ],
     ids=[

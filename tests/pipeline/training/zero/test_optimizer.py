@@ -173,6 +173,36 @@ def test_a_decay_that_follows_no_schedule_is_refused() -> None:
         build_optimizer([], OptimizerConfig(decay_scale="schedule"))
 
 
+def test_a_first_moment_in_bf16_is_big_visions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against optax's scale_by_adam(mu_dtype="bfloat16") written out in float64: the update takes the moment before it
+    is rounded. In pieces that do not divide the tensor."""
+    monkeypatch.setattr("pipeline.training.zero.optimizer._PIECE", 8)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.nn.Parameter(torch.randn(7, 5, generator=generator))
+    optimizer = build_optimizer([("head.weight", weight)], OptimizerConfig(weight_decay=0.1, first_moment="bf16"))
+    optimizer.param_groups[0]["lr"] = 0.01
+    expected = weight.detach().double()
+    first, second = torch.zeros_like(expected), torch.zeros_like(expected)
+    for update in range(1, 21):
+        weight.grad = torch.randn(7, 5, generator=generator)
+        gradient = weight.grad.double()
+        optimizer.step()
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        direction = first / (1 - 0.9**update) / ((second / (1 - 0.999**update)).sqrt() + 1e-8)
+        expected = expected - 0.01 * (direction + 0.1 * expected)
+        kept = optimizer.state[weight]["exp_avg"]
+        assert kept.dtype == torch.bfloat16
+        torch.testing.assert_close(kept.double(), first, rtol=2**-8, atol=1e-7)  # half the last bit
+        first = kept.double()
+    torch.testing.assert_close(weight.detach().double(), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["sgd", "muon"])
+def test_only_adamw_has_its_first_moment_in_bf16(name: Literal["sgd", "muon"]) -> None:
+    with pytest.raises(UserError, match=rf"first_moment is 'bf16' with optimizer\.name '{name}'; .* give"):
+        OptimizerConfig(name=name, first_moment="bf16")
+
+
 def test_the_average_is_a_geometric_sum() -> None:
     """Of weights w1 .. wn from w0: f^n w0 + (1 - f) sum of f^(n - k) wk."""
     weights = [torch.randn(5, generator=torch.Generator().manual_seed(k)) for k in range(8)]

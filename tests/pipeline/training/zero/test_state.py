@@ -152,7 +152,7 @@ enter(world)
 plan = plan_batch(8, micro_batch=8 // accumulation // world.num_ranks, num_ranks=world.num_ranks, lanes=2)
 engine = Engine(
     ViT(config), config=EngineConfig(zero_stage=stage, precision=precision), plan=plan,
-    optimizer=OptimizerConfig(name=sys.argv[4]), clip_norm=1.0, ema_decay=0.75,
+    optimizer=OptimizerConfig(name=sys.argv[4], first_moment=sys.argv[5]), clip_norm=1.0, ema_decay=0.75,
 )
 values = {name: initial_tensor(name, shape, seed=5) for name, shape in shapes_of(config).items()}
 values["head.weight"] = torch.full_like(values["head.weight"], 0.01)
@@ -215,22 +215,24 @@ leave()
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "accumulation", "optimizer"),
+    ("stage", "precision", "accumulation", "optimizer", "first_moment"),
     [
-        (1, "bf16", 1, "adamw"),
-        (1, "bf16", 2, "adamw"),
-        (1, "bf16", 2, "muon"),
-        (1, "fp32", 2, "sgd"),
-        (2, "fp32", 2, "adamw"),
-        (3, "fp32", 1, "sgd"),
-        (3, "bf16", 2, "adamw"),
+        (1, "bf16", 1, "adamw", "fp32"),
+        (1, "bf16", 2, "adamw", "fp32"),
+        (1, "bf16", 2, "muon", "fp32"),
+        pytest.param(1, "fp32", 1, "adamw", "bf16", marks=pytest.mark.long),
+        (1, "fp32", 2, "sgd", "fp32"),
+        (2, "fp32", 2, "adamw", "fp32"),
+        (3, "fp32", 1, "sgd", "fp32"),
+        (3, "fp32", 1, "adamw", "bf16"),
+        (3, "bf16", 2, "adamw", "fp32"),
     ],
 )
 def test_a_discarded_update_leaves_no_trace_and_an_engine_is_filled_again(
-    stage: int, precision: str, accumulation: int, optimizer: str
+    stage: int, precision: str, accumulation: int, optimizer: str, first_moment: str
 ) -> None:
     """Masters, moments, average and weights stay as they are, and so do all later updates, to the bit."""
-    ended = program(DISCARDING, str(stage), precision, str(accumulation), optimizer)
+    ended = program(DISCARDING, str(stage), precision, str(accumulation), optimizer, first_moment)
     assert ended.code == 0, ended.errors
 
 
