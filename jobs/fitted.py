@@ -18,7 +18,10 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.quantities import plural
 
-_OF_HEADS = ("num_classes", "representation", "masked_patches", "head_bias", "dropout", "stochastic_depth")
+_OF_HEADS = (
+    *("num_classes", "representation", "head_bias", "dropout", "stochastic_depth"),
+    *("masked_patches", "masked_target", "masked_share"),
+)
 _MANIFEST = "manifest.json"
 
 

@@ -161,6 +161,8 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "registers",
         "qk_norm",
         "attention",
+        "masked_target",
+        "masked_share",
     ),
     "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone", "muon_momentum", "first_moment"),
     "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),

@@ -15,7 +15,7 @@ from jobs.record import read_record
 from jobs.reports.compare_facts import Point, final_run_of, point_of
 from jobs.reports.compare_names import model_name, sizes_of
 from jobs.stages import job_class
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.weights.usage import Usage
 from pipeline.training.saving.finish import read_done
@@ -128,7 +128,12 @@ def _details(exported: Exported) -> str:
     labels += ", ..." if len(exported.labels) > _MOST_LABELS else ""
     output = f"{config.num_classes:,} logits; probabilities by {exported.usage.loss}"
     if config.masked_patches:
-        output = f"for each patch, {output} over its mean colours (masked patch prediction, no classes of images)"
+        predicted = {
+            "mean": f"{output} over its mean colours",
+            "parts": f"{output} over the {MEAN_COLOURS} mean colours of each of its {PARTS_PER_SIDE**2} parts",
+            "pixels": f"the {config.num_classes:,} values of its pixels, scaled to -1 to 1",
+        }[config.masked_target]
+        output = f"for each patch, {predicted} (masked patch prediction, no classes of images)"
     rows = [
         ("Parameters", number(exported.num_parameters)),
         ("Images", f"{config.image_size} x {config.image_size} pixels in RGB, scaled to -1 to 1"),

@@ -38,7 +38,7 @@ _DATASETS: dict[str, PaperDataset] = {
     "cifar10_48": paper_datasets.CIFAR10,
     "cifar10_plain": paper_datasets.CIFAR10,
     **dict.fromkeys((*paper_jft.RECIPES, *paper_ablations.RECIPES, "masked_patches"), paper_datasets.JFT),
-    "masked_patches_100k": paper_datasets.JFT,
+    **{f"masked_patches_{name}": paper_datasets.JFT for name in ("100k", "15", "parts", "pixels")},
     "masked_patches_i1k_100k": paper_datasets.IMAGENET_1K,
     **{name: paper_datasets.IMAGENET_21K for name in paper_imagenet.RECIPES if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},

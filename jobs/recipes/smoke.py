@@ -7,7 +7,7 @@ shows that a recipe runs, not how well it trains.
 
 from dataclasses import replace
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import ModelConfig, num_masked_outputs, without_masked_patches
 from pipeline.training.settings.job import TrainingJob
 
 SUFFIX = "_smoke"
@@ -45,8 +45,8 @@ def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
     units, factor = ((1, 1) if model.resnet.units else (), 1) if model.resnet else (None, None)
     if model.is_bit:
         return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)
-    return replace(
-        model,
+    tiny = replace(
+        without_masked_patches(model),
         image_size=image_size,
         patch=8 if units is None else 1 if units else 2,
         depth=2,
@@ -55,4 +55,14 @@ def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
         num_heads=2,
         resnet_units=units,
         resnet_factor=factor,
+    )
+    if not model.masked_patches:
+        return tiny
+    target = model.masked_target
+    return replace(
+        tiny,
+        masked_patches=True,
+        masked_target=target,
+        masked_share=model.masked_share,
+        num_classes=num_masked_outputs(target, side=tiny.stride),
     )

@@ -75,6 +75,8 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "registers": plural(model.registers, "register") if model.registers else "no registers",
             "layer_scale": f"LayerScale {model.layer_scale:g}" if model.layer_scale else "no LayerScale",
             "attention": f"{model.attention} attention",
+            "masked_target": f"target {model.masked_target}",
+            "masked_share": f"{100 * model.masked_share:.4g} % masked",
         }
     if model.resnet:
         found["resnet_units"] = f"units {' '.join(map(str, model.resnet.units)) or 'none'}"

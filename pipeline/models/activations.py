@@ -134,7 +134,10 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
     masks = _num_tokens(config) * size.width * _mask_bytes(config, how)
     turns = 2 * _FP32 * _num_tokens(config) * size.width // size.num_heads if config.position == "rope2d" else 0
-    return _Kept(image_bytes=num_copies * how.element_bytes * patches + masks, fixed_bytes=turns)
+    # Of masked patch prediction, what patches are gathered from: all patches and the [mask] embedding.
+    sources = config.masked_patches * how.element_bytes * (height * width + 1) * size.width
+    image = num_copies * how.element_bytes * patches + masks + sources
+    return _Kept(image_bytes=image, fixed_bytes=turns)
 
 
 def _last(config: ModelConfig, how: Pass) -> _Kept:
@@ -151,7 +154,8 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
     else:
         width, num_tokens = config.size.width, _num_tokens(config)
         if config.masked_patches:
-            kept = e * num_tokens * width + 2 * num_tokens * _statistic_bytes(how) + _FP32 * num_tokens * width
+            num_patches = _area(config.grid)
+            kept = e * num_tokens * width + 2 * num_patches * _statistic_bytes(how) + _FP32 * num_patches * width
             return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
         num_normed = 1 if config.pooling == "token" else _area(config.grid)
         kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
@@ -169,7 +173,9 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
 def _loss(config: ModelConfig, how: Pass) -> _Kept:
     """What the loss keeps of the logits (pipeline/models/loss.py)."""
     num_kept = {("softmax", False): 1, ("softmax", True): 2, ("sigmoid", False): 2, ("sigmoid", True): 4}
-    num_predicted = _num_tokens(config) if config.masked_patches else 1
+    num_predicted = _area(config.grid) if config.masked_patches else 1
+    if config.masked_patches and config.masked_target == "pixels":  # the differences, and which of them count
+        return _Kept(image_bytes=num_predicted * (_FP32 * config.num_classes + 1))
     return _Kept(image_bytes=num_predicted * num_kept[how.loss, how.has_dense_targets] * _FP32 * config.num_classes)
 
 

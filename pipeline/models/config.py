@@ -21,7 +21,9 @@ AttentionKind = Literal["global", "axial"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
 ModeOrNone = Literal["paper", "bicubic", "timm", "none"]  # none: those of another grid start anew
+MaskedTarget = Literal["mean", "parts", "pixels"]
 MEAN_COLOURS = 512  # classes of masked patch prediction: 3 bits of each channel
+PARTS_PER_SIDE = 4  # into which a patch is cut if the colour of each part is predicted
 # The most that a model may have of each. Far above any published one: they bound what a file or a typing error can ask
 # to be built.
 MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
@@ -190,6 +192,11 @@ class ModelConfig:
     attention: AttentionKind = "global"
     """global: each token attends to all. axial: each layer is two blocks, of which the first attends along the rows of
     patches, the second along the columns; without a class token (appendix D.6)."""
+    masked_target: MaskedTarget = "mean"
+    """What masked_patches predicts of each patch: mean (its mean colour, --model.num-classes 512), parts (the mean
+    colours of 4 x 4 parts, 8192), or pixels (the values of all pixels, 3 for each, by mean squared error)."""
+    masked_share: Annotated[float, Range(above=0, below=1)] = 0.5
+    """Share of each image's patches that masked_patches corrupts, rounded down: 0.5 in the paper, 0.15 in BERT."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
@@ -254,6 +261,12 @@ class ModelConfig:
         return side, side
 
     @property
+    def num_corrupted_patches(self) -> int:
+        """Patches of an image that masked patch prediction corrupts."""
+        # A share such as 0.29 is a little less in binary, and 100 times as much is below 29.
+        return int(self.masked_share * self.grid[0] * self.grid[1] + 1e-6)
+
+    @property
     def num_blocks(self) -> int:
         """Transformer blocks, each with its attention and MLP: one per layer, or two if attention is axial."""
         return self.size.depth * (2 if self.attention == "axial" else 1)
@@ -270,11 +283,7 @@ class ModelConfig:
 
     def _refuse_misfits(self) -> None:
         size, stride = self.size, self.stride
-        if self.masked_patches and self.num_classes != MEAN_COLOURS:
-            raise UserError(
-                f"model.num_classes is {self.num_classes} with model.masked_patches, which predicts {MEAN_COLOURS} "
-                f"mean colours; give --model.num-classes {MEAN_COLOURS}, or --model.no-masked-patches"
-            )
+        self._refuse_masked_misfits()
         if self.masked_patches and self.representation:
             raise UserError(
                 "model.representation is on with model.masked_patches, whose head reads the patches, without a hidden "
@@ -355,9 +364,47 @@ class ModelConfig:
                 "give an even --model.width, or --model.position learned_1d"
             )
 
+    def _refuse_masked_misfits(self) -> None:
+        target, share = self.masked_target, self.masked_share
+        if not self.masked_patches:
+            if (target, share) != ("mean", 0.5):
+                raise UserError(
+                    f"model.masked_target is {target!r} and model.masked_share {share:g} without model.masked_patches, "
+                    "which alone uses them; give --model.masked-patches, or leave them out"
+                )
+            return
+        if target == "parts" and self.stride % PARTS_PER_SIDE:
+            raise UserError(
+                f"model.masked_target is 'parts' with patches of {self.stride} px, which are cut into "
+                f"{PARTS_PER_SIDE} x {PARTS_PER_SIDE} parts; give a --model.patch whose pixels are a multiple of "
+                f"{PARTS_PER_SIDE}, or --model.masked-target mean or pixels"
+            )
+        if self.num_classes != num_masked_outputs(target, side=self.stride):
+            what = {
+                "mean": f"{MEAN_COLOURS} mean colours",
+                "parts": f"{MEAN_COLOURS} colours for each of {PARTS_PER_SIDE**2} parts of a patch",
+                "pixels": f"3 values for each of the {self.stride} x {self.stride} pixels of a patch",
+            }[target]
+            raise UserError(
+                f"model.num_classes is {self.num_classes} with model.masked_patches, which predicts {what}; give "
+                f"--model.num-classes {num_masked_outputs(target, side=self.stride)}, or --model.no-masked-patches"
+            )
+
     def _refuse_fields_of_transformers(self) -> None:
         own = {"name", "image_size", "num_classes", "resnet_units", "resnet_factor", "head_bias", "resnet_epsilons"}
         foreign = [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
         if foreign:
             given = ", ".join(f"model.{field} is {getattr(self, field)!r}" for field in foreign)
             raise UserError(f"{given}; {self.name} is a ResNet and has no such part; leave it out")
+
+
+def num_masked_outputs(target: MaskedTarget, *, side: int) -> int:
+    """Outputs of the head for each patch of `side` pixels in masked patch prediction."""
+    if target == "pixels":
+        return 3 * side**2
+    return MEAN_COLOURS * (PARTS_PER_SIDE**2 if target == "parts" else 1)
+
+
+def without_masked_patches(config: ModelConfig) -> ModelConfig:
+    """Returns the same model as a classifier of images, whose head is to be replaced."""
+    return replace(config, masked_patches=False, masked_target="mean", masked_share=0.5)

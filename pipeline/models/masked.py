@@ -1,24 +1,30 @@
-"""Masked patch prediction (section 4.6 and appendix B.1.2): the mean colours to predict, and the head that does.
+"""Masked patch prediction (section 4.6 and appendix B.1.2): what is predicted of a patch, and the head that does it.
 
-Shape letters: B images, H W pixels, N patches, D width, K classes.
+The paper tried three targets: the mean colour of a patch with 3 bits per channel, the same of each cell of a 4 x 4
+version of the patch, and all its pixels by L2. It does not say how pixels are scaled for L2: here they are what the
+model sees, in [-1, 1].
+
+Shape letters: B images, H W pixels, N patches, D width, T targets of a patch, K outputs of the head.
 """
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from pipeline.models.config import MEAN_COLOURS
+from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, MaskedTarget, ModelConfig
 from pipeline.models.head import LinearHead
+from pipeline.models.pixels import centred
 
 _BITS, _LEVELS, _MOST_PIXEL = 3, 8, 255
+_CHANNELS = ("red", "green", "blue")
 NOT_PREDICTED = -1
 
 
 class ColourHead(LinearHead):
-    """The classifier of mean colours, for each patch, with the embedding that stands for a masked patch."""
+    """Predicts the colours of each patch. It also has the embedding that stands for a masked patch."""
 
-    def __init__(self, width: int, *, constant: float) -> None:
-        super().__init__(width, MEAN_COLOURS, constant=constant)
+    def __init__(self, width: int, num_outputs: int, *, constant: float) -> None:
+        super().__init__(width, num_outputs, constant=constant)
         self.mask = Mask(width)
 
 
@@ -47,12 +53,45 @@ def mean_colours(images_BHW3: torch.Tensor, *, side: int) -> torch.Tensor:
     return (bits_BN3[..., 0] << 2 * _BITS) + (bits_BN3[..., 1] << _BITS) + bits_BN3[..., 2]
 
 
-def masked_loss(logits_BNK: torch.Tensor, targets_BN: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy in fp32 over the patches whose target is not NOT_PREDICTED."""
-    return F.cross_entropy(logits_BNK.float().flatten(0, 1), targets_BN.flatten(), ignore_index=NOT_PREDICTED)
+def masked_targets(images_BHW3: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """What is to be predicted of each patch of uint8[B, H, W, 3] images: int[B, N, T].
+
+    One colour of the mean; 16 colours of the parts, row by row; or 0 to 255 of the pixels, row by row, red first.
+    """
+    side = config.stride
+    if config.masked_target == "mean":
+        return mean_colours(images_BHW3, side=side)[:, :, None]
+    batch, rows, columns = images_BHW3.shape[0], images_BHW3.shape[1] // side, images_BHW3.shape[2] // side
+    if config.masked_target == "parts":
+        values, cells = mean_colours(images_BHW3, side=side // PARTS_PER_SIDE), PARTS_PER_SIDE
+    else:
+        values, cells = images_BHW3.short(), side
+    # (B, H/P, cells, W/P, cells, C) -> (B, H/P, W/P, cells, cells, C) -> (B, N, T)
+    return values.reshape(batch, rows, cells, columns, cells, -1).transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def masked_loss(outputs_BNK: torch.Tensor, targets_BNT: torch.Tensor, *, target: MaskedTarget) -> torch.Tensor:
+    """Mean loss in fp32 over all targets that are not NOT_PREDICTED, the same number in each image: cross-entropy of
+    colours, or the squared error of pixels in [-1, 1]."""
+    if target != "pixels":
+        logits = outputs_BNK.float().reshape(-1, MEAN_COLOURS)  # (B, N, T * 512) -> (B * N * T, 512)
+        return F.cross_entropy(logits, targets_BNT.flatten(), ignore_index=NOT_PREDICTED)
+    is_predicted_BN1 = targets_BNT[:, :, :1] != NOT_PREDICTED
+    differences_BNK = torch.where(is_predicted_BN1, outputs_BNK.float() - centred(targets_BNT, torch.float32), 0.0)
+    return differences_BNK.square().sum() / (is_predicted_BN1.sum() * targets_BNT.shape[2])
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    """The names of the head's outputs: "red 7 green 0 blue 3" of a mean, before it "row 0 column 3" of one of the
+    parts, or "row 15 column 0 blue" of a pixel."""
+    if config.masked_target == "mean":
+        return colour_names()
+    is_parts = config.masked_target == "parts"
+    side, names = (PARTS_PER_SIDE, colour_names()) if is_parts else (config.stride, _CHANNELS)
+    return tuple(f"row {row} column {column} {name}" for row in range(side) for column in range(side) for name in names)
 
 
 def colour_names() -> tuple[str, ...]:
-    """The names of the classes, such as "red 7 green 0 blue 3"."""
+    """The names of the colours, such as "red 7 green 0 blue 3"."""
     low = _LEVELS - 1
     return tuple(f"red {n >> 2 * _BITS} green {n >> _BITS & low} blue {n & low}" for n in range(MEAN_COLOURS))

@@ -39,7 +39,7 @@ class ViT(nn.Module):
         self.pool = AttentionPool(config) if config.pooling == "attention" else None
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         if config.masked_patches:
-            self.head: LinearHead = ColourHead(size.width, constant=config.head_bias)
+            self.head: LinearHead = ColourHead(size.width, config.num_classes, constant=config.head_bias)
         else:
             self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
 

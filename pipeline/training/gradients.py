@@ -4,9 +4,9 @@ No boundary between ranks or micro-batches changes the draws. They are functions
 batch) alone, made on the host and passed to the model. So a run that continues, on any number of ranks, and a block
 that is computed again in the backward pass or compiled have the same draws.
 
-Masked patch prediction (appendix B.1.2) corrupts exactly half of the patches of each image (rounded down, at least 1):
-80 % of them become the [mask] embedding, 10 % another patch of the same image, and 10 % stay. The paper does not say
-whose patch takes the place; one of the same image needs no other image, so that no rank asks another.
+Masked patch prediction (appendix B.1.2) corrupts the same number of patches in each image, half of them or another
+share: 80 % of those become the [mask] embedding, 10 % another patch of the same image, and 10 % stay. The paper does
+not say whose patch takes the place; one of the same image needs no other image, so that no rank asks another.
 
 Stochastic depth (Huang et al., arXiv 1603.09382) leaves out branches of the transformer for each image: attention and
 MLP of block l of L, each with the probability rate x l / (L - 1), l from 0, as in timm (drop_path_rate). A branch that
@@ -21,7 +21,7 @@ from torch import nn
 from pipeline.data.batches import Batch
 from pipeline.data.mixup import mix_images, mix_targets, mix_weights
 from pipeline.models.loss import classification_loss, targets_of, weighted_targets
-from pipeline.models.masked import NOT_PREDICTED, masked_loss, mean_colours
+from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
@@ -51,16 +51,19 @@ def branch_factors(
 
 
 def patch_sources(
-    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, num_patches: int
+    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, num_patches: int, num_corrupted: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """The source of each patch, int64[n, N]: 0 to N - 1, or N for [mask]; and whether it is to be predicted,
-    bool[n, N]. `positions_in_batch`, int64[n]: places in the global batch. ValueError for fewer than 2 patches."""
-    if num_patches < 2:
-        raise ValueError(f"num_patches is {num_patches}; allowed: 2 or more, since half are corrupted")
+    bool[n, N]. `positions_in_batch`, int64[n]: places in the global batch. ValueError for fewer than 2 patches, one of
+    which may take the other's place, and if none or more than all are corrupted."""
+    if num_patches < 2 or not 1 <= num_corrupted <= num_patches:
+        raise ValueError(
+            f"num_patches is {num_patches} and num_corrupted {num_corrupted}; allowed: 2 or more, and 1 or more of them"
+        )
     draws = uniforms(positions_in_batch, 3 * num_patches, key=MASKED_PATCHES.key(seed, step))
     order, kind, other = draws.reshape(-1, 3, num_patches).transpose(1, 0, 2)
     ranks = order.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
-    is_corrupted = ranks < num_patches // 2
+    is_corrupted = ranks < num_corrupted
     own = np.arange(num_patches)
     others = (own + 1 + (other * (num_patches - 1)).astype(np.int64)) % num_patches  # any but its own
     replaced = np.where(kind < _MASKED, num_patches, np.where(kind < _MASKED_OR_OTHER, others, own))
@@ -95,7 +98,7 @@ class Gradients:
                 y: torch.Tensor = targets,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
-                    return masked_loss(model(*x), y)
+                    return masked_loss(model(*x), y, target=self.job.model.masked_target)
                 return classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
 
             with self.times.part("forward_backward"):
@@ -129,13 +132,17 @@ class Gradients:
         return (self._on_device(factors),)
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The place from which the model takes each patch, and the mean colours that it is to predict: int64[n, N]
-        each."""
+        """The place from which the model takes each patch, int64[n, N], and what it is to predict, int[n, N, T]."""
         model = self.job.model
-        num_patches = model.grid[0] * model.grid[1]
-        sources, chosen_patches = patch_sources(step, self._places(chosen), seed=self.job.seed, num_patches=num_patches)
-        colours = mean_colours(images, side=model.stride)
-        targets = torch.where(self._on_device(chosen_patches), colours, NOT_PREDICTED)
+        sources, chosen_patches = patch_sources(
+            step,
+            self._places(chosen),
+            seed=self.job.seed,
+            num_patches=model.grid[0] * model.grid[1],
+            num_corrupted=model.num_corrupted_patches,
+        )
+        is_predicted = self._on_device(chosen_patches)[:, :, None]
+        targets = torch.where(is_predicted, masked_targets(images, model), NOT_PREDICTED)
         return self._on_device(sources), targets
 
     def _places(self, chosen: slice) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from jobs.recipes.photos import photos, photos_scratch_s16, steps_for
 from jobs.record import write_record
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.convert import save_as
+from pipeline.models.masked import output_names
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from tests.rigs.datasets import packed_folders
@@ -38,6 +39,14 @@ def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path) -> None:
     assert larger.model == replace(CONFIG, num_classes=0, image_size=48)
     with pytest.raises(UserError, match=r"--model.image-size is 40, .* patch .* is 16 px: take 32 or 48"):
         job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "40")
+
+
+def test_weights_of_masked_patches_give_a_classifier(tmp_path: Path) -> None:
+    masked = replace(CONFIG, masked_patches=True, masked_target="pixels", masked_share=0.25, num_classes=768)
+    state = build_model(masked).state_dict()
+    save_as("patchline", tmp_path, config=masked, labels=output_names(masked), tensor=lambda name: state[name])
+    job = job_of("photos", photos(), "--initial.weights", str(tmp_path))
+    assert job.model == replace(CONFIG, num_classes=0)
 
 
 def test_steps_and_scores_follow_the_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

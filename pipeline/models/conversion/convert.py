@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.models.build import shapes_of
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.conversion import plain, timm
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.description_file import json_object
@@ -138,11 +138,10 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
             f"{hidden}"
         )
     target = replace(
-        config,
+        without_masked_patches(config) if change.new_head else config,
         image_size=config.image_size if change.image_size is None else change.image_size,
         num_classes=num_classes,
         representation=config.representation and not change.new_head,
-        masked_patches=config.masked_patches and not change.new_head,
     )
     refuse_absurd(target, where=weights.where)
     shapes = shapes_of(target)

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.models.build import Model
 from pipeline.models.loss import classification_loss
-from pipeline.models.masked import masked_loss, mean_colours
+from pipeline.models.masked import masked_loss, masked_targets
 from pipeline.ranks.collectives import all_agree
 from pipeline.ranks.world import World
 from pipeline.training.fitting.fit import halved
@@ -84,9 +84,10 @@ def one_pass(
     )
     labels = torch.zeros(plan.micro_batch, 1, dtype=torch.int64, device=device)
     if job.model.masked_patches:
-        colours = mean_colours(images, side=job.model.stride)
-        sources = torch.full_like(colours, colours.shape[1])  # all masked
-        loss = masked_loss(module(images, None, sources), colours)
+        targets = masked_targets(images, job.model)
+        num_patches = targets.shape[1]
+        sources = torch.full((plan.micro_batch, num_patches), num_patches, device=device)  # all masked
+        loss = masked_loss(module(images, None, sources), targets, target=job.model.masked_target)
     else:
         loss = classification_loss(module(images), labels, name=job.loss, smoothing=job.label_smoothing)
     # Unlike `backward`, it runs none of the hooks that reduce gradients: those would wait for the other ranks.

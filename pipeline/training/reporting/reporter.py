@@ -176,6 +176,8 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
         **size,
         **{f"model.{name}": getattr(model, name) for name in ("dropout", "stochastic_depth")},
         "model.masked_patches": str(model.masked_patches).lower(),
+        "model.masked_target": model.masked_target,
+        "model.masked_share": model.masked_share,
         "initial.weights": job.initial.weights,
         "steps": job.steps,
         "global_batch": job.global_batch,

@@ -28,7 +28,7 @@ from pipeline.checkpoints.stored import (
 from pipeline.data.position import StreamPosition
 from pipeline.data.training_data import open_training_data
 from pipeline.models.build import shapes_of
-from pipeline.models.masked import colour_names
+from pipeline.models.masked import output_names
 from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
 from pipeline.training.reporting.ledger import last_saved
@@ -72,7 +72,7 @@ def save_checkpoint_weights(
     save_weights(
         folder,
         config=job.model,
-        labels=colour_names() if job.model.masked_patches else labels,
+        labels=output_names(job.model) if job.model.masked_patches else labels,
         tensor=tensors_in_order(files, manifest, slot=slot),
         usage=Usage(loss=job.loss, transform=job.evaluation.transform),
     )

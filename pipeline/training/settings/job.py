@@ -12,6 +12,7 @@ from pipeline.training.settings.loggers import LoggersConfig
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from pipeline.training.spikes import GuardConfig
 from shards.errors import UserError
+from shards.output.quantities import plural
 from shards.schema.config_values import Range, refuse_wrong_values
 
 _MOST_HANG_SECONDS = 7 * 86400
@@ -291,11 +292,12 @@ class TrainingJob:
 
     def _refuse_labels(self) -> None:
         """UserError for what masked patches, which need no labels, have no use for."""
-        side = self.model.grid[0]
-        if side < 2:
+        num_patches = self.model.grid[0] * self.model.grid[1]
+        if num_patches < 2 or not self.model.num_corrupted_patches:
             raise UserError(
-                f"model.masked_patches with {side * side} patch in an image of {self.model.image_size} px: half of "
-                "them are masked; give a larger --model.image-size or a smaller --model.patch"
+                f"model.masked_patches with {plural(num_patches, 'patch')} in an image of "
+                f"{self.model.image_size} px, of which a share of {self.model.masked_share:g} is corrupted: none; give "
+                "a larger --model.masked-share or --model.image-size, or a smaller --model.patch"
             )
         given = {
             "--loss softmax": self.loss != "softmax",

@@ -42,7 +42,7 @@ from torch import nn
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import MASTER
 from pipeline.models.build import checkpoint_blocks, shapes_of, unfilled_model
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.initial import initial_tensor
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
@@ -288,7 +288,7 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
 
 def _small_model(config: ModelConfig) -> ModelConfig:
     if config.masked_patches:  # what is checked is how gradients are added up, which is the same with labels
-        config = replace(config, masked_patches=False)
+        config = without_masked_patches(config)
     config = replace(config, num_classes=min(max(config.num_classes, 2), _MOST_CLASSES))
     if config.resnet:
         config = replace(config, resnet_units=(1,) * len(config.resnet.units))

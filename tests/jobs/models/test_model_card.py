@@ -15,7 +15,7 @@ from jobs.reports.compare_facts import point_of
 from jobs.stages import job_class
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import MaskedTarget, ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.weights.usage import Usage
 from shards.config import HeldOutConfig
@@ -170,10 +170,18 @@ def test_a_damaged_record_leaves_the_card_without_training(tmp_path: Path) -> No
     assert training_of(str(tmp_path / "weights")) is None
 
 
-def test_weights_of_masked_patches_classify_nothing() -> None:
-    config = ModelConfig(name="vit_ti16", num_classes=512, masked_patches=True)
+@pytest.mark.parametrize(
+    ("target", "num_classes", "output"),
+    [
+        ("mean", 512, "for each patch, 512 logits"),
+        ("parts", 8192, "for each patch, 8,192 logits; probabilities by softmax over the 512 mean colours of each"),
+        ("pixels", 768, "for each patch, the 768 values of its pixels, scaled to -1 to 1"),
+    ],
+)
+def test_weights_of_masked_patches_classify_nothing(target: MaskedTarget, num_classes: int, output: str) -> None:
+    config = ModelConfig(name="vit_ti16", num_classes=num_classes, masked_patches=True, masked_target=target)
     card = card_text(replace(EXPORTED, config=config, written="patchline", labels=("red 0 green 0 blue 0",)), None)
     assert front_matter(card)["pipeline_tag"] == "image-feature-extraction"
-    assert "for each patch, 512 logits" in card
+    assert output in card
     assert "patchline fewshot out --data.url DATASET" in card
     assert not any(word in card for word in ("predict(", "Classes", "image-classification"))

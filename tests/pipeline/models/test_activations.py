@@ -11,10 +11,12 @@ from pipeline.models.activations import Pass, activations_of
 from pipeline.models.build import checkpoint_blocks, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.loss import classification_loss, targets_of
+from pipeline.models.masked import masked_loss, masked_targets
 
 BF16 = Pass(element_bytes=2, loss="sigmoid", is_on_gpu=False)
 FP32 = replace(BF16, element_bytes=4)
 AXIAL: dict[str, Any] = {"attention": "axial", "pooling": "average"}
+MASKED = {"masked_patches": True}
 TINY_BYTES = 64  # sums of the loss
 
 
@@ -67,6 +69,19 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", AXIAL | {"position_at": "layers_shared"}, FP32, id="axial in fp32"),
         pytest.param("vit_s16", AXIAL, replace(BF16, is_recomputed=True), id="axial with checkpointing"),
         pytest.param("vit_s16", AXIAL | {"image_size": 416}, BF16, id="axial above 640 tokens"),
+        pytest.param("vit_s16", MASKED | {"num_classes": 512}, replace(BF16, loss="softmax"), id="masked, means"),
+        pytest.param(
+            "r26_vit_s32",
+            MASKED | {"num_classes": 8192, "masked_target": "parts"},
+            replace(FP32, loss="softmax"),
+            id="masked, parts",
+        ),
+        pytest.param(
+            "vit_s16",
+            MASKED | {"num_classes": 768, "masked_target": "pixels", "pooling": "average"},
+            replace(BF16, loss="softmax"),
+            id="masked, pixels",
+        ),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
         pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
         pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),
@@ -107,8 +122,15 @@ def saved_bytes(config: ModelConfig, how: Pass, *, num_images: int) -> int:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             depth = config.size.depth if config.stochastic_depth else 0
             branches = (torch.ones(depth, num_images, 2),) if depth else ()
-            classification_loss(model(images, *branches), targets, name=how.loss)
-        own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), labels)}
+            if config.masked_patches:
+                labels = masked_targets(images, config)
+                sources = torch.zeros(labels.shape[:2], dtype=torch.int64)
+                masked_loss(model(images, None, sources), labels, target=config.masked_target)
+                given = [labels, sources]
+            else:
+                classification_loss(model(images, *branches), targets, name=how.loss)
+                given = [labels]
+        own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *given)}
         return sum(int(storage.nbytes()) for key, storage in kept.items() if key not in own)
 
 

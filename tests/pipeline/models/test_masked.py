@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,19 @@ import torch
 from torch import nn
 
 from pipeline.models import ModelConfig, ViT, build_model, checkpoint_blocks, shapes_of
-from pipeline.models.config import Pooling
+from pipeline.models.config import Pooling, without_masked_patches
 from pipeline.models.conversion.config import Change
 from pipeline.models.conversion.convert import changed, save_as
-from pipeline.models.flops import num_parameters
-from pipeline.models.masked import NOT_PREDICTED, ColourHead, colour_names, masked_loss, mean_colours
+from pipeline.models.flops import forward_flops, num_parameters
+from pipeline.models.masked import (
+    NOT_PREDICTED,
+    ColourHead,
+    colour_names,
+    masked_loss,
+    masked_targets,
+    mean_colours,
+    output_names,
+)
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import Weights, filled_model, open_weights, refuse_no_classifier, save_weights
 from shards.errors import UserError
@@ -29,6 +38,9 @@ VIT = ModelConfig(
     num_classes=512,
     masked_patches=True,
 )
+PARTS = replace(VIT, masked_target="parts", num_classes=8192)
+PIXELS = replace(VIT, masked_target="pixels", num_classes=48)
+TARGETS = [pytest.param(VIT, id="means"), pytest.param(PARTS, id="parts"), pytest.param(PIXELS, id="pixels")]
 IMAGES = torch.randint(0, 256, (3, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
 MASKED = 16  # the source that stands for [mask], after the 16 patches
 
@@ -72,13 +84,49 @@ def test_the_ends_of_the_range_have_a_class() -> None:
     assert colour_names()[64 + 16 + 3] == "red 1 green 2 blue 3"
 
 
-def test_the_loss_is_numpys_mean_over_what_is_predicted() -> None:
+def targets_by_numpy(config: ModelConfig) -> np.ndarray:
+    """One patch after another, cut out of the image."""
+    side, found = config.stride, []
+    for image in IMAGES.numpy():
+        for top, left in np.ndindex(image.shape[0] // side, image.shape[1] // side):
+            patch = image[top * side : (top + 1) * side, left * side : (left + 1) * side]
+            if config.masked_target == "pixels":
+                found.append(patch.reshape(-1))
+            else:
+                found.append(colours_by_numpy(patch[None], side // 4 if config.masked_target == "parts" else side)[0])
+    return np.array(found).reshape(len(IMAGES), -1, len(found[0]))
+
+
+@pytest.mark.parametrize("config", [*TARGETS, pytest.param(replace(PARTS, patch=8), id="parts of 2 x 2 pixels")])
+def test_targets_are_those_of_numpy(config: ModelConfig) -> None:
+    expected = targets_by_numpy(config)
+    assert expected.shape[2] == {"mean": 1, "parts": 16, "pixels": 48}[config.masked_target]
+    assert np.array_equal(masked_targets(IMAGES, config).numpy(), expected)
+
+
+@pytest.mark.parametrize("config", TARGETS)
+def test_the_loss_is_numpys_mean_over_what_is_predicted(config: ModelConfig) -> None:
     generator = torch.Generator().manual_seed(5)
-    logits = torch.randn(3, 16, 512, generator=generator)
-    targets = torch.where(torch.rand(3, 16, generator=generator) < 0.5, mean_colours(IMAGES, side=4), NOT_PREDICTED)
-    x, y = logits.double().numpy(), targets.numpy()
-    losses = [np.log(np.exp(x[b, n]).sum()) - x[b, n, y[b, n]] for b, n in np.ndindex(y.shape) if y[b, n] >= 0]
-    assert masked_loss(logits, targets).item() == pytest.approx(np.mean(losses), rel=1e-6)
+    outputs = torch.randn(3, 16, config.num_classes, generator=generator)
+    is_predicted = torch.rand(3, 16, 1, generator=generator) < 0.5
+    targets = torch.where(is_predicted, masked_targets(IMAGES, config), NOT_PREDICTED)
+    x, losses = outputs.double().numpy(), []
+    for b, n in np.argwhere(is_predicted.numpy()[:, :, 0]):
+        y = targets_by_numpy(config)[b, n]
+        if config.masked_target == "pixels":
+            losses += ((x[b, n] - (y / 127.5 - 1)) ** 2).tolist()
+        else:
+            for logits, colour in zip(x[b, n].reshape(-1, 512), y, strict=True):
+                losses.append(np.log(np.exp(logits).sum()) - logits[colour])
+    assert masked_loss(outputs, targets, target=config.masked_target).item() == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+@pytest.mark.parametrize("config", TARGETS)
+def test_outputs_have_names(config: ModelConfig) -> None:
+    names = output_names(config)
+    assert len(set(names)) == len(names) == config.num_classes
+    last = {"mean": "", "parts": "row 3 column 3 ", "pixels": "row 3 column 3 "}[config.masked_target]
+    assert names[-1] == last + ("blue" if config.masked_target == "pixels" else "red 7 green 7 blue 7")
 
 
 def test_patches_are_taken_from_where_it_is_said() -> None:
@@ -99,38 +147,44 @@ def test_patches_are_taken_from_where_it_is_said() -> None:
     assert model.features(IMAGES).shape == (3, 16), "few-shot scores read the class token"
 
 
-@pytest.mark.parametrize("pooling", ["token", "average"])
-def test_gradients_reach_every_parameter(pooling: Pooling) -> None:
-    config = replace(VIT, pooling=pooling)
+@pytest.mark.parametrize(
+    ("config", "pooling"), [(VIT, "token"), (VIT, "average"), (PARTS, "token"), (PIXELS, "token")], ids=str
+)
+def test_gradients_reach_every_parameter(config: ModelConfig, pooling: Pooling) -> None:
+    config = replace(config, pooling=pooling)
     sources = own_places()
     sources[:, ::2] = MASKED
     gradients: list[tuple[torch.Tensor, ...]] = []
     for model in (vit(config), vit(config)):
         if gradients:
             checkpoint_blocks(model)
-        loss = masked_loss(model(IMAGES, None, sources), mean_colours(IMAGES, side=4))
+        loss = masked_loss(model(IMAGES, None, sources), masked_targets(IMAGES, config), target=config.masked_target)
         gradients.append(torch.autograd.grad(loss, list(model.parameters())))
         for (name, _), gradient in zip(model.named_parameters(), gradients[-1], strict=True):
             assert gradient.abs().sum() > 0, name
     assert all(map(torch.equal, *gradients)), "recomputed blocks have the same"
 
 
-def test_parameters_are_counted() -> None:
-    assert num_parameters(VIT) == sum(parameter.numel() for parameter in vit().parameters())
+@pytest.mark.parametrize("config", TARGETS)
+def test_parameters_and_operations_are_counted(config: ModelConfig) -> None:
+    assert num_parameters(config) == sum(parameter.numel() for parameter in vit(config).parameters())
+    of_head = forward_flops(config) - forward_flops(config, head=False)
+    assert of_head == 2 * 16 * 16 * {"mean": 512, "parts": 16 * 512, "pixels": 3 * 4 * 4}[config.masked_target]
 
 
-def weights_of(model: nn.Module) -> Weights:
+def weights_of(model: nn.Module, config: ModelConfig = VIT) -> Weights:
     return Weights(
         where="here",
-        config=VIT,
-        labels=colour_names(),
-        shapes=shapes_of(VIT),
+        config=config,
+        labels=output_names(config),
+        shapes=shapes_of(config),
         tensor=lambda name: model.get_parameter(name).detach(),
     )
 
 
-def test_a_new_head_drops_colours_and_mask() -> None:
-    weights, target = weights_of(vit()), replace(VIT, masked_patches=False, num_classes=5)
+@pytest.mark.parametrize("config", TARGETS)
+def test_a_new_head_drops_colours_and_mask(config: ModelConfig) -> None:
+    weights, target = weights_of(vit(config), config), replace(without_masked_patches(config), num_classes=5)
     shapes = shapes_of(target)
     tensor = fit_weights(weights, target, initial=lambda name: torch.zeros(shapes[name]), new_head=True)
     assert not [name for name in shapes if "mask" in name]
@@ -140,19 +194,25 @@ def test_a_new_head_drops_colours_and_mask() -> None:
         fit_weights(weights, target, initial=weights.tensor, new_head=False)
 
 
-def test_other_libraries_get_the_backbone_alone(tmp_path: Path) -> None:
-    weights = weights_of(vit())
+@pytest.mark.parametrize("config", TARGETS)
+def test_other_libraries_get_the_backbone_alone(config: ModelConfig, tmp_path: Path) -> None:
+    config = replace(config, masked_share=0.15)
+    weights = weights_of(vit(config), config)
     with pytest.raises(UserError, match=r"no such head; give --new-head --num-classes K"):
-        save_as("timm", tmp_path / "timm", config=VIT, labels=colour_names(), tensor=weights.tensor)
-    config, _ = changed(weights, Change(new_head=True, num_classes=5))
-    assert (config.masked_patches, config.num_classes) == (False, 5)
+        save_as("timm", tmp_path / "timm", config=config, labels=weights.labels, tensor=weights.tensor)
+    target, tensor = changed(weights, Change(new_head=True, num_classes=5))
+    assert target == replace(without_masked_patches(config), num_classes=5)
+    save_as("timm", tmp_path / "timm", config=target, labels=tuple("abcde"), tensor=tensor)
+    assert (tmp_path / "timm" / "model.safetensors").is_file()
 
 
-def test_a_folder_keeps_what_it_predicts(tmp_path: Path) -> None:
-    model = vit()
-    save_weights(tmp_path / "w", config=VIT, labels=colour_names(), tensor=weights_of(model).tensor)
+@pytest.mark.parametrize("config", TARGETS)
+def test_a_folder_keeps_what_it_predicts(config: ModelConfig, tmp_path: Path) -> None:
+    model = vit(config)
+    tensor = weights_of(model, config).tensor
+    save_weights(tmp_path / "w", config=config, labels=output_names(config), tensor=tensor)
     found = open_weights(str(tmp_path / "w"))
-    assert found.config == VIT
+    assert (found.config, found.labels) == (config, output_names(config))
     assert torch.equal(filled_model(found)(IMAGES), model(IMAGES))
     with pytest.raises(UserError, match="classify no images; fine-tune them first"):
         refuse_no_classifier(found)
@@ -163,11 +223,23 @@ def test_a_folder_keeps_what_it_predicts(tmp_path: Path) -> None:
     [
         ({"num_classes": 10}, r"model\.num_classes is 10 with model\.masked_patches.*--model\.num-classes 512"),
         ({"representation": True}, r"give --model\.no-representation"),
+        (
+            {"masked_target": "parts"},
+            r"512 colours for each of 16 parts.*--model\.num-classes 8192",
+        ),
+        ({"masked_target": "pixels"}, r"num_classes is 512 .*3 values for each of the 4 x 4 .*--model\.num-classes 48"),
+        (
+            {"masked_target": "parts", "num_classes": 8192, "patch": 2},
+            r"'parts' with patches of 2 px.*a multiple of 4, or --model\.masked-target mean or pixels",
+        ),
+        ({"masked_share": 1.0}, r"model\.masked_share is 1\.0; allowed: above 0 to below 1"),
+        ({"masked_patches": False, "masked_share": 0.15}, r"masked_share 0\.15 without model\.masked_patches"),
+        ({"masked_patches": False, "masked_target": "pixels"}, r"'pixels' .* without model\.masked_patches.*give --m"),
     ],
 )
-def test_what_does_not_fit_is_the_users_mistake(changes: dict[str, int], message: str) -> None:
+def test_what_does_not_fit_is_the_users_mistake(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        replace(VIT, **changes)  # type: ignore[arg-type]
+        replace(VIT, **changes)
 
 
 def test_a_resnet_has_no_patches_to_mask() -> None:

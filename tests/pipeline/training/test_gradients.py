@@ -12,6 +12,7 @@ from jobs import exit_codes
 from jobs.recipes.pretrain import masked_patches
 from pipeline.data.config import MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.weights.folder import open_weights
 from pipeline.training.gradients import patch_sources
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from shards.errors import UserError
@@ -22,13 +23,14 @@ PLACES = np.arange(NUM_IMAGES)
 MASKED = ("--model.masked-patches", "--model.num-classes", "512", "--engine.precision", "fp32")
 
 
-def drawn(step: int = 3, places: np.ndarray = PLACES) -> tuple[np.ndarray, np.ndarray]:
-    return patch_sources(step, places, seed=1, num_patches=NUM_PATCHES)
+def drawn(step: int = 3, places: np.ndarray = PLACES, num_corrupted: int = 24) -> tuple[np.ndarray, np.ndarray]:
+    return patch_sources(step, places, seed=1, num_patches=NUM_PATCHES, num_corrupted=num_corrupted)
 
 
-def test_half_of_the_patches_are_corrupted_80_10_10() -> None:
-    sources, corrupted = drawn()
-    assert (corrupted.sum(axis=1) == NUM_PATCHES // 2).all(), "the same number in each image"
+@pytest.mark.parametrize("num_corrupted", [pytest.param(24, id="half"), pytest.param(7, id="15 %")])
+def test_as_many_patches_are_corrupted_80_10_10(num_corrupted: int) -> None:
+    sources, corrupted = drawn(num_corrupted=num_corrupted)
+    assert (corrupted.sum(axis=1) == num_corrupted).all(), "the same number in each image"
     own = np.arange(NUM_PATCHES)
     assert (sources == own)[~corrupted].all()
     found, places = sources[corrupted], np.broadcast_to(own, sources.shape)[corrupted]
@@ -38,7 +40,9 @@ def test_half_of_the_patches_are_corrupted_80_10_10() -> None:
         (found == places).mean(),
     ]
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
-    assert corrupted.mean(axis=0) == pytest.approx(np.full(NUM_PATCHES, 24 / 49), abs=0.05), "each patch as often"
+    assert corrupted.mean(axis=0) == pytest.approx(np.full(NUM_PATCHES, num_corrupted / 49), abs=0.05), (
+        "each patch as often"
+    )
     others = found[(found != NUM_PATCHES) & (found != places)]
     assert np.bincount(others, minlength=NUM_PATCHES).min() > 0, "any patch may take the place"
 
@@ -50,9 +54,24 @@ def test_an_images_draws_are_those_of_its_place_in_the_batch() -> None:
     assert not np.array_equal(whole[1][0], whole[1][1])
 
 
-def test_one_patch_has_no_half() -> None:
-    with pytest.raises(ValueError, match="allowed: 2 or more"):
-        patch_sources(0, PLACES, seed=1, num_patches=1)
+@pytest.mark.parametrize(("num_patches", "num_corrupted"), [(1, 1), (4, 0), (4, 5)])
+def test_one_patch_has_no_other_and_none_are_no_task(num_patches: int, num_corrupted: int) -> None:
+    with pytest.raises(ValueError, match="allowed: 2 or more, and 1 or more of them"):
+        patch_sources(0, PLACES, seed=1, num_patches=num_patches, num_corrupted=num_corrupted)
+
+
+@pytest.mark.parametrize(
+    ("share", "image_size", "expected"),
+    [
+        pytest.param(0.5, 224, 98, id="the paper's half of 196"),
+        pytest.param(0.15, 224, 29, id="BERT's share, 29.4"),
+        pytest.param(0.5, 112, 24, id="half of 49, rounded down"),
+        pytest.param(0.29, 160, 29, id="0.29 x 100 is below 29 in binary"),
+    ],
+)
+def test_the_share_is_rounded_down(share: float, image_size: int, expected: int) -> None:
+    model = replace(masked_patches().model, masked_share=share, image_size=image_size)
+    assert model.num_corrupted_patches == expected
 
 
 @pytest.mark.parametrize(
@@ -64,6 +83,10 @@ def test_one_patch_has_no_half() -> None:
         ({"optimizer": OptimizerConfig(freeze_backbone=True)}, r"--optimizer\.no-freeze-backbone"),
         ({"data": replace(masked_patches().data, mixup=MixupConfig(alpha=0.2))}, r"--data\.mixup\.alpha 0"),
         ({"model": replace(masked_patches().model, image_size=16)}, "with 1 patch in an image of 16 px"),
+        (
+            {"model": replace(masked_patches().model, image_size=32, masked_share=0.15)},
+            r"with 4 patches .* a share of 0\.15 is corrupted: none; give a larger --model\.masked-share",
+        ),
     ],
 )
 def test_what_needs_labels_is_refused(changes: dict[str, object], message: str) -> None:
@@ -104,3 +127,16 @@ def test_a_run_is_the_same_on_any_topology_after_a_kill_and_is_fine_tuned(digits
     names = load_file(tuned / "weights" / "model.safetensors")
     assert (names["head.weight"].shape[0], "head.mask.token" in names) == (10, False)
     assert load_file(whole / "weights" / "model.safetensors")["head.mask.token"].abs().sum() > 0
+
+
+def test_pixels_are_learned_on_several_ranks(digits_url: str, tmp_path: Path) -> None:
+    """Means over the same number of values in each image: micro-batches and ranks change the loss to rounding."""
+    pixels = (*MASKED[:2], "192", *MASKED[3:], "--model.masked-target", "pixels", "--model.masked-share", "0.2")
+    found = []
+    for name, num_ranks, more in (("one", 1, ()), ("two", 2, ("--micro-batch", "4", "--engine.zero-stage", "3"))):
+        words = pretrain_words(digits_url, tmp_path / name, *pixels, *more)
+        assert run(words, num_ranks=num_ranks, log_dir=tmp_path) == exit_codes.DONE
+        found.append(list(losses(tmp_path / name).values()))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0][-1] < 0.9 * found[0][0], "it learns"
+    assert open_weights(str(tmp_path / "two")).labels[-1] == "row 7 column 7 blue"
