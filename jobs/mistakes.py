@@ -136,6 +136,8 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "ema": ("--ema-decay",),
     "average-factor": ("--ema-decay",),  # its name in the first versions
     "mixup": ("--data.mixup.alpha",),
+    "cutmix": ("--data.mixup.cutmix-alpha",),
+    "color-jitter": ("--data.augment.color-jitter",),
     "smoothing": ("--label-smoothing",),
     "data": ("--data.url",),
     "dataset": ("--data.url",),

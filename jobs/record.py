@@ -141,7 +141,11 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "subset",
         "held_out",
     ),
-    "AugmentConfig": ("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
+    "AugmentConfig": (
+        *("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
+        *("three_augment", "color_jitter"),
+    ),
+    "MixupConfig": ("cutmix_alpha", "binary_targets"),
     "EvaluationTransform": ("antialias", "filter", "exif", "border"),
     "EvaluationConfig": ("also",),
     "InitialConfig": ("resample", "patch"),

@@ -10,8 +10,8 @@ from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values
 
 # How an image is resized. bilinear: as the paper's code does, or as Pillow with antialiasing. area: every output pixel
-# is the average of the pixels that it covers, as big_vision resizes before a crop.
-ResizeFilter = Literal["bilinear", "area"]
+# is the average of the pixels that it covers, as big_vision resizes before a crop. bicubic: as Pillow does.
+ResizeFilter = Literal["bilinear", "area", "bicubic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,8 @@ class EvaluationTransform:
     antialias: bool = False
     """Average over all pixels that an output pixel covers, as in training."""
     filter: ResizeFilter = "bilinear"
-    """How the image is resized: bilinear, or area (big_vision's: the average of all pixels that an output pixel covers;
-    enlarged images get blocks)."""
+    """How the image is resized: bilinear, area (big_vision's: the average of all pixels that an output pixel covers;
+    enlarged images get blocks), or bicubic (Pillow's, which antialiases by itself)."""
     border: Annotated[int, Range(0, 64)] = 0
     """Pixels to cut off at each side first: ObjectNet's images have a red border, of which others cut off 2 or 3."""
     exif: bool = True
@@ -45,9 +45,9 @@ def central_short_side(transform: EvaluationTransform, image_size: int) -> int:
 
 
 def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
-    """UserError if antialiasing is asked of the area filter, which averages by itself: the switch would do nothing."""
-    if antialias and resize_filter == "area":
+    """UserError if antialiasing is asked of a filter that averages by itself: the switch would do nothing."""
+    if antialias and resize_filter != "bilinear":
         raise UserError(
-            f"{where}antialias is on with {where}filter area, which averages by itself; switch {where}antialias off, "
-            f"or set {where}filter to bilinear"
+            f"{where}antialias is on with {where}filter {resize_filter}, which averages by itself; switch "
+            f"{where}antialias off, or set {where}filter to bilinear"
         )

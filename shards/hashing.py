@@ -8,7 +8,8 @@ their number and their count of words, so no two kinds of draws share a key. Onl
 have one word before it, dropout four. The numbers decide the results of every run and dataset: never change one.
 
 Four keys have no purpose: initial weights (seed, CRC-32 of the tensor's name), the pictures of a card (its own
-constant, shard), the split of the digits (three constants), and the tries of a mixup weight (key of the weight, try).
+constant, shard), the split of the digits (three constants), and the tries of a weight of mixup or CutMix (key of the
+weight, try).
 """
 
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of 
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
 STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
 MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
+COLOURS = Purpose(0x636F6C72, ("seed", "epoch"), "3-Augment and the colour jitter of a sample")  # "colr"
+CUTMIX = Purpose(0x6375746D, ("seed", "step"), "which pairs of a batch get CutMix, and their boxes")  # "cutm"
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
@@ -104,6 +107,8 @@ PURPOSES = (
     OPERATIONS,
     STOCHASTIC_DEPTH,
     MASKED_PATCHES,
+    COLOURS,
+    CUTMIX,
     SHOTS,
     SUBSETS,
     HELD_OUT,

@@ -7,6 +7,7 @@ from jobs.recipes import (
     augreg_finetune,
     augreg_released,
     bit_finetune,
+    deit3,
     finetune,
     paper_ablations,
     paper_datasets,
@@ -44,6 +45,8 @@ _DATASETS: dict[str, PaperDataset] = {
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
     **{name: paper_datasets.IMAGENET_21K_AUGREG for name in _AUGREG if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_1K_99 for name in (*_AUGREG, *plain_vit.RECIPES) if "_i1k" in name},
+    **{name: paper_datasets.IMAGENET_21K for name in deit3.RECIPES if "_i21k" in name},
+    **{name: paper_datasets.IMAGENET_1K for name in deit3.RECIPES if "_i1k" in name},
     **{name: _TRANSFERS[name.split("_")[0]] for name in _FINETUNING},
     **paper_vtab.DATASETS,
 }

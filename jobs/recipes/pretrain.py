@@ -1,6 +1,6 @@
 """Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py and bit_imagenet.py, those for photographs of your own
-in photos.py."""
+paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py, bit_imagenet.py and deit3.py, those for photographs of
+your own in photos.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +9,7 @@ from jobs.recipes import (
     augreg,
     augreg_released,
     bit_imagenet,
+    deit3,
     paper_ablations,
     paper_imagenet,
     paper_jft,
@@ -191,4 +192,5 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **plain_vit.RECIPES,
     **photos.RECIPES,
     **bit_imagenet.RECIPES,
+    **deit3.RECIPES,
 }

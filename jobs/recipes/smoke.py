@@ -12,7 +12,7 @@ from pipeline.training.settings.job import TrainingJob
 
 SUFFIX = "_smoke"
 _STEPS = 12
-_WARMUP_STEPS = 4
+_WARMUP_STEPS = 4  # and of a cooldown
 _LANES = 8
 _BATCH = 32
 _PRETRAINING_PIXELS = 224  # recipes above it fine-tune at a higher resolution; so do their smoke sizes
@@ -32,7 +32,11 @@ def smoke(job: TrainingJob) -> TrainingJob:
         ),  # in proportion to the image
         steps=_STEPS,
         global_batch=_BATCH,
-        schedule=replace(job.schedule, warmup_steps=min(job.schedule.warmup_steps, _WARMUP_STEPS)),
+        schedule=replace(
+            job.schedule,
+            warmup_steps=min(job.schedule.warmup_steps, _WARMUP_STEPS),
+            cooldown_steps=min(job.schedule.cooldown_steps, _WARMUP_STEPS),
+        ),
         engine=replace(job.engine, precision="auto"),
         checkpoint=replace(job.checkpoint, every_steps=_STEPS // 2),
         log_every_steps=1,

@@ -11,6 +11,7 @@ from shards.config import ReadConfig
 
 if TYPE_CHECKING:
     from pipeline.data.batches import Batch
+    from pipeline.data.cutmix import Mix, draw_mix
     from pipeline.data.mixup import mix_images, mix_targets, mix_weights
     from pipeline.data.stream import BatchStream, train_batches
 
@@ -19,9 +20,11 @@ __all__ = [
     "Batch",
     "BatchStream",
     "DataConfig",
+    "Mix",
     "MixupConfig",
     "RandAugmentConfig",
     "ReadConfig",
+    "draw_mix",
     "mix_images",
     "mix_targets",
     "mix_weights",
@@ -29,7 +32,14 @@ __all__ = [
 ]
 
 _MIXUP = ("mix_images", "mix_targets", "mix_weights")
-_MODULES = {"Batch": "batches", "BatchStream": "stream", "train_batches": "stream", **dict.fromkeys(_MIXUP, "mixup")}
+_MODULES = {
+    "Batch": "batches",
+    "BatchStream": "stream",
+    "Mix": "cutmix",
+    "draw_mix": "cutmix",
+    "train_batches": "stream",
+    **dict.fromkeys(_MIXUP, "mixup"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,9 @@ uniform, the ratio is uniform in its logarithm, and tries that do not fit are di
 
 Two more crops cut a random square of the model's size out of a resized image, with every place equally likely:
 resize_crop out of a square ("Big Transfer", section 3.3; its input_pipeline_tf2_or_jax.py), short_side_crop out of an
-image whose short side was resized (big_vision, pp/ops_image.py: resize_small and random_crop).
+image whose short side was resized (big_vision, pp/ops_image.py: resize_small and random_crop). simple_random is the
+second as DeiT III has it (augment.py with --src, by torchvision's Resize and RandomCrop): from an image whose short
+side has the model's size, with 4 pixels reflected at each edge.
 
 Evaluation resizes directly (vision_transformer) or resizes the short side and crops the centre (big_vision:
 resize_small and central_crop).
@@ -17,7 +19,7 @@ resize_small and central_crop).
 The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
 (its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): equal to
 the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The
-area filter is in area_resize.py.
+area filter is in area_resize.py. Bicubic is Pillow's, in the same way as the antialiased bilinear one.
 """
 
 import math
@@ -41,7 +43,10 @@ AUGMENT_LATER = {  # later fields, with the values that earlier runs had
     "resize_pixels": 0,
     "filter": "bilinear",
     "exif": True,
+    "three_augment": False,
+    "color_jitter": 0.0,
 }
+_REFLECTED_PIXELS = 4  # of simple_random
 _TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
 _DRAWS = 4 * _TRIES + 1
 
@@ -119,7 +124,8 @@ def _random_resized_crop(
 
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
-    """A crop is resized to height x width; the output shows the part of that which begins at (top, left)."""
+    """A crop is resized to height x width, and `num_reflected` pixels are reflected at each edge; the output shows the
+    part of that which begins at (top, left)."""
 
     height: int
     width: int
@@ -128,25 +134,33 @@ class Viewport:
     is_mirrored: bool = False
     is_antialiased: bool = False
     is_area: bool = False
+    is_bicubic: bool = False
+    num_reflected: int = 0
 
 
 def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> Viewport:
     """The viewport on a crop that was drawn with the same draws: all of it, or a random square of the resized image."""
-    height, width = size, size
+    height, width, num_reflected = size, size, 0
     least = max(size, config.resize_pixels or round(size * 448 / 384))
     if config.crop == "resize_crop":
         height, width = least, least
     elif config.crop == "short_side_crop":
         height, width = short_side_resized(crop.height, crop.width, short_side=least)
+    elif config.crop == "simple_random":
+        least, num_reflected = max(size, config.resize_pixels), _REFLECTED_PIXELS
+        short = min(crop.height, crop.width)
+        height, width = int(least * crop.height / short), int(least * crop.width / short)  # as torchvision's Resize
     top_draw, left_draw = draws[2:4].tolist()  # as inception's first try
     return Viewport(
         height=height,
         width=width,
-        top=int(top_draw * (height - size + 1)),
-        left=int(left_draw * (width - size + 1)),
+        top=int(top_draw * (height + 2 * num_reflected - size + 1)),
+        left=int(left_draw * (width + 2 * num_reflected - size + 1)),
         is_mirrored=crop.flip,
         is_antialiased=config.antialias,
         is_area=config.filter == "area",
+        is_bicubic=config.filter == "bicubic",
+        num_reflected=num_reflected,
     )
 
 
@@ -160,31 +174,48 @@ def short_side_resized(height: int, width: int, *, short_side: int) -> tuple[int
 
 def evaluation_viewport(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Viewport:
     """The viewport of the evaluation transform on a whole image of height x width pixels."""
-    is_area = transform.filter == "area"
-    if transform.mode == "resize":
-        return Viewport(height=size, width=size, is_antialiased=transform.antialias, is_area=is_area)
     short = central_short_side(transform, size)
-    if transform.mode == "fewshot":
+    if transform.mode == "resize":
+        height, width = size, size
+    elif transform.mode == "fewshot":
         height, width = short, short
     else:
         height, width = short_side_resized(height, width, short_side=short)
-    top, left = (height - size) // 2, (width - size) // 2
-    return Viewport(height=height, width=width, top=top, left=left, is_antialiased=transform.antialias, is_area=is_area)
+    return Viewport(
+        height=height,
+        width=width,
+        top=(height - size) // 2,
+        left=(width - size) // 2,
+        is_antialiased=transform.antialias,
+        is_area=transform.filter == "area",
+        is_bicubic=transform.filter == "bicubic",
+    )
 
 
 def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
     """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]."""
     rows = slice(viewport.top, viewport.top + out.shape[0])
     columns = slice(viewport.left, viewport.left + out.shape[1])
-    if viewport.is_area:
-        shown = area_resize(pixels, (viewport.height, viewport.width), rows=rows, columns=columns)
+    if viewport.num_reflected:
+        whole = _resized(pixels, viewport, rows=slice(0, viewport.height), columns=slice(0, viewport.width))
+        shown = cv2.copyMakeBorder(whole, *4 * (viewport.num_reflected,), cv2.BORDER_REFLECT_101)[rows, columns]
     else:
-        resize = _resize_antialiased if viewport.is_antialiased else _resize_plain
-        shown = resize(pixels, viewport)[rows, columns]
+        shown = _resized(pixels, viewport, rows=rows, columns=columns)
     if viewport.is_mirrored:
         cv2.flip(shown, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
     else:
         out[...] = shown
+
+
+def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
+    """These rows and columns of the resized pixels, before any are reflected."""
+    if viewport.is_area:
+        return area_resize(pixels, (viewport.height, viewport.width), rows=rows, columns=columns)
+    if viewport.is_bicubic:
+        return _resize_by_pillow(pixels, viewport, Image.Resampling.BICUBIC)[rows, columns]
+    if viewport.is_antialiased:
+        return _resize_by_pillow(pixels, viewport, Image.Resampling.BILINEAR)[rows, columns]
+    return _resize_plain(pixels, viewport)[rows, columns]
 
 
 def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
@@ -195,8 +226,8 @@ def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
 
 
-def _resize_antialiased(pixels: Pixels, viewport: Viewport) -> Pixels:
+def _resize_by_pillow(pixels: Pixels, viewport: Viewport, resampling: Image.Resampling) -> Pixels:
     # One direction at a time: Pillow 13 chooses which comes first, and rounds in between.
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    broad = image.resize((viewport.width, image.height), Image.Resampling.BILINEAR)
-    return np.asarray(broad.resize((viewport.width, viewport.height), Image.Resampling.BILINEAR), dtype=np.uint8)
+    broad = image.resize((viewport.width, image.height), resampling)
+    return np.asarray(broad.resize((viewport.width, viewport.height), resampling), dtype=np.uint8)

@@ -24,11 +24,12 @@ from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.randaugment import randaugment
 from pipeline.data.skipped import Skipped, data_step_of
+from pipeline.data.three_augment import recoloured
 from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import train_view
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import OPERATIONS, SUBSTITUTES, uniforms
+from shards.hashing import COLOURS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
 from shards.order import SampleOrder
 from shards.reading.read import RawSample, SampleReader, read_sample, refetched, verified
 from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
@@ -74,6 +75,7 @@ class _Planned:
     source: _Source
     sample: RawSample
     crop_draws: NDArray[np.float64]
+    colour_draws: NDArray[np.float64]
     operation_draws: NDArray[np.float64]
 
 
@@ -219,19 +221,12 @@ class TrainBatches:
         raw = source.reader.read(positions)
         ids = np.array([sample.sample_id for sample in raw.samples], dtype=np.int64)
         crops = draws_of(ids, raw.epochs, seed=source.seed)
-        operations = self._operation_draws(ids, raw.epochs, seed=source.seed)
+        colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, raw.epochs, seed=source.seed)
+        operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, raw.epochs, seed=source.seed)
         return [
-            _Planned(source=source, sample=sample, crop_draws=crop, operation_draws=operation)
-            for sample, crop, operation in zip(raw.samples, crops, operations, strict=True)
+            _Planned(source=source, sample=sample, crop_draws=crop, colour_draws=colour, operation_draws=operation)
+            for sample, crop, colour, operation in zip(raw.samples, crops, colours, operations, strict=True)
         ]
-
-    def _operation_draws(self, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
-        """float64[n, RandAugment's draws per sample]; [n, 0] if it is off."""
-        draws = np.empty((ids.size, self.config.randaugment.num_draws))
-        for epoch in np.unique(epochs) if draws.size else ():
-            key = OPERATIONS.key(seed, int(epoch))
-            draws[epochs == epoch] = uniforms(ids[epochs == epoch], draws.shape[1], key=key)
-        return draws
 
     def _fill_all(self, items: list[_Planned], views: NDArray[np.uint8]) -> list[Labels]:
         self.quarantine.count(len(items))
@@ -252,6 +247,8 @@ class TrainBatches:
         for number in range(_MAX_SUBSTITUTES + 1):
             sample = self._view(sample, item, view)
             if not sample.fault:
+                if self.config.augment.num_colour_draws:
+                    view[...] = recoloured(view, item.colour_draws, config=self.config.augment)
                 if self.config.randaugment.num_ops:
                     view[...] = randaugment(view, item.operation_draws, config=self.config.randaugment)
                 return source.labels[list(sample.labels)], sample.weights
@@ -280,6 +277,17 @@ class TrainBatches:
             else:
                 return sample
         return sample
+
+
+def _draws(
+    purpose: Purpose, num_draws: int, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int
+) -> NDArray[np.float64]:
+    """float64[n, num_draws]; [n, 0] if what they are for is off."""
+    draws = np.empty((ids.size, num_draws))
+    for epoch in np.unique(epochs) if draws.size else ():
+        key = purpose.key(seed, int(epoch))
+        draws[epochs == epoch] = uniforms(ids[epochs == epoch], num_draws, key=key)
+    return draws
 
 
 def _has_succeeded(task: Future[Any]) -> bool:

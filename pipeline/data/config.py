@@ -14,19 +14,23 @@ from shards.schema.config_values import Range, refuse_wrong_values
 # Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
 MAX_MAGNITUDE = 20
 DRAWS_PER_OP = 4  # uniform draws of one RandAugment operation
+COLOUR_DRAWS = 6  # uniform draws of 3-Augment and the colour jitter
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """How a training image is cropped, resized and mirrored."""
 
-    crop: Literal["inception", "random_resized", "resize_crop", "short_side_crop", "none"] = "inception"
+    crop: Literal["inception", "random_resized", "resize_crop", "short_side_crop", "simple_random", "none"] = (
+        "inception"
+    )
     """How the crop is drawn: inception (the paper's code), random_resized (torchvision's), resize_crop (BiT's: resize
     to a square, then cut a random square out of it), short_side_crop (big_vision's resmall_crop: the same, but the
-    aspect ratio stays), or none (a plain resize)."""
+    aspect ratio stays), simple_random (DeiT III's: the same from the model's size, with 4 pixels reflected at each
+    edge), or none (a plain resize)."""
     resize_pixels: Annotated[int, Range(0, zero="448/384 of the model's size")] = 0
     """Pixels to which resize_crop resizes both sides, and short_side_crop the short side, before the random crop; at
-    least the model's size; 0: 448/384 of it, as BiT and big_vision have it."""
+    least the model's size; 0: 448/384 of it, as BiT and big_vision have it. Of simple_random, 0 is the model's size."""
     min_area: Annotated[float, Range(above=0, most=1)] = 0.05
     """Smallest crop, as a share of the image's area."""
     max_area: Annotated[float, Range(above=0, most=1)] = 1.0
@@ -40,13 +44,19 @@ class AugmentConfig:
     antialias: bool = False
     """Average over all pixels that an output pixel covers, as Pillow and torchvision do; the paper's code does not."""
     filter: ResizeFilter = "bilinear"
-    """How the crop is resized: bilinear, or area (big_vision's before short_side_crop: the average of all pixels that
-    an output pixel covers; enlarged images get blocks)."""
+    """How the crop is resized: bilinear, area (big_vision's before short_side_crop: the average of all pixels that an
+    output pixel covers; enlarged images get blocks), or bicubic (Pillow's, which antialiases by itself)."""
     exif: bool = True
     """Turn images upright by their EXIF orientation, as most loaders do; the paper's code does not."""
     scaled_decode: bool = True
     """Decode large JPEGs at 1/2, 1/4 or 1/8 of their size if the crop still has at least the model's size: faster, and
     slightly smoother (by 3 grey levels on average, on photographs of 1600 x 1200)."""
+    three_augment: bool = False
+    """Turn each image grey, invert its bright pixels, or blur it: one of the three, at random (DeiT III's
+    3-Augment)."""
+    color_jitter: Annotated[float, Range(0, 1, zero="off")] = 0.0
+    """Brightness, contrast and saturation change by factors of up to 1 +- this, in random order (torchvision's
+    ColorJitter): 0.3 in DeiT III."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.augment.")
@@ -59,16 +69,37 @@ class AugmentConfig:
                     "lower the first or raise the second"
                 )
 
+    @property
+    def num_colour_draws(self) -> int:
+        """Uniform draws per image for 3-Augment and the colour jitter."""
+        return COLOUR_DRAWS if self.three_augment or self.color_jitter else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class MixupConfig:
-    """Mixup: each image and its target are mixed with another's."""
+    """Mixup and CutMix: each image and its target are mixed with another's."""
 
     alpha: Annotated[float, Range(0, 1, zero="off")] = 0.0
     """Strength, from 0 (off) to 1, where all weights are equally likely; big_vision's light2 uses 0.2, medium2 0.5."""
+    cutmix_alpha: Annotated[float, Range(0, 1, zero="off")] = 0.0
+    """CutMix: strength, from 0 (off) to 1, where all areas of the box that is taken from the other image are equally
+    likely; with alpha too, half of the pairs get mixup and half CutMix."""
+    binary_targets: bool = False
+    """With the sigmoid loss: give a mixed image all labels of both images in full, as DeiT III does, instead of their
+    shares."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.mixup.")
+        if self.binary_targets and not self.is_on:
+            raise UserError(
+                "data.mixup.binary_targets is on without mixup, whose targets it changes; give --data.mixup.alpha or "
+                "--data.mixup.cutmix-alpha, or --data.mixup.no-binary-targets"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether images are mixed."""
+        return self.alpha > 0 or self.cutmix_alpha > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from shards.hashing import MIXUP, derive_key, uniforms
 
 MIXUP_VERSION = 1  # part of the position: other weights are another run
-_UNIT = 2.0**-16
+MIXUP_LATER = {"cutmix_alpha": 0.0, "binary_targets": False}  # later fields, with the values that earlier runs had
+UNIT = 2.0**-16
 
 
 def mix_weights(step: int, positions_in_batch: NDArray[np.int64], *, seed: int, alpha: float) -> NDArray[np.float32]:
@@ -26,12 +27,17 @@ def mix_weights(step: int, positions_in_batch: NDArray[np.int64], *, seed: int, 
     and hold whole pairs side by side: 2k, 2k + 1. `alpha` in (0, 1]."""
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha is {alpha}, not in (0, 1]")
+    beta = symmetric_beta(pairs_of(positions_in_batch), alpha=alpha, key=MIXUP.key(seed, step))
+    weights = np.round(np.maximum(beta, 1 - beta) / UNIT) * UNIT
+    return np.repeat(weights.astype(np.float32), 2)
+
+
+def pairs_of(positions_in_batch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number k of each pair, int64[n / 2]. ValueError if the positions are not whole pairs."""
     firsts = positions_in_batch[::2]
     if positions_in_batch.size % 2 or (firsts % 2).any() or (positions_in_batch[1::2] != firsts + 1).any():
         raise ValueError(f"positions {positions_in_batch} are not whole pairs (2k, 2k + 1)")
-    beta = _symmetric_beta(firsts // 2, alpha=alpha, key=MIXUP.key(seed, step))
-    weights = np.round(np.maximum(beta, 1 - beta) / _UNIT) * _UNIT
-    return np.repeat(weights.astype(np.float32), 2)
+    return firsts // 2
 
 
 def mix_images(images_BHW3: torch.Tensor, weights_B: torch.Tensor) -> torch.Tensor:
@@ -52,7 +58,7 @@ def _mixed(values: torch.Tensor, weights_B: torch.Tensor) -> torch.Tensor:
     return mixed.reshape(values.shape)
 
 
-def _symmetric_beta(values: NDArray[np.int64], *, alpha: float, key: int) -> NDArray[np.float64]:
+def symmetric_beta(values: NDArray[np.int64], *, alpha: float, key: int) -> NDArray[np.float64]:
     """A draw of Beta(alpha, alpha) for each value, by Joehnk's method (Metrika 8, 1964): with uniform u and v,
     x = u ** (1 / alpha) and y = v ** (1 / alpha), x / (x + y) wherever x + y <= 1, else another try (at least half of
     all tries succeed for alpha <= 1). In logarithms, since a small alpha would underflow."""

@@ -186,10 +186,11 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
     """The configuration with nothing left to be chosen."""
     fitting = math.gcd(global_batch, _MOST_LANES)
     config = DataConfig(lanes=fitting) if config is None else config
-    if config.mixup.alpha:
+    if config.mixup.is_on:
         raise UserError(
-            f"config.mixup.alpha is {config.mixup.alpha}, but batches are handed out unmixed: mix them on your device "
-            "with mix_weights, mix_images and mix_targets of pipeline.data, and leave alpha at 0 here"
+            f"config.mixup.alpha is {config.mixup.alpha} and cutmix_alpha {config.mixup.cutmix_alpha}, but batches are "
+            "handed out unmixed: mix them on your device with mix_weights, mix_images and mix_targets of "
+            "pipeline.data (CutMix: draw_mix and the Mix that it returns), and leave both at 0 here"
         )
     if global_batch % config.lanes:
         raise UserError(

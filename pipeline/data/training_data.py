@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline.data.augment import AUGMENT_LATER, AUGMENT_VERSION
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
-from pipeline.data.mixup import MIXUP_VERSION
+from pipeline.data.mixup import MIXUP_LATER, MIXUP_VERSION
 from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
@@ -110,8 +110,9 @@ def position_of(
     augment = asdict(config.augment)
     # Fields at the value that stands for "as before they existed" are left out, so that older runs can be continued.
     augment = {name: value for name, value in augment.items() if value != AUGMENT_LATER.get(name)}
+    mixing = {name: value for name, value in asdict(config.mixup).items() if value != MIXUP_LATER.get(name)}
     fingerprints, subset, held_out = data.fingerprints, config.subset, config.held_out
-    is_mix, ops, mixup = len(fingerprints) > 1, config.randaugment, config.mixup
+    is_mix, ops = len(fingerprints) > 1, config.randaugment
     return StreamPosition(
         next_step=0,
         order_version=ORDER_VERSION,
@@ -125,7 +126,7 @@ def position_of(
         subset=None if subset.is_whole else settings_of(subset),
         held_out=None if held_out.is_none else settings_of(held_out),
         randaugment=asdict(ops) | {"version": RANDAUGMENT_VERSION} if ops.num_ops else None,
-        mixup=asdict(mixup) | {"version": MIXUP_VERSION} if mixup.alpha else None,
+        mixup=mixing | {"version": MIXUP_VERSION} if config.mixup.is_on else None,
         mix={"version": MIXING_VERSION, "quotas": data.quotas} if is_mix else None,
         label_weights=config.label_weights or None,
         image_size=image_size,

@@ -41,7 +41,7 @@ def forecast(job: TrainingJob, cost: Cost, *, gpu: str, num_gpus: int, mfu: floa
         raise UserError(f"--mfu is {mfu}; allowed: above 0, up to 1")
     kind = gpu_named(gpu)
     decided = _decided(job, num_classes=num_classes)
-    pairs = job.data.mixup.alpha > 0
+    pairs = job.data.mixup.is_on
     whole = plan_batch(
         job.global_batch, micro_batch=job.micro_batch, num_ranks=num_gpus, lanes=job.data.lanes, pairs=pairs
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipeline.data.batches import Batch
-from pipeline.data.mixup import mix_images, mix_targets, mix_weights
+from pipeline.data.cutmix import draw_mix
 from pipeline.models.loss import classification_loss, targets_of, weighted_targets
 from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.ranks.world import World
@@ -107,20 +107,22 @@ class Gradients:
 
     def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """A micro-batch on the device: uint8 images with their labels, or targets of weighted labels; or what mixup
-        makes of both."""
-        device, alpha = self.world.device, self.job.data.mixup.alpha
+        and CutMix make of both."""
+        device, mixup = self.world.device, self.job.data.mixup
         images = batch.images[chosen].to(device, non_blocking=True)
         labels = batch.labels[chosen].to(device, non_blocking=True)
         shares = None if batch.weights is None else batch.weights[chosen].to(device, non_blocking=True)
         num_classes, loss = self.job.model.num_classes, self.job.loss
-        if not alpha:
+        if not mixup.is_on:
             return images, labels if shares is None else weighted_targets(labels, shares, num_classes, name=loss)
-        weights = self._on_device(mix_weights(batch.step, self._places(chosen), seed=self.job.seed, alpha=alpha))
         if shares is None:
             targets = targets_of(labels, num_classes, name=loss)
         else:
             targets = weighted_targets(labels, shares, num_classes, name=loss)
-        return mix_images(images, weights), mix_targets(targets, weights)
+        mix = draw_mix(
+            batch.step, self._places(chosen), seed=self.job.seed, config=mixup, image_size=images.shape[1]
+        ).on(self._on_device)
+        return mix.images(images), mix.targets(targets, is_binary=mixup.binary_targets)
 
     def branches(self, step: int, chosen: slice) -> tuple[torch.Tensor, ...]:
         """The model's second input with stochastic depth: the factors of its branches; empty without."""

@@ -124,7 +124,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         micro_batch=job.micro_batch,
         num_ranks=world.num_ranks,
         lanes=job.data.lanes,
-        pairs=job.data.mixup.alpha > 0,
+        pairs=job.data.mixup.is_on,
     )
     stream = plan_stream(
         replace(job.data, num_threads=job.data.num_threads or world.num_threads),

@@ -138,7 +138,7 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
         kind |= {"do_center_crop": True, "crop_size": square}
     return {
         **kind,
-        "resample": 2,  # bilinear
+        "resample": 3 if transform.filter == "bicubic" else 2,  # Pillow's numbers; 2: bilinear
         "do_convert_rgb": True,
         "do_rescale": True,
         "rescale_factor": 1 / 255,

@@ -158,7 +158,7 @@ def _refuse_foreign_rotation(config: ModelConfig) -> None:
 def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
     """What makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which timm
     uses, always antialiases."""
-    interpolation = "box" if transform.filter == "area" else "bilinear"
+    interpolation = "box" if transform.filter == "area" else transform.filter
     if transform.mode == "resize":
         return {"interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
     short_side = central_short_side(transform, image_size)

@@ -47,7 +47,7 @@ def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: boo
 
     if job.micro_batch:
         return _as_demanded(whole, needs(whole.micro_batch), budget)
-    choices = list(_micro_batches(whole, pairs=job.data.mixup.alpha > 0))
+    choices = list(_micro_batches(whole, pairs=job.data.mixup.is_on))
     if recorded in choices and needs(recorded).peak <= budget.bytes:
         reason = "as in the checkpoint" if recorded != choices[0] else ""
         return Fit(plan=with_micro_batch(whole, recorded), memory=needs(recorded), reason=reason)
@@ -99,7 +99,7 @@ def _refusal(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: b
         if proposed
         else f"no plan fits: take {_larger(is_on_gpu)}, or a smaller model"
     )
-    images = "1 image" if not job.data.mixup.alpha else "2 images"
+    images = "1 image" if not job.data.mixup.is_on else "2 images"
     return (
         f"a micro-batch of {images} needs {_gb(least.peak)} on each of {whole.num_ranks} ranks (weights and states "
         f"{_gb(least.weights + least.state)}, gradients {_gb(least.gradients)}, activations {_gb(least.activations)}), "
@@ -140,7 +140,7 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
 
 def _fits(job: TrainingJob, plan: BatchPlan, budget: Budget, *, is_on_gpu: bool) -> bool:
     topology = Topology(num_ranks=plan.num_ranks, is_on_gpu=is_on_gpu)
-    sizes = list(_micro_batches(plan, pairs=job.data.mixup.alpha > 0))
+    sizes = list(_micro_batches(plan, pairs=job.data.mixup.is_on))
     return any(memory_of(job, topology, micro_batch=size).peak <= budget.bytes for size in sizes)
 
 

@@ -220,7 +220,7 @@ def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:
     return Pass(
         element_bytes=element_bytes,
         loss=job.loss,
-        has_dense_targets=job.data.mixup.alpha > 0 or job.data.label_weights,
+        has_dense_targets=job.data.mixup.is_on or job.data.label_weights,
         is_recomputed=job.engine.activation_checkpointing,
         is_frozen=job.optimizer.freeze_backbone,
         is_on_gpu=is_on_gpu,
@@ -235,6 +235,6 @@ def _of_images(kept: Activations, num_images: int) -> int:
 def _image_bytes(job: TrainingJob, micro_batch: int, share: int) -> int:
     """Bytes of pixels, and what mixup makes of a micro-batch: images in fp32, and, as weights of labels do, targets."""
     pixels = 3 * job.model.image_size**2
-    is_mixed = job.data.mixup.alpha > 0
+    is_mixed = job.data.mixup.is_on
     mixed = _FP32 * (is_mixed * pixels + (is_mixed or job.data.label_weights) * job.model.num_classes)
     return _IMAGE_BUFFERS * share * pixels + micro_batch * mixed

@@ -197,7 +197,10 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
         "ema_decay": job.ema_decay,
         "data.label_weights": str(job.data.label_weights).lower(),
         "data.mixup.alpha": job.data.mixup.alpha,
+        "data.mixup.cutmix_alpha": job.data.mixup.cutmix_alpha,
         "data.randaugment.num_ops": job.data.randaugment.num_ops,
+        "data.augment.three_augment": str(job.data.augment.three_augment).lower(),
+        "data.augment.color_jitter": job.data.augment.color_jitter,
         "engine.precision": job.engine.precision,
         "seed": job.seed,
     }

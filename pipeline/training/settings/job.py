@@ -274,6 +274,11 @@ class TrainingJob:
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
         if self.optimizer.name == "muon":
             self._refuse_for_muon()
+        if self.data.mixup.binary_targets and self.loss != "sigmoid":
+            raise UserError(
+                f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "
+                "sigmoid, or --data.mixup.no-binary-targets"
+            )
         if self.model.masked_patches:
             self._refuse_labels()
 
@@ -303,6 +308,7 @@ class TrainingJob:
             "--loss softmax": self.loss != "softmax",
             "--label-smoothing 0": self.label_smoothing > 0,
             "--data.mixup.alpha 0": self.data.mixup.alpha > 0,
+            "--data.mixup.cutmix-alpha 0": self.data.mixup.cutmix_alpha > 0,
             "--data.no-label-weights": self.data.label_weights,
             '--evaluation.url ""': bool(self.evaluation.sets()),
             "--data.held-out.share 0": not self.data.held_out.is_none,

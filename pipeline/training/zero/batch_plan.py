@@ -45,12 +45,13 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
     if pairs and share % 2:
         raise UserError(
             f"--global-batch is {global_batch}, a share of {share} images for each of {num_ranks} ranks; mixup "
-            f"needs an even share: take a multiple of {2 * num_ranks}, other ranks, or --data.mixup.alpha 0"
+            f"needs an even share: take a multiple of {2 * num_ranks}, other ranks, or --data.mixup.alpha 0 and "
+            "--data.mixup.cutmix-alpha 0"
         )
     if pairs and micro % 2:
         raise UserError(
             f"--micro-batch is {micro_batch}, which splits the pairs that mixup mixes; "
             f"take an even divisor of a rank's share of {share} images, 0 for the largest that fits, or "
-            "--data.mixup.alpha 0"
+            "--data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
         )
     return BatchPlan(global_batch=global_batch, micro_batch=micro, accumulation=share // micro, num_ranks=num_ranks)

@@ -38,6 +38,7 @@ def test_what_can_not_work_is_refused(change: dict[str, Any], message: str) -> N
         ),
         ({"filter": "box"}, "^data.augment.filter is 'box'; allowed: "),
         ({"filter": "area", "antialias": True}, "^data.augment.antialias is on with data.augment.filter area"),
+        ({"filter": "bicubic", "antialias": True}, "^data.augment.antialias is on with data.augment.filter bicubic"),
     ],
 )
 def test_an_augmentation_that_can_not_work_is_refused(change: dict[str, Any], message: str) -> None:

@@ -20,6 +20,7 @@ from tests.rigs.jpegs import KINDS, jpeg_of
 
 BIT, RESMALL = AugmentConfig(crop="resize_crop"), AugmentConfig(crop="short_side_crop")
 AREA = AugmentConfig(crop="short_side_crop", filter="area")
+SIMPLE = AugmentConfig(crop="simple_random", filter="bicubic")
 SHAPES = [
     pytest.param(60, 84, id="a photograph"),
     pytest.param(84, 60, id="upright"),
@@ -73,6 +74,40 @@ def test_short_side_crop_is_pillows_resize_and_a_square_of_it(height: int, width
         assert np.abs(view - cut(resized, seed, 48)).max() <= 1
 
 
+def bicubic(pixels: NDArray[np.uint8], *, height: int, width: int) -> NDArray[np.uint8]:
+    """Pillow's, one direction at a time: Pillow 13 chooses which comes first."""
+    broad = Image.fromarray(pixels).resize((width, pixels.shape[0]), Image.Resampling.BICUBIC)
+    return np.asarray(broad.resize((width, height), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.parametrize(("height", "width"), SHAPES)
+def test_simple_random_is_torchvisions_resize_and_padded_random_crop(height: int, width: int) -> None:
+    """Resize(24, bicubic) rounds the long side down; RandomCrop(24, padding=4, padding_mode="reflect") uses np.pad."""
+    sample, pixels = png_of(height, width)
+    short = min(height, width)
+    resized = bicubic(pixels, height=int(24 * height / short), width=int(24 * width / short))
+    padded = np.pad(resized, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+    views = [trained(sample, seed, SIMPLE, size=24, use_library=True) for seed in range(6)]
+    for seed, view in enumerate(views):
+        np.testing.assert_array_equal(view, cut(padded.astype(float), seed, 24))
+    assert len({view.tobytes() for view in views}) > 1 or height == width == 1
+
+
+def test_a_bicubic_view_is_pillows_crop_and_resize() -> None:
+    """As torchvision's RandomResizedCrop(interpolation=BICUBIC), and Resize and CenterCrop of an evaluation."""
+    sample, pixels = png_of(60, 84)
+    config = AugmentConfig(crop="random_resized", filter="bicubic", min_area=0.08)
+    for seed in range(6):
+        crop = draw_crop(60, 84, draws(seed), config=config)
+        inner = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        expected = bicubic(inner, height=32, width=32)
+        view = trained(sample, seed, config, size=32, use_library=True)
+        np.testing.assert_array_equal(view, expected[:, ::-1] if crop.flip else expected)
+    how = EvaluationTransform(mode="central_crop", short_side=40, filter="bicubic")
+    expected = bicubic(pixels, height=40, width=56)[4:36, 12:44]
+    np.testing.assert_array_equal(evaluated(sample, how, size=32, use_library=True), expected)
+
+
 @pytest.mark.parametrize(("height", "width"), SHAPES)
 def test_the_area_filter_averages_what_each_pixel_covers(height: int, width: int) -> None:
     """By repeating each pixel, then averaging in blocks: exact, however many it takes."""
@@ -115,7 +150,7 @@ def test_an_evaluation_with_the_area_filter_is_big_visions(mode: str) -> None:
 
 
 @pytest.mark.skipif(crop_decoder() is None, reason="the crop decoder was not built")
-@pytest.mark.parametrize("config", [BIT, RESMALL, AREA], ids=["BiT", "resmall", "area"])
+@pytest.mark.parametrize("config", [BIT, RESMALL, AREA, SIMPLE], ids=["BiT", "resmall", "area", "simple"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_ways_to_a_view_give_the_same_pixels(kind: str, config: AugmentConfig) -> None:
     for seed, orientation in enumerate(TURNS):

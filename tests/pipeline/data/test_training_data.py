@@ -66,8 +66,14 @@ def test_the_position_changes_with_what_changes_the_batches(packed: Path, other:
         state(replace(config, augment=AugmentConfig(min_area=0.3, crop="resize_crop"))),
         state(replace(config, augment=AugmentConfig(min_area=0.3, crop="resize_crop", resize_pixels=20))),
         state(replace(config, augment=AugmentConfig(min_area=0.3, crop="short_side_crop"))),
+        state(replace(config, augment=AugmentConfig(min_area=0.3, crop="simple_random"))),
+        state(replace(config, augment=AugmentConfig(min_area=0.3, three_augment=True))),
+        state(replace(config, augment=AugmentConfig(min_area=0.3, color_jitter=0.3))),
         state(replace(config, randaugment=RandAugmentConfig(num_ops=2))),
         state(replace(config, mixup=MixupConfig(alpha=0.2))),
+        state(replace(config, mixup=MixupConfig(alpha=0.2, cutmix_alpha=1.0))),
+        state(replace(config, mixup=MixupConfig(cutmix_alpha=1.0))),
+        state(replace(config, mixup=MixupConfig(cutmix_alpha=1.0, binary_targets=True))),
         state(replace(config, url=str(other))),
         state(replace(config, url="", mix=parts)),
         state(replace(config, url="", mix=parts[::-1])),
@@ -85,6 +91,8 @@ def test_a_run_of_before_a_field_existed_can_go_on(packed: Path) -> None:
     names = {"crop", "min_area", "max_area", "min_ratio", "max_ratio", "flip", "version"}
     assert set(state["augment"]) == names
     assert not {"randaugment", "mixup", "mix"} & set(state)
+    mixed = replace(config, mixup=MixupConfig(alpha=0.2))
+    assert position_of(open_training_data(mixed), mixed, **sizes).mixup == {"alpha": 0.2, "version": 1}
     unscaled = replace(config, augment=replace(config.augment, scaled_decode=False))
     assert position_of(open_training_data(unscaled), unscaled, **sizes).to_json() != state
 

@@ -118,8 +118,16 @@ def test_micro_batches_add_up_to_the_share(micro_batch: int) -> None:
         assert torch.allclose(parameter.grad / parts, own, atol=1e-5), name
 
 
-def test_mixup_is_the_same_in_any_micro_batches() -> None:
-    job = replace(JOB, data=replace(JOB.data, mixup=MixupConfig(alpha=0.4)))
+@pytest.mark.parametrize(
+    "mixup",
+    [
+        pytest.param(MixupConfig(alpha=0.4), id="mixup"),
+        pytest.param(MixupConfig(cutmix_alpha=1.0), id="CutMix"),
+        pytest.param(MixupConfig(alpha=0.8, cutmix_alpha=1.0, binary_targets=True), id="DeiT III's"),
+    ],
+)
+def test_mixup_is_the_same_in_any_micro_batches(mixup: MixupConfig) -> None:
+    job = replace(JOB, loss="sigmoid", data=replace(JOB.data, mixup=mixup))
     batch, found = batch_of(), gradients(job, _Engine(model()), one_world())
     images, targets = found.inputs(batch, slice(0, SHARE))
     halves = [found.inputs(batch, slice(first, first + 4)) for first in (0, 4)]
@@ -127,6 +135,7 @@ def test_mixup_is_the_same_in_any_micro_batches() -> None:
     assert torch.equal(targets, torch.cat([half[1] for half in halves]))
     assert targets.shape == (SHARE, 10)
     assert not torch.equal(images, batch.images)
+    assert set(targets.flatten().tolist()) == {0.0, 1.0} or not mixup.binary_targets
     plain_images, plain_labels = gradients(JOB, _Engine(model()), one_world()).inputs(batch, slice(0, SHARE))
     assert torch.equal(plain_images, batch.images)
     assert torch.equal(plain_labels, batch.labels)
@@ -265,6 +274,8 @@ def launched_on_meta(job: TrainingJob, folder: Path, monkeypatch: pytest.MonkeyP
 
 
 MIXED = replace(JOB.data, mixup=MixupConfig(alpha=0.4))
+CUT = replace(JOB.data, mixup=MixupConfig(alpha=0.4, cutmix_alpha=1.0))
+PIXELS = replace(JOB.model, masked_patches=True, masked_target="pixels", num_classes=3 * JOB.model.stride**2)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +283,8 @@ MIXED = replace(JOB.data, mixup=MixupConfig(alpha=0.4))
     [
         pytest.param(replace(JOB, model=replace(JOB.model, dropout=0.1), label_smoothing=0.1), id="dropout, smoothing"),
         pytest.param(replace(JOB, data=MIXED), id="mixup"),
+        pytest.param(replace(JOB, data=CUT), id="mixup and CutMix"),
+        pytest.param(replace(JOB, model=PIXELS), id="pixels of masked patches"),
         pytest.param(replace(JOB, loss="sigmoid"), id="sigmoid"),
         pytest.param(replace(JOB, loss="sigmoid", data=MIXED), id="sigmoid and mixup"),
     ],

@@ -121,6 +121,12 @@ def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: 
             id="central crop of another short side",
         ),
         pytest.param(
+            EvaluationTransform(mode="central_crop", short_side=96, filter="bicubic"),
+            ("center", 1.0, "bicubic"),
+            45,
+            id="DeiT III's",
+        ),
+        pytest.param(
             EvaluationTransform(mode="fewshot", antialias=True), ("squash", 96 / 110, "bilinear"), 45, id="few-shot"
         ),
     ],

@@ -7,8 +7,9 @@ import pytest
 
 from jobs.recipes import finetune, pretrain
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.data.config import DataConfig
+from pipeline.data.config import DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.config import num_masked_outputs
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 from shards.config import HeldOutConfig
@@ -119,7 +120,9 @@ def test_recipes_fit_their_own_lanes_and_take_their_classes_from_the_data() -> I
         job = recipe()
         if job.global_batch % job.data.lanes:
             yield f"{name}: the global batch, {job.global_batch}, is not a multiple of {job.data.lanes} lanes"
-        num_classes = 512 if job.model.masked_patches else 0  # there are always as many colours
+        num_classes = 0
+        if job.model.masked_patches:  # there are always as many colours and pixels
+            num_classes = num_masked_outputs(job.model.masked_target, side=job.model.stride)
         yield from differs(f"{name}: model.num_classes", job.model.num_classes, num_classes)
         yield from differs(f"{name}: run_dir and data.url", (job.run_dir, job.data.url), ("", ""))
 
@@ -130,6 +133,13 @@ def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_
     small |= {"cifar10_small": "fp32", "cifar10_48": "fp32", "cifar10_plain": "fp32"}
     for name, recipe in RECIPES.items():
         yield from differs(f"{name}: engine.precision", recipe().engine.precision, small.get(name, "bf16"))
+
+
+def test_binary_targets_are_those_of_the_sigmoid_loss() -> None:
+    data = DataConfig(mixup=MixupConfig(alpha=0.8, binary_targets=True))
+    with pytest.raises(UserError, match=r"binary_targets is on with loss 'softmax'.*give --loss sigmoid, or --data"):
+        TrainingJob(data=data)
+    TrainingJob(data=data, loss="sigmoid")
 
 
 @pytest.mark.parametrize(
