@@ -8,30 +8,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.data import train_batches
+    from pipeline.data import (
+        AugmentConfig,
+        DataConfig,
+        MixupConfig,
+        RandAugmentConfig,
+        ReadConfig,
+        mix_images,
+        mix_targets,
+        mix_weights,
+        train_batches,
+    )
+    from pipeline.data.image_dataset import open_dataset
     from pipeline.evaluation.predictor import load_model
     from pipeline.models import ModelConfig, build_model
-    from shards.dataset import open_dataset
     from shards.order import SampleOrder
 
     __version__: str
 
 __all__ = [
+    "AugmentConfig",
+    "DataConfig",
+    "MixupConfig",
     "ModelConfig",
+    "RandAugmentConfig",
+    "ReadConfig",
     "SampleOrder",
     "__version__",
     "build_model",
     "load_model",
+    "mix_images",
+    "mix_targets",
+    "mix_weights",
     "open_dataset",
     "train_batches",
 ]
 
 _MODULES = {
+    **dict.fromkeys(("AugmentConfig", "DataConfig", "MixupConfig", "RandAugmentConfig"), "pipeline.data.config"),
+    **dict.fromkeys(("mix_images", "mix_targets", "mix_weights"), "pipeline.data.mixup"),
+    "ReadConfig": "shards.config",
     "ModelConfig": "pipeline.models.config",
     "SampleOrder": "shards.order",
     "build_model": "pipeline.models.build",
     "load_model": "pipeline.evaluation.predictor",
-    "open_dataset": "shards.dataset",
+    "open_dataset": "pipeline.data.image_dataset",
     "train_batches": "pipeline.data.stream",
 }
 

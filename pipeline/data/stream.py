@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from weakref import finalize
 
 from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share
@@ -63,10 +64,11 @@ def plan_stream(
 
 
 class BatchStream:
-    """A rank's batches, without end. After leaving the loop, another loop continues with the next batch."""
+    """A rank's batches, without end. After leaving the loop, another loop continues with the next batch. `source` reads
+    and decodes them."""
 
     def __init__(self, source: TrainBatches, position: StreamPosition) -> None:
-        self._source, self._position = source, position
+        self.source, self._position = source, position
         self._batches = source(position.next_step, skipped=position.skipped)
 
     @property
@@ -83,11 +85,11 @@ class BatchStream:
     @property
     def is_ready(self) -> bool:
         """Whether a request for the next batch would neither wait nor fail."""
-        return self._source.is_ready
+        return self.source.is_ready
 
     def counts(self) -> dict[str, float]:
         """What this stream has read, retried and replaced so far, by name of pipeline.data.batches.COUNT_NAMES."""
-        return self._source.counts()
+        return self.source.counts()
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -106,6 +108,17 @@ class BatchStream:
         """Requests for further batches are refused from now on."""
         self._batches = iter(())
 
+    def close(self) -> None:
+        """Ends the stream, its threads and its reads, as the end of a `with` block and its collection do."""
+        self.end()
+        self.source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 @contextmanager
 def open_stream(
@@ -113,6 +126,14 @@ def open_stream(
 ) -> Iterator[BatchStream]:
     """The batches of a planned stream from `next_step` on, without the skipped data steps; closed with the `with`
     block."""
+    stream = _started(planned, next_step=next_step, quarantine=quarantine, skipped=skipped, pin_memory=pin_memory)
+    with stream:
+        yield stream
+
+
+def _started(
+    planned: PlannedStream, *, next_step: int, quarantine: Path, skipped: Skipped, pin_memory: bool
+) -> BatchStream:
     config, start = planned.config, planned.start
     batches = TrainBatches(
         planned.data,
@@ -124,15 +145,9 @@ def open_stream(
         quarantine=Quarantine(quarantine, max_share=config.max_quarantined),
         pin_memory=pin_memory,
     )
-    stream = BatchStream(batches, start.at(next_step, skipped=skipped))
-    try:
-        yield stream
-    finally:
-        stream.end()
-        batches.close()
+    return BatchStream(batches, start.at(next_step, skipped=skipped))
 
 
-@contextmanager
 def train_batches(
     url: str = "",
     *,
@@ -145,8 +160,11 @@ def train_batches(
     config: DataConfig | None = None,
     quarantine: str | Path = "quarantine.jsonl",
     pin_memory: bool = False,
-) -> Iterator[BatchStream]:
+) -> BatchStream:
     """This rank's part of every global batch of the dataset at `url`, a folder or s3://bucket/prefix ("": config's).
+
+    The stream is endless. It can be iterated as it is, and is closed when it is collected; a `with` block closes it at
+    a known place.
 
     `position`: another stream's `position`, to continue after the last batch that it returned, with any number of ranks
     and threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with
@@ -163,10 +181,11 @@ def train_batches(
     at = planned.start
     if position is not None:
         at = _continued(position, planned.start, allow_other_decoder=config.allow_other_decoder)
-    with open_stream(
+    stream = _started(
         planned, next_step=at.next_step, quarantine=Path(quarantine), skipped=at.skipped, pin_memory=pin_memory
-    ) as stream:
-        yield stream
+    )
+    finalize(stream, stream.source.close)  # which does not know the stream
+    return stream
 
 
 def _check_sizes(*, global_batch: int, image_size: int, rank: int, num_ranks: int) -> None:

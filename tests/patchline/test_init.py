@@ -6,9 +6,9 @@ from pathlib import Path
 
 import patchline
 from pipeline.data import train_batches
+from pipeline.data.image_dataset import open_dataset
 from pipeline.evaluation.predictor import load_model
 from pipeline.models import ModelConfig, build_model
-from shards.dataset import open_dataset
 from shards.order import SampleOrder
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent

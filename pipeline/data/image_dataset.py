@@ -1,0 +1,163 @@
+"""A packed dataset as a sequence of images, for people and for PyTorch's own DataLoader.
+
+    photos = patchline.open_dataset("data/photos")
+    photos[0].image.show(), photos[0].label, len(photos), photos.classes
+
+Each image is read by its offset, one request each: for looking, small evaluations and other libraries' loops. Training
+reads blocks and decodes only what a crop needs (`train_batches`), which is several times faster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import index
+from typing import Any, overload
+
+import numpy as np
+from PIL import Image
+
+from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
+from pipeline.data.transform import evaluation_view
+from pipeline.evaluation_transform import EvaluationTransform
+from shards.class_names import listed
+from shards.dataset import Dataset
+from shards.dataset import open_dataset as open_packed
+from shards.errors import InvalidDataError, UserError
+from shards.reading.read import RawSample, locate_row, read_sample
+
+_UPRIGHT = EvaluationTransform()
+Transform = Callable[[Image.Image], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledImage:
+    """One image: its bytes as they were packed, and the ids and names of its classes."""
+
+    data: bytes
+    labels: tuple[int, ...]
+    names: tuple[str, ...]
+    find_source: Callable[[], str]
+    pixels: np.ndarray[Any, np.dtype[np.uint8]]
+    """uint8[height, width, 3] RGB, upright."""
+
+    @property
+    def source(self) -> str:
+        """Its name in the collection that was packed, which is read when it is asked for."""
+        return self.find_source()
+
+    @property
+    def image(self) -> Image.Image:
+        """The image, RGB and upright."""
+        return Image.fromarray(self.pixels)
+
+    @property
+    def label(self) -> int | None:
+        """The id of its first class; None without one."""
+        return self.labels[0] if self.labels else None
+
+    def __repr__(self) -> str:
+        height, width = self.pixels.shape[:2]
+        return f"LabelledImage({height} x {width} px, {', '.join(self.names) or 'no class'})"
+
+
+class ImageDataset(Sequence[LabelledImage]):
+    """The images of a packed dataset by their numbers, 0 to len - 1, in the order in which they were packed, which is
+    random. Can be copied to other processes, which open it again."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.url, self.num_samples, self.num_classes = dataset.url, dataset.num_samples, dataset.num_classes
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by their ids."""
+        return self.dataset.label_names
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    @overload
+    def __getitem__(self, place: int) -> LabelledImage: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[LabelledImage]: ...
+
+    def __getitem__(self, place: int | slice) -> LabelledImage | list[LabelledImage]:
+        """An image, or those of a slice. IndexError beyond the last; InvalidDataError for one that is damaged."""
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        sample = self.sample(place)
+        try:
+            stored = decode_stored(sample.data or b"", height=sample.height, width=sample.width)
+            pixels = np.require(turned(stored, turn_of(sample.orientation)), requirements=["C", "W"])
+        except DecodeError as error:
+            raise self._damaged(sample, str(error)) from error
+        names = tuple(self.classes[label] for label in sample.labels)
+        data = bytes(sample.data or b"")
+        source = partial(self.dataset.source_of, *locate_row(self.dataset, sample.sample_id))
+        return LabelledImage(data=data, labels=sample.labels, names=names, find_source=source, pixels=pixels)
+
+    def __iter__(self) -> Iterator[LabelledImage]:
+        return (self[number] for number in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"ImageDataset({self.url!r}, {len(self):,} images of {self.num_classes} classes: {listed(self.classes)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_dataset, (self.url,)
+
+    def sample(self, place: int) -> RawSample:
+        """The bytes and labels of an image, checked by their crc32. Errors as of an index."""
+        number = index(place)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"image {number} of {len(self):,} in {self.url}")
+        sample = read_sample(self.dataset, number % len(self))
+        if sample.data is None:
+            raise self._damaged(sample, sample.fault)
+        return sample
+
+    def to_torch(self, *, transform: Transform | None = None, image_size: int | None = None) -> "TorchImages":
+        """A map-style dataset of (image, label) for `torch.utils.data.DataLoader`; the label is that of the first
+        class, -1 without one.
+
+        The image is what `transform` makes of a Pillow image; or uint8[3, image_size, image_size], resized as in
+        `patchline evaluate`; or, with neither, uint8[3, height, width]. UserError for both.
+        """
+        if transform and image_size:
+            raise UserError("to_torch got transform and image_size; give one of them: a transform resizes by itself")
+        return TorchImages(self, transform=transform, image_size=image_size)
+
+    def _damaged(self, sample: RawSample, why: str) -> InvalidDataError:
+        return InvalidDataError(f"image {sample.sample_id} of {self.url} cannot be used: {why}")
+
+
+class TorchImages:
+    """(image, label) by number; see ImageDataset.to_torch."""
+
+    def __init__(self, images: ImageDataset, *, transform: Transform | None, image_size: int | None) -> None:
+        self.images, self.transform, self.image_size = images, transform, image_size
+        self.classes = images.classes
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, place: int) -> tuple[Any, int]:
+        import torch  # noqa: PLC0415 - looking at images needs none
+
+        if self.image_size:
+            sample = self.images.sample(place)
+            view = np.empty((self.image_size, self.image_size, 3), np.uint8)
+            evaluation_view(sample, _UPRIGHT, out=view)
+            return torch.from_numpy(view).permute(2, 0, 1).contiguous(), _label(sample.labels)
+        found = self.images[place]
+        image = self.transform(found.image) if self.transform else torch.from_numpy(found.pixels).permute(2, 0, 1)
+        return image, _label(found.labels)
+
+
+def _label(labels: tuple[int, ...]) -> int:
+    return labels[0] if labels else -1
+
+
+def open_dataset(url: str) -> ImageDataset:
+    """The images of the dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is none."""
+    return ImageDataset(open_packed(url))
