@@ -81,8 +81,8 @@ ORDER = {
         "build",
         "activations vit",
         "bit flops hybrid position_similarity",
-        "attention_pooling masked patch_resize pos_embed position_layers resnet rotary",
-        "mlp",
+        "attention_pooling masked patch_resize position_layers resnet rotary",
+        "mlp pos_embed",
         "attention config head initial loss pixels",
     ),
     "shards": (
