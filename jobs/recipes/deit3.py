@@ -1,17 +1,17 @@
 """DeiT III: "DeiT III: Revenge of the ViT" (Touvron et al., 2022), README_revenge.md of facebookresearch/deit.
 
-Equal to its command lines: model sizes, image size, steps (its sampler makes 625 of an epoch of ImageNet-1k), batch
-2048, 3-Augment, colour jitter 0.3, the crop, mixup and CutMix, the loss and its targets, label smoothing, weight decay,
-and the final rate of 1e-5. Its BCEWithLogitsLoss is the mean over classes, ours the sum, K times as much; AdamW divides
-by K again, so that epsilon 1e-8 there is K x 1e-8 here, 1e-5 with the 1000 classes of ImageNet-1k.
+Equal to its command lines: model sizes, LayerScale, image size, steps (its sampler makes 625 of an epoch of
+ImageNet-1k), batch 2048, 3-Augment, colour jitter 0.3, the crop, mixup and CutMix, the loss and its targets, label
+smoothing, weight decay, and the final rate of 1e-5. Its BCEWithLogitsLoss is the mean over classes, ours the sum, K
+times as much; AdamW divides by K again, so that epsilon 1e-8 there is K x 1e-8 here, 1e-5 with the 1000 classes of
+ImageNet-1k.
 What differs: DeiT III trains with LAMB (apex's FusedLAMB, at a rate of 4e-3 for S, 3e-3 for B and 1e-3 on ImageNet-21k,
 with the gradient's norm clipped at 1), which is not implemented here. The recipes have AdamW without clipping, at
-DeiT's rate of 5e-4 x batch / 512 [unverified]. Its LayerScale (1e-4 at first) is left out. Its repeated augmentation
-(three crops of each of a third of the images per epoch) is not implemented: each image is taken once per epoch.
-Stochastic depth rises to the rate of the last block, where DeiT III has this rate in every block. The rate follows the
-step and warms up from 0, where timm's follows the epoch and warms up from 1e-6. Mixup and CutMix have one weight or box
-per pair, theirs one per step. Matrices start as in the paper's code, theirs with a deviation of 0.02. Not trained to
-their end here.
+DeiT's rate of 5e-4 x batch / 512 [unverified]. Its repeated augmentation (three crops of each of a third of the images
+per epoch) is not implemented: each image is taken once per epoch. Stochastic depth rises to the rate of the last block,
+where DeiT III has this rate in every block. The rate follows the step and warms up from 0, where timm's follows the
+epoch and warms up from 1e-6. Mixup and CutMix have one weight or box per pair, theirs one per step. Matrices start as
+in the paper's code, theirs with a deviation of 0.02. Not trained to their end here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -117,7 +117,14 @@ def _imagenet_21k(name: str, *, stochastic_depth: float) -> TrainingJob:
 
 
 def _model(name: str, *, image_size: int, stochastic_depth: float) -> ModelConfig:
-    return ModelConfig(name=name, image_size=image_size, num_classes=0, stochastic_depth=stochastic_depth, gelu="exact")
+    return ModelConfig(
+        name=name,
+        image_size=image_size,
+        num_classes=0,
+        stochastic_depth=stochastic_depth,
+        gelu="exact",
+        layer_scale=1e-4,
+    )
 
 
 def _schedule(*, warmup_steps: int) -> ScheduleConfig:
