@@ -61,7 +61,8 @@ class Matrix:
 
 def is_orthogonalized(name: str) -> bool:
     """Whether Muon updates the parameter: a matrix of a Transformer's block. The embedding, the head, biases and norms
-    are AdamW's, as Jordan's post advises; and so are tables of positions and, unlike there, a hybrid's convolutions."""
+    are AdamW's, as Jordan's post advises; so are attention pooling, which is counted as a part of the head, tables of
+    positions and, unlike there, a hybrid's convolutions."""
     parts = name.split(".")
     return parts[0] == "blocks" and parts[-1] == "weight" and "norm" not in parts[-2]
 

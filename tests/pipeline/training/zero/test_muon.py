@@ -110,11 +110,15 @@ def test_an_orthogonal_matrix_has_the_singular_vectors_and_no_singular_values(
         pytest.param({"name": "vit_ti16"}, id="ViT"),
         pytest.param({"name": "vit_ti16", "representation": True}, id="with a hidden layer before the head"),
         pytest.param({"name": "vit_ti16", "position": "relative"}, id="with tables of positions in the blocks"),
+        pytest.param(
+            {"name": "vit_ti16", "qk_norm": True, "layer_scale": 0.1, "pooling": "attention", "position": "rope2d"},
+            id="with norms of queries and keys, LayerScale and attention pooling",
+        ),
         pytest.param({"name": "r50_vit_b16"}, id="hybrid"),
     ],
 )
 def test_matrices_of_blocks_are_muons(model: dict[str, Any]) -> None:
-    """And nothing else: the patches' embedding, the head, norms, biases, tables and convolutions are AdamW's."""
+    """And nothing else: the patches' embedding, pooling, the head, norms, biases and convolutions are AdamW's."""
     config = ModelConfig(num_classes=3, **model)
     of_muon = {name: shape for name, shape in shapes_of(config).items() if is_orthogonalized(name)}
     assert {name.split(".", 2)[2] for name in of_muon} == {
