@@ -19,6 +19,8 @@ class PaperDataset:
 
 
 JFT = PaperDataset(name="JFT-300M", num_images=303_000_000, num_classes=18_291)
+# The paper says "nearly 3 billion" images; the classes are those of big_vision's train_vit_g.py.
+JFT_3B = PaperDataset(name="JFT-3B", num_images=3_000_000_000, num_classes=29_593)
 # "Big Transfer" says 14.2 million; the exact number of the authors' copy is not published.
 IMAGENET_21K = PaperDataset(name="ImageNet-21k", num_images=14_200_000, num_classes=21_843)
 IMAGENET_1K = PaperDataset(name="ImageNet-1k", num_images=1_281_167, num_classes=1000)

@@ -17,6 +17,7 @@ from jobs.recipes import (
     paper_vtab,
     plain_vit,
     pretrain,
+    scaling,
 )
 from jobs.recipes.paper_datasets import PaperDataset
 from jobs.settings.models import PlanJob
@@ -45,6 +46,7 @@ _DATASETS: dict[str, PaperDataset] = {
     **{name: paper_datasets.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
     **{name: paper_datasets.IMAGENET_21K_AUGREG for name in _AUGREG if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_1K_99 for name in (*_AUGREG, *plain_vit.RECIPES) if "_i1k" in name},
+    **dict.fromkeys(scaling.RECIPES, paper_datasets.JFT_3B),
     **{name: paper_datasets.IMAGENET_21K for name in deit3.RECIPES if "_i21k" in name},
     **{name: paper_datasets.IMAGENET_1K for name in deit3.RECIPES if "_i1k" in name},
     **{name: _TRANSFERS[name.split("_")[0]] for name in _FINETUNING},

@@ -1,6 +1,6 @@
 """Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py, bit_imagenet.py and deit3.py, those for photographs of
-your own in photos.py."""
+paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, those for
+photographs of your own in photos.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +15,7 @@ from jobs.recipes import (
     paper_jft,
     photos,
     plain_vit,
+    scaling,
 )
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig
@@ -193,4 +194,5 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **photos.RECIPES,
     **bit_imagenet.RECIPES,
     **deit3.RECIPES,
+    **scaling.RECIPES,
 }
