@@ -128,7 +128,7 @@ def num_block_weights(config: ModelConfig) -> int:
     if config.is_bit:
         return 0
     d, m = config.size.width, config.size.mlp_width
-    return config.size.depth * (4 * d * d + 2 * d * m)
+    return config.num_blocks * (4 * d * d + 2 * d * m)
 
 
 def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:

@@ -114,6 +114,7 @@ def test_an_orthogonal_matrix_has_the_singular_vectors_and_no_singular_values(
             {"name": "vit_ti16", "qk_norm": True, "layer_scale": 0.1, "pooling": "attention", "position": "rope2d"},
             id="with norms of queries and keys, LayerScale and attention pooling",
         ),
+        pytest.param({"name": "vit_ti16", "attention": "axial", "pooling": "average"}, id="with axial attention"),
         pytest.param({"name": "r50_vit_b16"}, id="hybrid"),
     ],
 )
