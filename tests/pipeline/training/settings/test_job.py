@@ -129,7 +129,8 @@ def test_recipes_fit_their_own_lanes_and_take_their_classes_from_the_data() -> I
 
 @every_fault
 def test_the_papers_recipes_name_their_precision_and_small_ones_leave_it_to_the_machine() -> Iterator[str]:
-    small = {"digits_smoke": "auto", "photos_smoke": "auto", "digits_48": "auto"}
+    small = dict.fromkeys(("digits_smoke", "photos_smoke", "digits_48", "photos"), "auto")
+    small |= {"photos_scratch_s16": "auto", "photos_scratch_b16": "auto"}
     small |= {"cifar10_small": "fp32", "cifar10_48": "fp32", "cifar10_plain": "fp32"}
     for name, recipe in RECIPES.items():
         yield from differs(f"{name}: engine.precision", recipe().engine.precision, small.get(name, "bf16"))
