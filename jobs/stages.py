@@ -327,6 +327,14 @@ STAGES = {
         job=("jobs.settings.models", "DemoJob"),
         examples=("demo", "demo --run-dir /tmp/demo --num-ranks 1"),
     ),
+    "example": Stage(
+        summary="print an example cluster.yaml or chain.yaml, for you to edit",
+        module="jobs.example",
+        job=("jobs.example", "ExampleJob"),
+        field="name",
+        required=("--name",),
+        examples=("example cluster.yaml > cluster.yaml", "example chain.yaml > chain.yaml"),
+    ),
     "completion": Stage(
         summary="print a completion script for your shell",
         module="jobs.completion",

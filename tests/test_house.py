@@ -39,7 +39,7 @@ ORDER = {
         "models monitor",
         "chains reports",
         "cli train",
-        "completion fitted submittable",
+        "completion example fitted submittable",
         "lookup origin",
         "data resolve",
         "record",

@@ -108,7 +108,7 @@ class ChainConfig:
         if not self.folder or "://" in self.folder or not self.folder.isprintable():
             raise UserError(f"folder is {shown_value(self.folder)}; give a folder that all nodes share")
         if not self.steps:
-            raise UserError("steps is missing: the list of steps, as in slurm/chain.example.yaml")
+            raise UserError("steps is missing: the list of steps, as in `patchline example chain.yaml`")
         known: list[str] = []
         for step in self.steps:
             if step.name in known:

@@ -199,7 +199,10 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
     """The cluster's settings, with the command that runs patchline there. UserError for what is wrong."""
     if not path:
-        raise UserError("--cluster is missing: the YAML file of your cluster's settings, as slurm/cluster.example.yaml")
+        raise UserError(
+            "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
+            "cluster.yaml > cluster.yaml"
+        )
     if names := withheld(environ):
         log.info("kept from jobs, since Slurm stores what they inherit: %s", ", ".join(map(printable_name, names)))
     return with_command(read_cluster(Path(path)), environ)

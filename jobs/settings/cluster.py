@@ -77,7 +77,7 @@ class PreflightJob:
     """What of a cluster to check before the first job is submitted; what is empty is left out."""
 
     cluster: str = ""
-    """YAML file of your cluster's settings, as slurm/cluster.example.yaml; empty: Slurm is left out."""
+    """YAML file of your cluster's settings, as `patchline example cluster.yaml` prints it; empty: Slurm is left out."""
     run_dir: str = ""
     """Run directory, or a folder above it: a short job on two nodes checks that they share it."""
     url: str = ""
