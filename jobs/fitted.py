@@ -15,7 +15,7 @@ from jobs.recipes.photos import FINETUNE_RECIPES, RECIPES, steps_for, with_batch
 from jobs.resolve import file_job
 from pipeline.models.config import ModelConfig
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import UserError
+from shards.errors import UnreachableError, UserError
 from shards.output.quantities import plural
 
 _OF_HEADS = (
@@ -49,7 +49,10 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
     if url := values.get("--data.url"):
         from shards.dataset import open_dataset  # noqa: PLC0415 - Arrow, which help can do without
 
-        num_images = open_dataset(url).num_samples
+        try:
+            num_images = open_dataset(url).num_samples
+        except UnreachableError:  # a dry run on a laptop; where the job runs, this is an error of the data
+            return job, [*notes, f"{url} is not reachable from here: the steps follow its images where the job runs"]
         job = with_steps(job, steps=values.get("--steps") or _steps(recipe, num_images, job))
         epochs = job.steps * job.global_batch / max(1, num_images)
         notes.append(

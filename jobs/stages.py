@@ -360,7 +360,8 @@ TOOLS = {
     ),
     "submit": Tool(
         summary="submit a stage, or a chain of stages, to Slurm",
-        usage="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] [--dry-run]",
+        usage="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
+        "[--dry-run [--full]]",
         module="jobs.chains.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",

@@ -29,7 +29,7 @@ from jobs.chains.state import (
 )
 from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, units_of
-from jobs.cluster.batch_script import Request
+from jobs.cluster.batch_script import Request, script_summary
 from jobs.cluster.secret_names import refuse_secret_words
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
@@ -59,19 +59,20 @@ def submit_chain(
     *,
     copies: Mapping[str, str],
     is_dry: bool,
+    is_full: bool = False,
     has_checks: bool,
     override: Override,
     environ: Mapping[str, str],
 ) -> int:
-    """Returns the exit code. `copies`: texts to keep beside the chain, by name. UserError for what a stage or Slurm
-    would refuse, and with `has_checks` for what cannot work."""
+    """Returns the exit code. `copies`: texts to keep beside the chain, by name. `is_full`: a dry run shows whole
+    scripts. UserError for what a stage or Slurm would refuse, and with `has_checks` for what cannot work."""
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
     refuse_unprintable(config.folder, what="folder")
     for _, words, _ in jobs:
         refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:
-        _check_all(jobs, cluster, environ)
+        _check_all(jobs, cluster, environ, is_dry=is_dry)
     plan = ChainPlan(
         name=chain_name(config.folder),
         units=units,
@@ -83,7 +84,7 @@ def submit_chain(
     state = state_folder(Path(config.folder).resolve())
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
-        return _show(chain)
+        return _show(chain, is_full=is_full)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
         if not unit.best_of:  # which values those have is known once the tries are over
@@ -117,8 +118,13 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
         return job
 
 
-def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
-    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
+def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, is_dry: bool) -> None:
+    try:
+        refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
+    except UserError as error:
+        if not is_dry:  # which may be on a laptop without the keys
+            raise
+        log.warning("%s", error)
     partition = cluster.partition_for(has_ranks=True)
     for unit, words, job in jobs:
         run_dir = value_in(words, "--run-dir")
@@ -209,12 +215,18 @@ def graph_of(units: tuple[Unit, ...]) -> str:
     return "\n".join([*lines[:-1], "        complete: submits what is after it; missing: only that again"]) + "\n"
 
 
-def _show(chain: Chain) -> int:
-    """Prints every script and the graph, and what Slurm says; writes nothing."""
+def _show(chain: Chain, *, is_full: bool) -> int:
+    """Prints the graph, the head of each job or with `is_full` its whole script, and what Slurm says; writes
+    nothing."""
     requests = _first_requests(chain)
+    put(f"{graph_of(chain.plan.units)}\n")
     for request in requests:
-        put(f"# ===== {request.name}\n{script_of(chain, request)}\n")
-    put(graph_of(chain.plan.units))
+        if is_full:
+            put(f"# ===== {request.name}\n{script_of(chain, request)}\n")
+        elif request.words[:1] != ("__gate",):
+            put(f"{script_summary(request, chain.cluster)}\n")
+    if not is_full:
+        put("behind each job, a gate of one core submits what follows; whole scripts: add --full\n")
     if shutil.which("sbatch", path=chain.environ.get("PATH")) is None:
         log.warning("no sbatch on this machine, so Slurm was not asked about it")
         return exit_codes.DONE

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.settings import ClusterConfig, asked_seconds
+from shards.output.quantities import plural
+from shards.output.terminal import printable_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,23 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
         "",
     ]
     return "\n".join([*lines, body[body.index(_BODY_BEGINS) :]])
+
+
+def script_summary(request: Request, cluster: ClusterConfig) -> str:
+    """What a reader checks first: the command, the nodes and GPUs with the hours that they may take, and the lines
+    #SBATCH."""
+    limit = request.time_limit or cluster.time_limit
+    nodes = request.nodes + (cluster.spares if request.has_ranks else 0)
+    gpus = nodes * cluster.gpus_per_node if request.has_ranks else 0
+    size = plural(nodes, "node")
+    size += f" with {plural(gpus, 'GPU')} in all" if gpus else ""
+    if limit and (seconds := asked_seconds(limit)):
+        hours = seconds / 3600
+        size += f", at most {limit} for each job"
+        size += f": up to {gpus * hours:,.0f} GPU-hours" if gpus else ""
+    shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
+    lines = [request.name, f"  {shown}", f"  {size}", *(f"  #SBATCH {each}" for each in _options(request, cluster))]
+    return "\n".join(map(printable_name, lines)) + "\n"
 
 
 def _options(request: Request, cluster: ClusterConfig) -> list[str]:

@@ -224,7 +224,7 @@ def test_a_dry_run_shows_scripts_graph_and_slurms_answers_and_writes_nothing(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
     path = chain_file(tmp_path, PACK, PRETRAIN, FINETUNE, EVALUATE, REPORT)
-    shown = submit(slurm_cluster, str(path), settings_in(tmp_path), "--dry-run")
+    shown = submit(slurm_cluster, str(path), settings_in(tmp_path), "--dry-run", "--full")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("#!/usr/bin/env bash") == 16
     assert "[finetune]  finetune x 2; after pretrain and pack.merge" in shown.stdout

@@ -101,7 +101,7 @@ def test_a_chain_takes_no_flags_of_runs(slurm_cluster: SlurmCluster, tmp_path: P
 
 
 def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    words = ("evaluate", "resize", settings_in(tmp_path), "--weights=w", "--data.url=d", "--dry-run")
+    words = ("evaluate", "resize", settings_in(tmp_path), "--weights=w", "--data.url=d", "--dry-run", "--full")
     ended = submit(slurm_cluster, *words)
     assert ended.returncode == 0, ended.stderr
     assert "to start at" in ended.stderr
@@ -114,11 +114,11 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
     assert comments[0] != comments[1], "another evaluation is another job"
     own = tmp_path / "own.yaml"
     own.write_text(f"recipe: digits_smoke\nrun_dir: {tmp_path}/run\ndata: {{url: d}}\n")
-    from_file = submit(slurm_cluster, "pretrain", str(own), words[2], "--extend", "--dry-run")
+    from_file = submit(slurm_cluster, "pretrain", str(own), words[2], "--extend", "--dry-run", "--full")
     assert f"\nset -- pretrain {own} --extend --run-dir {tmp_path}/run\n" in from_file.stdout, from_file.stderr
-    spared = submit(slurm_cluster, "pretrain", str(own), words[2], "--spares=1", "--dry-run").stdout
+    spared = submit(slurm_cluster, "pretrain", str(own), words[2], "--spares=1", "--dry-run", "--full").stdout
     assert {"#SBATCH --nodes=2", "#SBATCH --no-kill", "export PATCHLINE_SPARES=1"} <= set(spared.splitlines())
-    nowhere = submit(slurm_cluster, *words[:-1], PATH=str(PATCHLINE.parent))
+    nowhere = submit(slurm_cluster, *words[:-2], PATH=str(PATCHLINE.parent))
     assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr
 
 
@@ -237,7 +237,7 @@ def test_limits_that_slurm_would_accept_and_never_start_are_refused(
         refused = submit(slurm_cluster, str(chain), short)
         assert (refused.returncode, "step train: the time limit is" in refused.stderr) == (2, True), refused.stderr
         chain.write_text(chain.read_text().replace("20", "5"))
-        shown = submit(slurm_cluster, str(chain), short, "--dry-run")
+        shown = submit(slurm_cluster, str(chain), short, "--dry-run", "--full")
         assert "#SBATCH --time=10\n" in shown.stdout, "the gate fits, too"
     finally:
         slurm_cluster.scontrol("delete", "PartitionName=short")

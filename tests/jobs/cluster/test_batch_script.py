@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.cluster.batch_script import Piece, Request, batch_script, names_of, pieces_of
+from jobs.cluster.batch_script import Piece, Request, batch_script, names_of, pieces_of, script_summary
 from jobs.cluster.settings import ClusterConfig
 
 BODY = (Path(__file__).resolve().parents[3] / "slurm" / "stage.sbatch").read_text()
@@ -85,6 +85,16 @@ def test_the_sites_settings_become_options_and_variables() -> None:
         in script
     )
     assert "export PATCHLINE_MARGIN=300\n" in script
+
+
+def test_a_summary_has_what_a_reader_checks_first() -> None:
+    site = replace(CLUSTER, gpus_per_node=8, time_limit="12:00:00", spares=1)
+    first, command, size, *options = script_summary(REQUEST, site).splitlines()
+    assert (first, command) == ("pretrain-digits_smoke", "  patchline pretrain digits_smoke")
+    assert size == "  3 nodes with 24 GPUs in all, at most 12:00:00 for each job: up to 288 GPU-hours"
+    assert options == [f"  {line}" for line in lines_of(REQUEST, site)]
+    alone = script_summary(replace(REQUEST, has_ranks=False, nodes=1, time_limit="30"), site).splitlines()
+    assert alone[2] == "  1 node, at most 30 for each job"
 
 
 def test_names_are_plain() -> None:
