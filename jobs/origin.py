@@ -61,6 +61,12 @@ class Nearest:
         return f"{self.recipe} +{self.num_changed}" if self.num_changed else self.recipe
 
 
+def prepare_recipes() -> None:
+    """Reads all recipes now. Threads that call `nearest` at once would each read them: the cache has no lock."""
+    for stage in WITH_SMOKE:
+        _recipes(stage)
+
+
 def nearest(stage: str, leaves: Leaves, origin: Origin = NO_ORIGIN) -> Nearest:
     """The recipe of a training stage that a run is compared with. `leaves`: the fields of its record."""
     own = _facts({name.removeprefix("job."): text for name, text in leaves.items() if name.startswith("job.")})

@@ -128,11 +128,11 @@ def _is_evaluation(record: Path) -> bool:
 
 def _evaluation_of(weights: str) -> Any:
     """The evaluation of these weights: images are prepared, and logits read, as their config.json says."""
-    from pipeline.models.weights.usage import read_usage  # noqa: PLC0415 - not needed for most commands
-
     job = job_class("evaluate")(weights=weights)
     if not weights:
         return job
+    from pipeline.models.weights.usage import read_usage  # noqa: PLC0415 - not needed for most commands
+
     if not Path(weights).exists() and "/" not in weights and similar(weights, list(recipes_of("evaluate"))):
         raise unknown_recipe(weights, "evaluate", list(recipes_of("evaluate")))
     usage = read_usage(Path(weights))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
-from jobs.models.image_files import image_names
 from jobs.output import WIDTH, fitted, put
 from pipeline.config_values import Device
 from shards.errors import UserError
@@ -53,6 +52,7 @@ def run(job: PredictJob) -> int:
     if not job.images:
         raise UserError(f"no image is given: patchline predict {job.weights} IMAGE|FOLDER...")
     # torch takes seconds to load, help must not
+    from jobs.models.image_files import image_names  # noqa: PLC0415
     from jobs.models.weights_used import say_weights_used  # noqa: PLC0415
     from pipeline.evaluation.predictor import batched, load_model  # noqa: PLC0415
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.origin import Nearest, nearest
+from jobs.origin import Nearest, nearest, prepare_recipes
 from jobs.output import advice, fitted, put, wrapped
 from jobs.record import Leaves, is_scored, read_leaves
 from jobs.settings.models import LsJob, SortColumn
@@ -64,6 +64,8 @@ def run(job: LsJob) -> int:
     now = time.time()
     root = Path(job.dir)
     folders = folders_below(root)
+    if folders:
+        prepare_recipes()
     pool = Pool(_THREADS, name="ls")
     try:
         futures = [pool.submit(lambda path=path: run_at(root, path, now)) for path in folders]  # type: ignore[misc]

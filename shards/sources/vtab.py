@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from shards.class_names import class_name, labels_fault, repeated_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
@@ -13,13 +13,14 @@ from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.archives import TarReader
 from shards.sources.entry import Entry, ImageBytes, Reader, printable, too_large
 from shards.sources.tree import Tree
-from shards.sources.vtab_originals import ORIGINALS, read_originals
 from shards.sources.vtab_tasks import VTAB_TASKS, TaskData
 from shards.storage.pieces import Pieces, stored_pieces
 from shards.store import MissingObjectError, Store
 from shards.tfds.example import Feature, Span, read_features
 from shards.tfds.prepared import PreparedDataset, ShardSlice, open_prepared
-from shards.tfds.records import AROUND_BYTES, DamagedShardError, TfRecord, read_records
+
+if TYPE_CHECKING:
+    from shards.tfds.records import TfRecord
 
 VtabSplit = Literal["train", "train800", "val200", "test"]
 _IMAGE = "image"
@@ -54,7 +55,13 @@ class VtabSource:
             raise UserError(f"--source.task is {shown_value(self.task)}; allowed: {', '.join(names)}")
         if self.originals and self.root:
             raise UserError("--source.root and --source.originals do not go together; give one of them")
-        if self.originals and self.task and self.task not in ORIGINALS:
+        if self.originals and self.task:
+            self._refuse_other_originals()
+
+    def _refuse_other_originals(self) -> None:
+        from shards.sources.vtab_originals import ORIGINALS
+
+        if self.task not in ORIGINALS:
             raise UserError(
                 f"--source.originals is given for {self.task}; allowed: {', '.join(ORIGINALS)}; prepare this task with "
                 f"tfds build {self._task().dataset.path}, and give --source.root"
@@ -65,6 +72,8 @@ class VtabSource:
         return self._original_entries() if self.originals else self._prepared_entries()
 
     def _original_entries(self) -> Iterator[Entry]:
+        from shards.sources.vtab_originals import read_originals
+
         originals = read_originals(self._task().name, self.originals).splits
         for piece in self._task().parts.pieces(self.split, {split: len(originals[split]) for split in originals}):
             for original in originals[piece.split][piece.first : piece.end]:
@@ -92,6 +101,8 @@ class VtabSource:
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The examples of each entry, from one shard after the other, or the originals."""
+        from shards.tfds.records import DamagedShardError, read_records
+
         if self.originals:
             yield from Tree(root=self.originals).images(entries, max_bytes=max_bytes)
             return
@@ -136,6 +147,8 @@ class VtabSource:
         """The names of the classes in their order: the task's, TFDS's, or the numbers."""
         task = self._task()
         if self.originals:
+            from shards.sources.vtab_originals import read_originals
+
             return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)
         if task.class_names:
             return task.class_names
@@ -150,7 +163,7 @@ class VtabSource:
         return names
 
     def _image(
-        self, shard: "_Shard", number: int, record: TfRecord, names: tuple[str, ...], max_bytes: int
+        self, shard: "_Shard", number: int, record: "TfRecord", names: tuple[str, ...], max_bytes: int
     ) -> tuple[Entry, ImageBytes]:
         """The image of a record and its label, or why there is none."""
         if isinstance(record.data, ImageRefusedError):
@@ -173,6 +186,8 @@ class VtabSource:
 
     def _refuse_other_length(self, shard: "_Shard", num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
         """Raises an error if the shard has not as many records as dataset_info.json says: then the order is another."""
+        from shards.tfds.records import DamagedShardError
+
         if num_read < shard.count:
             raise DamagedShardError(f"it ends before example {shard.first + num_read} of {shard.length}")
         if shard.first + num_read == shard.length and pieces.position < pieces.end:
@@ -218,6 +233,8 @@ class _Shard:
 def _size(prepared: PreparedDataset, shard: ShardSlice) -> int:
     """The bytes of a shard, which are enough for its examples: each that is missing would be a line of the quarantine
     list."""
+    from shards.tfds.records import AROUND_BYTES
+
     path, todo = f"{prepared.store.url}/{shard.path}", "copy the whole dataset, or prepare it again"
     try:
         num_bytes = prepared.store.size(shard.path)

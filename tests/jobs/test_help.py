@@ -78,7 +78,7 @@ def test_values_are_shown_with_their_units() -> None:
 
 def test_choices_that_do_not_fit_beside_their_flag_are_below_it() -> None:
     text = page("pretrain", "digits_smoke", everything=True, width=80)
-    choices = "{inception,random_resized,resize_crop,short_side_crop,none}"
+    choices = "{inception,random_resized,resize_crop,short_side_crop,simple_random,none}"
     assert f"  --data.augment.crop\n      {choices}\n" in text
     assert f"  --data.augment.crop {choices}\n" in page("pretrain", "digits_smoke", everything=True, width=100)
 

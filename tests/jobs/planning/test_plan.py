@@ -9,7 +9,7 @@ import pytest
 
 from jobs.models.evaluate import EvaluateJob
 from jobs.planning.plan import operations, rows_of
-from jobs.recipes import finetune, pretrain
+from jobs.recipes import deit3, finetune, pretrain
 from jobs.recipes.plan import RECIPES
 from jobs.record import write_record
 from pipeline.planning.cost import cost_of
@@ -67,8 +67,8 @@ def test_every_training_recipe_has_a_plan() -> Iterator[str]:
         yield from (f"the plan of {name} says nothing about: {row}" for row, text in rows.items() if not text)
         yield from differs(f"the recipe of the plan of {name}", job.recipe, name)
         yield from differs(f"the plan of {name}: training", job.training, training[name]())
-        if ("images not known" in rows["dataset"]) != (name == "photos_smoke"):
-            yield f"the dataset of {name} is {rows['dataset']}; photos_smoke alone has none of its own"
+        if ("images not known" in rows["dataset"]) != name.startswith("photos"):
+            yield f"the dataset of {name} is {rows['dataset']}; recipes of photographs alone have none of their own"
 
 
 def test_what_is_not_known_is_asked_for() -> None:
@@ -82,6 +82,8 @@ def test_what_is_not_known_is_asked_for() -> None:
 def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
     for name in pretrain.RECIPES:
         job = RECIPES[name]()
+        if name in deit3.RECIPES:  # whose sampler makes whole batches of an epoch, 167 to 1,167 images short of it
+            continue
         if name.endswith(("_jft", "_i21k", "_i1k", "ep", "augreg")):
             cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=1)
             assert cost.num_epochs == pytest.approx(round(cost.num_epochs or 0), abs=2e-3), name  # half a step of 312.8
