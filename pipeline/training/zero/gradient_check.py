@@ -25,7 +25,8 @@ Limits of ||found - expected|| / ||expected||, tensor by tensor:
                                     their number), so the limit grows from 16 ranks on. If one of M contributions is
                                     missing, the error is 1 / sqrt(M).
     bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This one
-                                    finds bf16 kernels whose gradients are no gradients.
+                                    finds bf16 kernels whose gradients are no gradients. A gradient that is zero but
+                                    for rounding is left out.
 """
 
 import gc
@@ -136,6 +137,8 @@ def measure_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> list[T
                 for against, dtype, limit in _limits(job.engine, plan):
                     expected = _expected(job, values, batches, dtype=dtype, world=world)
                     for error in _errors(reduced, expected, limit=limit, against=against, device=world.device):
+                        if against != job.engine.precision and _is_noise(error.name, job.model):
+                            continue
                         last = worst.get((error.name, against))
                         if last is None or not error.error <= last.error:
                             worst[error.name, against] = error
@@ -231,6 +234,12 @@ def _errors(
         norm = max(float(tensor.norm()), _SMALL * math.sqrt(mean_square * tensor.numel())) or 1.0
         error = math.sqrt(square) / norm if num_held == tensor.numel() else math.nan
         yield TensorError(name=name, error=error, allowed=limit, against=against)
+
+
+def _is_noise(name: str, config: ModelConfig) -> bool:
+    """Whether the tensor's gradient is zero but for rounding, which differs between precisions: a constant added to all
+    keys adds the same to all logits of a query, and changes no share, unless rotary positions turn it differently."""
+    return name.endswith("k_norm.bias") and config.position != "rope2d"
 
 
 def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
