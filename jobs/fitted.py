@@ -80,7 +80,7 @@ def _model_of(weights: str, values: Mapping[str, Any]) -> ModelConfig:
 
     found, plain = open_for_use(weights).config, ModelConfig()
     size = values.get("--model.image-size")
-    if size and not found.is_bit and size % found.stride:
+    if size and not found.is_bit and "--model.patch" not in values and size % found.stride:
         lower = max(1, size // found.stride) * found.stride
         raise UserError(
             f"--model.image-size is {size}, and a patch of the weights at {weights!r} is {found.stride} px: take "

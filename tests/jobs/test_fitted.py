@@ -41,6 +41,13 @@ def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path) -> None:
         job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "40")
 
 
+def test_another_patch_size_takes_an_image_size_of_its_own(tmp_path: Path) -> None:
+    """--initial.patch resize: 40 px are whole patches of 8 px, though not of the weights' 16."""
+    words = ["--initial.weights", weights(tmp_path / "timm"), "--initial.patch", "resize", "--model.patch", "8"]
+    job = job_of("photos", photos(), *words, "--model.image-size", "40")
+    assert job.model == replace(CONFIG, num_classes=0, patch=8, image_size=40)
+
+
 def test_weights_of_masked_patches_give_a_classifier(tmp_path: Path) -> None:
     masked = replace(CONFIG, masked_patches=True, masked_target="pixels", masked_share=0.25, num_classes=768)
     state = build_model(masked).state_dict()
