@@ -108,7 +108,7 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
     """UserError for another grid with relative positions: the same distance in the sequence is another in the image."""
     source = weights.config
     if source.position == target.position == "relative" and source.grid != target.grid:
-        size = source.image_size
+        size = source.grid[0] * target.stride
         raise UserError(
             f"the weights at {weights.where!r} have positions relative in a sequence of {source.grid[0]} x "
             f"{source.grid[1]} patches, which mean nothing on {target.grid[0]} x {target.grid[1]}; give "

@@ -129,6 +129,13 @@ def test_relative_positions_mean_nothing_on_another_grid(tmp_path: Path) -> None
         fit_weights(weights, config, initial=initial_of(config), new_head=True)
 
 
+def test_relative_positions_of_resized_patches_need_the_image_size_with_their_grid(tmp_path: Path) -> None:
+    weights = open_weights(saved(tmp_path, random_model(position="relative")))
+    config = config_of(position="relative", patch=8, image_size=24)
+    with pytest.raises(UserError, match=r"mean nothing on 3 x 3; give --model.image-size 32, or"):
+        fit_weights(weights, config, initial=initial_of(config), new_head=True, resize_patches=True)
+
+
 def test_positions_at_another_place_are_refused_with_the_flag(tmp_path: Path) -> None:
     weights = open_weights(saved(tmp_path, random_model(position_at="layers")))
     with pytest.raises(UserError, match=r"Give --model\.position-at layers, or other weights"):
