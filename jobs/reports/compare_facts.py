@@ -29,6 +29,7 @@ from shards.local_file import read_local_file
 
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
+_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +125,10 @@ def told_apart(points: Sequence[Point]) -> list[Point]:
     kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
     found = []
     for one in points:
-        # Fine-tuning at a higher resolution is a line of its own anyway.
-        pixels = {"image_size": one.sizes["image_size"]}
+        # Fine-tuning at a higher resolution, by another optimiser, is a line of its own anyway.
+        own = {name: one.sizes[name] for name in ("image_size", "optimizer")}
         alike = [(stage, dict(sizes)) for model, stage, sizes in kinds if model == one.model]
-        others = [sizes if stage == one.stage else sizes | pixels for stage, sizes in alike]
+        others = [sizes if stage == one.stage else sizes | own for stage, sizes in alike]
         label = model_name(one.model, one.sizes, others=others)
         dataset = names[one.scored_on] if one.scored_on else ""
         few = names[one.fewshot_on] if one.fewshot_on else ""
@@ -161,7 +162,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         name=name,
         stage=stage,
         model=model.name,
-        sizes=sizes_of(model),
+        sizes=sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name]},
         num_parameters=num_parameters(model, head=has_head),
         image_size=model.image_size,
         step=step,

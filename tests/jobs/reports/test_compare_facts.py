@@ -14,7 +14,7 @@ from jobs.record import write_record
 from jobs.reports.compare_facts import Point, gather, point_of, repeated, told_apart
 from jobs.reports.compare_page import render
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 
 
 def written(
@@ -77,6 +77,16 @@ def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> No
         "deep again": "vit, depth 4",
         "deep tuned": "vit, depth 4, fine-tuned",
     }
+
+
+def test_optimizers_of_one_model_are_told_apart(tmp_path: Path) -> None:
+    """As for Table 7 of the paper; otherwise both would be one line. Fine-tuning by SGD adds no name to the others."""
+    written(tmp_path / "adam")
+    written(tmp_path / "tuned", stage="finetune", weights="gone")
+    assert {one.line for one in points_in(tmp_path).values()} == {"vit", "vit, fine-tuned"}
+    written(tmp_path / "muon", optimizer=OptimizerConfig(name="muon"))
+    lines = {name: one.line for name, one in points_in(tmp_path).items()}
+    assert lines == {"adam": "vit, AdamW", "muon": "vit, Muon", "tuned": "vit, fine-tuned"}
 
 
 def test_an_accuracy_is_only_drawn_beside_those_on_the_same_dataset(tmp_path: Path) -> None:
