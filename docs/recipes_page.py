@@ -44,16 +44,21 @@ def _sections(stage: str) -> Iterator[str]:
     recipes = STAGES[stage].items()
     for module, group in groupby(recipes, key=lambda item: inspect.getmodule(item[1])):
         about = _about(module.__doc__ or "") if module else []
-        yield "\n".join(
-            f"{fill(_cell(part), WIDTH, break_long_words=False, break_on_hyphens=False)}\n" for part in about
-        )
+        yield "\n".join(f"{_filled(part)}\n" for part in about)
         rows = ((f"`{name}`", *_described(recipe)) for name, recipe in group)
         yield markdown(("Recipe", "What it is", "Source and published result"), rows)
 
 
 def _about(text: str) -> list[str]:
-    """The paragraphs of a module's docstring, without the command that all its recipes share."""
-    return [" ".join(part.split()) for part in re.split(r"Commands? of each:", text)[0].split("\n\n") if part.strip()]
+    """The paragraphs and list items of a module's docstring, without the command that all its recipes share."""
+    parts = re.split(r"\n\n|\n(?=- )", re.split(r"Commands? of each:", text)[0])
+    return [" ".join(part.split()) for part in parts if part.strip()]
+
+
+def _filled(part: str) -> str:
+    """A paragraph or a list item in lines of at most WIDTH."""
+    indent = "  " if part.startswith("- ") else ""
+    return fill(_cell(part), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _described(recipe: Callable[[], Any]) -> tuple[str, str]:

@@ -8,7 +8,8 @@ and weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). Steps 
 first 51,200, or of 99 % of ImageNet-1k, whose rest is held out; for a copy of another size, take the --steps that
 `patchline plan RECIPE --num-images N` names.
 In vit_i1k.py the class token has no position embedding; here it has one, which adds a second vector to the same token.
-Precision differs as in paper_imagenet.py; images are prepared as in paper_views.py.
+Precision differs as in paper_imagenet.py, and big_vision keeps Adam's first moment in bf16 (--optimizer.first-moment
+bf16 does so, too). Images are prepared as in paper_views.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

@@ -6,7 +6,8 @@ epochs, a tenth of the rate after 30, 60 and 80; inception crop, flip, 224 px. S
 [unverified]: all of it for these models. Neither BiT nor the ViT paper trains ResNets below 50 layers. "Deep Residual
 Learning" does, with batch norm and post-activation: batch 256, rate 0.1, 600,000 iterations.
 [unverified], not published: how BiT-S is evaluated (here as big_vision's configs/bit_i1k.py), whether biases and norms
-decay (here they do not). big_vision's bit_i1k.py has other values: cosine decay, clipping at 1.
+decay (here they do not). big_vision's bit_i1k.py has other values: a rate of 0.1 for every 256 images, 1,000 steps of
+warm-up, cosine decay, clipping at 1.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

@@ -7,11 +7,13 @@ times as much; AdamW divides by K again, so that epsilon 1e-8 there is K x 1e-8 
 ImageNet-1k.
 What differs: DeiT III trains with LAMB (apex's FusedLAMB, at a rate of 4e-3 for S, 3e-3 for B and 1e-3 on ImageNet-21k,
 with the gradient's norm clipped at 1), which is not implemented here. The recipes have AdamW without clipping, at
-DeiT's rate of 5e-4 x batch / 512 [unverified]. Its repeated augmentation (three crops of each of a third of the images
-per epoch) is not implemented: each image is taken once per epoch. Stochastic depth rises to the rate of the last block,
-where DeiT III has this rate in every block. The rate follows the step and warms up from 0, where timm's follows the
-epoch and warms up from 1e-6. Mixup and CutMix have one weight or box per pair, theirs one per step. Matrices start as
-in the paper's code, theirs with a deviation of 0.02. Not trained to their end here.
+DeiT's rate of 5e-4 x batch / 512 [unverified]. Its repeated augmentation on ImageNet-1k (three crops of each of a third
+of the images per epoch) is not implemented: each image is taken once per epoch. Pixels are normalised to [-1, 1], where
+DeiT III has ImageNet's mean and deviation. Its class token has no position embedding; here it has one, which adds a
+second vector to the same token. Stochastic depth rises to the rate of the last block, where DeiT III has this rate in
+every block. The rate follows the step and warms up from 0, where timm's follows the epoch and warms up from 1e-6. Mixup
+and CutMix have one weight or box per pair, theirs one per step. Matrices start as in the paper's code, the class token
+and the head at zero, theirs all with a deviation of 0.02. Not trained to their end here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

@@ -8,7 +8,6 @@ training set, so there are up to three recipes for each dataset:
 - NAME_paper: as section 4.1 says it: a random 384 x 384 out of 448 x 448. Expected values are the paper's, of Table 5
   (384 px, no averaging). Its authors write that they always ran the inception crop (vision_transformer, issues 46 and
   53), so the difference is small at most.
-
 - NAME_code: as NAME, with the training split of the code (vit_jax/configs/common.py): 98 % of CIFAR, 99 % of ImageNet.
   The README's values come from these splits. The rest is held out, and the run is scored on it; --evaluation.url is
   scored as well. The code takes the last 2 or 1 % of TFDS's order, we hold out whole blocks by a hash. Its evaluation
@@ -23,6 +22,8 @@ rate for fine-tuning. For that reading, give NAME_paper --model.dropout 0.1 with
 weights are fine-tuned without dropout: augreg_finetune.py.
 The paper sweeps the learning rate on a held-out share of the training set, then trains on all of it; each recipe takes
 one rate of the sweep and names the others. Its best rates are not published.
+Precision differs as in paper_jft.py, and the code keeps SGD's momentum in bf16 between steps (optax.sgd with
+accumulator_dtype, vit_jax/train.py); here it is fp32.
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 

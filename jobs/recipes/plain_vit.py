@@ -7,8 +7,9 @@ clipping at 1, weight decay 1e-4 that follows the schedule (0.1 in PyTorch's ter
 training set and is scored on the rest and on --evaluation.url every 2,500 steps. Steps are of 1,268,355 images: for a
 copy of another size, take the --steps that `patchline plan RECIPE --num-images N` names.
 What differs: big_vision holds out the last 1 % of TFDS's order, we hold out whole blocks by a hash. Its model computes
-in fp32, of which TPUs take the products in bf16, and keeps Adam's first moment in bf16; here activations are bf16, and
-moments, master weights, head and loss fp32. Images are prepared as in paper_views.py.
+in fp32, of which TPUs take the products in bf16, and keeps Adam's first moment in bf16 (--optimizer.first-moment bf16
+does so, too); here activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in
+paper_views.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
