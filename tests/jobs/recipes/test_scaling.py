@@ -16,6 +16,7 @@ def test_a_variant_of_train_vit_g(name: str) -> None:
     assert (size.width, size.depth, size.mlp_width, size.num_heads) == SIZES[name]
     assert (size.patch, model.image_size, model.pooling, model.head_bias) == (14, 224, "attention", -10.0)
     assert (model.representation, model.dropout, model.stochastic_depth) == (False, 0.0, 0.0)
+    assert model.position_std == pytest.approx(1 / size.width**0.5)  # models/vit.py: normal(stddev=1/np.sqrt(width))
     assert (job.steps, job.global_batch, job.loss, job.clip_norm) == (1_000_000, 4096 * 4, "sigmoid", 1.0)
     decay = scaled_by_rate(job.optimizer, peak_rate=8e-4)
     assert decay.weight_decay == pytest.approx(0.03)
