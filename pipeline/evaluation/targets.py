@@ -68,12 +68,14 @@ def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, 
     known = set(dataset.label_names)
     strange = [label for label in classes if label not in known]
     if strange:
-        raise UserError(f"the class map has the label {strange[0]!r}, and {dataset.url} has not; correct or remove it")
+        raise UserError(
+            f"the class map has the label {strange[0]!r}, which {dataset.url} does not have; correct or remove it"
+        )
     unknown = [(label, name) for label, names in classes.items() for name in names if name not in numbers]
     if unknown:
         label, name = unknown[0]
         raise UserError(
-            f"the class map has the class {name!r} for {label!r}, and the model has not; it has, for example, "
+            f"the class map has the class {name!r} for {label!r}, which the model does not have; it has, for example, "
             f"{labels[0]!r}; {len(unknown)} of the map's names are unknown"
         )
     most = max(len(names) for names in classes.values())

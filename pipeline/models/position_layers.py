@@ -18,7 +18,7 @@ _TEMPERATURE = 10_000.0
 
 def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
     """Learned position embeddings: one table [1, N, D], or one of columns and one of rows, [W, D/2] and [H, D/2]; None
-    for those that the model has not."""
+    for those that the model does not have."""
     (height, width), size = config.grid, config.size
     if config.position == "learned_1d":
         return nn.Parameter(torch.zeros(1, config.num_class_tokens + height * width, size.width)), None, None

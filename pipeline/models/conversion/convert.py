@@ -219,8 +219,8 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
     for part, (is_there, formats) in parts.items():
         if is_there and written not in formats:
             raise UserError(
-                f"the model has {part}, which the format {written} has not: give --format {' or '.join(formats)}, or "
-                "--format patchline"
+                f"the model has {part}, which the format {written} does not have: give --format "
+                f"{' or '.join(formats)}, or --format patchline"
             )
 
 

@@ -123,8 +123,11 @@ def test_lists_for_images_of_other_names(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        ({"c9": ("c0",)}, "the class map has the label 'c9', and .* has not; correct or remove it"),
-        ({"c0": ("c0", "c7"), "c1": ("c8",)}, "has the class 'c7' for 'c0', and the model has not; .* 2 of the map's"),
+        ({"c9": ("c0",)}, "the class map has the label 'c9', which .* does not have; correct or remove it"),
+        (
+            {"c0": ("c0", "c7"), "c1": ("c8",)},
+            "has the class 'c7' for 'c0', which the model does not have; .* 2 of the map's",
+        ),
     ],
 )
 def test_a_class_map_with_unknown_names(dataset: Dataset, classes: dict[str, tuple[str, ...]], message: str) -> None:

@@ -321,7 +321,7 @@ def test_layer_scale_is_folded_where_a_format_has_none(
 def test_parts_that_a_format_has_not_are_refused(
     tmp_path: Path, fields: dict[str, Any], what: str, written: Format
 ) -> None:
-    with pytest.raises(UserError, match=rf"the model has {what}.*, which the format {written} has not: give"):
+    with pytest.raises(UserError, match=rf"the model has {what}.*, which the format {written} does not have: give"):
         exported(tmp_path, replace(VIT, **fields), written)
 
 
