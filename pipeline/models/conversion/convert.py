@@ -184,7 +184,6 @@ def save_as(
             "the weights predict the colours of masked patches: other libraries have no such head; give --new-head "
             "--num-classes K for a classifier of zeros"
         )
-    _refuse_foreign_parts(config, written)
     if config.attention == "axial":
         raise UserError(
             "the model has axial attention (model.attention), which no other format has; allowed: --format patchline"
@@ -194,6 +193,7 @@ def save_as(
             f"the weights are of {config.name}, whose basic units no other format has with group norm and standardised "
             "weights (timm's resnetv2_18 and resnetv2_34 have batch norm); allowed: --format patchline"
         )
+    _refuse_foreign_parts(config, written)
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written != "timm" and not config.is_bit and config.layer_scale:
         config, tensor = _with_folded_scales(config, tensor)

@@ -86,6 +86,9 @@ def test_positions_without_an_equivalent_are_refused(tmp_path: Path, written: Fo
     [
         pytest.param(replace(BIT, name="bit_r18x1"), "are of bit_r18x1, whose basic units no other", id="basic units"),
         pytest.param(replace(AVERAGE, attention="axial"), "has axial attention .model.attention., which", id="axial"),
+        pytest.param(  # whose message would name --format timm, which refuses the axial attention
+            replace(AVERAGE, attention="axial", qk_norm=True), "has axial attention", id="axial, and a part of timm's"
+        ),
     ],
 )
 def test_models_without_an_equivalent_are_refused_by_name(
