@@ -60,8 +60,11 @@ def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
     """A row for each image size, at most as wide as a terminal."""
     kind = "fp32" if job.training.engine.precision == "fp32" else "bf16"
     recomputed = " and activation checkpointing" if job.training.engine.activation_checkpointing else ""
+    model = job.training.model
+    is_axial = not model.is_bit and model.attention == "axial"
+    growth = "tokens times those of a row and a column" if is_axial else "square of the tokens"
     caption = (
-        "attention: the share of its two products, which grow with the square of the tokens. memory: what training "
+        f"attention: the share of its two products, which grow with the {growth}. memory: what training "
         f"keeps and needs for one image more, in {kind}{recomputed}, before torch.compile saves some of it."
     )
     table = plain_table("over the image size", caption, ("px", "tokens", "GFLOP", "times", "attention", "memory MB"))
