@@ -30,7 +30,7 @@ def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, s
     if not isinstance(default, TrainingJob):
         return default, ""
     notes = list[str]()
-    if recipe in FINETUNE_RECIPES or recipe in RECIPES:
+    if type(default) is TrainingJob and (recipe in FINETUNE_RECIPES or recipe in RECIPES):  # not a trial of resuming
         default, notes = _of_photos(recipe, default, values)
     job, said = _with_lanes(default, values)
     return job, "; ".join([*notes, *said])

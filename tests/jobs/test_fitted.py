@@ -9,6 +9,8 @@ from jobs.cli import _overridden
 from jobs.recipes.finetune import cifar10_48
 from jobs.recipes.photos import photos, photos_scratch_s16, steps_for
 from jobs.record import write_record
+from jobs.resolve import default_job
+from jobs.settings.models import VerifyResumeJob
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.convert import save_as
 from pipeline.models.masked import output_names
@@ -86,6 +88,13 @@ def test_a_run_is_continued_as_it_was_recorded(tmp_path: Path) -> None:
     words = ("--run-dir", str(tmp_path), "--initial.weights", "gone", "--data.url", "gone")
     job = job_of("photos", photos(), *words)
     assert (job.model, job.steps) == (recorded.model, 77)
+
+
+def test_a_trial_of_resuming_stays_one(tmp_path: Path) -> None:
+    write_record(tmp_path, stage="finetune", job=photos())
+    trial = default_job("verify-resume", "photos")
+    words = ["--run-dir", str(tmp_path), "--data.url", "d"]
+    assert isinstance(_overridden(trial, words, "patchline verify-resume photos"), VerifyResumeJob)
 
 
 def test_lanes_follow_the_batch_and_the_shuffle_reaches_as_far(caplog: pytest.LogCaptureFixture) -> None:
