@@ -52,6 +52,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("report", "--help"),
     ("show", "pretrain", "digits_smoke"),
     ("diff", "digits_smoke", "digits_48"),
+    ("example", "cluster.yaml"),
     ("completion", "bash"),
     ("pretain",),
     ("pretrain", "digit"),

@@ -111,7 +111,7 @@ def train(words: list[str], log_dir: Path) -> None:
         pytest.param("bit_r50x1_jft", id="BiT"),
         pytest.param("vit_b16_jft_relative", id="relative positions"),
         pytest.param("vit_b16_jft_2d_shared", id="2-D positions, the same at each layer"),
-        pytest.param("vit_b16_axial_jft", id="axial attention"),
+        pytest.param("vit_b16_axial_jft", id="axial attention", marks=pytest.mark.long),
         pytest.param("vit_b16_i21k_augreg", id="AugReg: mixup, RandAugment, decay that follows the schedule"),
     ],
 )
@@ -126,6 +126,7 @@ def test_a_smoke_run(digits_url: str, tmp_path: Path, name: str) -> None:
     assert lines[0]["learning_rate"] == 0.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_basic_units_train_with_activation_checkpointing(digits_url: str, tmp_path: Path) -> None:
     """As the bottlenecks above: their own recipe's rate is too high for 12 steps."""
