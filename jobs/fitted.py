@@ -50,11 +50,12 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         from shards.dataset import open_dataset  # noqa: PLC0415 - Arrow, which help can do without
 
         try:
-            num_images = open_dataset(url).num_samples
+            num_images = max(1, open_dataset(url).num_samples)
         except UnreachableError:  # a dry run on a laptop; where the job runs, this is an error of the data
             return job, [*notes, f"{url} is not reachable from here: the steps follow its images where the job runs"]
-        job = with_steps(job, steps=values.get("--steps") or _steps(recipe, num_images, job))
-        epochs = job.steps * job.global_batch / max(1, num_images)
+        steps = values.get("--steps") or steps_for(recipe, num_images=num_images, global_batch=job.global_batch)
+        job = with_steps(job, steps=steps)
+        epochs = job.steps * job.global_batch / num_images
         notes.append(
             f"{plural(job.steps, 'step')} of {job.global_batch} images, {epochs:.3g} epochs of "
             f"{plural(num_images, 'image')}, at a learning rate of "
@@ -67,10 +68,6 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
             job = replace(job, evaluation=replace(job.evaluation, url=test))
             notes.append(f"scored on {test} (--evaluation.url)")
     return job, notes
-
-
-def _steps(recipe: str, num_images: int, job: TrainingJob) -> int:
-    return steps_for(recipe, num_images=max(1, num_images), global_batch=job.global_batch)
 
 
 def _model_of(weights: str, values: Mapping[str, Any]) -> ModelConfig:

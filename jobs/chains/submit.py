@@ -153,12 +153,7 @@ def _check(
 ) -> None:
     run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
     partition = cluster.partition_for(has_ranks=has_ranks)
-    try:
-        refuse_unreachable(words, cluster)
-    except UserError as error:
-        if not flags.dry_run:  # which may be on a laptop without the keys
-            raise
-        log.warning("%s", error)
+    refuse_unreachable(words, cluster, is_dry=flags.dry_run)
     refuse_wrong_place(cluster, run_dir=run_dir, nodes=flags.nodes, limit=flags.time or "", job=job)
     refuse_local(run_dir, nodes=flags.nodes, partition=partition, environ=environ)
     refuse_over_limits(

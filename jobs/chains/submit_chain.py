@@ -59,7 +59,7 @@ def submit_chain(
     *,
     copies: Mapping[str, str],
     is_dry: bool,
-    is_full: bool = False,
+    is_full: bool,
     has_checks: bool,
     override: Override,
     environ: Mapping[str, str],
@@ -119,12 +119,7 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
 
 
 def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, is_dry: bool) -> None:
-    try:
-        refuse_unreachable([word for _, words, _ in jobs for word in words], cluster)
-    except UserError as error:
-        if not is_dry:  # which may be on a laptop without the keys
-            raise
-        log.warning("%s", error)
+    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
     partition = cluster.partition_for(has_ranks=True)
     for unit, words, job in jobs:
         run_dir = value_in(words, "--run-dir")

@@ -5,6 +5,7 @@ a time limit in which nothing is saved, and more time or nodes than a partition 
 With EnforcePartLimits=NO, Slurm's default, sbatch takes a job that asks for more, and the job waits for ever.
 """
 
+import logging
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 from shards.verifying.s3_probe import unreachable
 
+log = logging.getLogger(__name__)
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
 _ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
@@ -45,11 +47,14 @@ class PartitionLimits:
     nodes: int | None = None
 
 
-def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig) -> None:
-    """UserError for the first of the buckets in the words that cannot be used."""
+def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> None:
+    """UserError for the first of the buckets in the words that cannot be used; in a dry run, which may be on a laptop
+    without the keys, a warning for each."""
     for url in urls_of(words):
         fault = unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
-        if fault:
+        if fault and is_dry:
+            log.warning("%s; %s", fault.value, fault.todo)
+        elif fault:
             raise UserError(f"{fault.value}; {fault.todo}, {_ANYWAY}")
 
 

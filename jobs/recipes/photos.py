@@ -29,7 +29,7 @@ def photos() -> TrainingJob:
     Expected: with weights of ImageNet-21k, 90 % and more on everyday classes of 50 images each [unverified].
     Command: patchline finetune photos --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
-    return _fitted(
+    return with_steps(
         TrainingJob(
             model=ModelConfig(name="vit_b16", image_size=224, num_classes=0),
             data=DataConfig(augment=AugmentConfig(min_area=0.25)),
@@ -74,7 +74,14 @@ def steps_for(recipe: str, *, num_images: int, global_batch: int) -> int:
 
 def with_steps(job: TrainingJob, *, steps: int) -> TrainingJob:
     """The job with these steps, and with a warm-up, evaluations and checkpoints in proportion."""
-    return _fitted(job, steps=steps)
+    every = max(1, steps // _EVALUATIONS)
+    return replace(
+        job,
+        steps=steps,
+        schedule=replace(job.schedule, warmup_steps=min(500, steps // 10)),
+        evaluation=replace(job.evaluation, every_steps=every),
+        checkpoint=replace(job.checkpoint, every_steps=every),
+    )
 
 
 def with_batch(job: TrainingJob, *, global_batch: int) -> TrainingJob:
@@ -84,7 +91,7 @@ def with_batch(job: TrainingJob, *, global_batch: int) -> TrainingJob:
 
 
 def _scratch(name: str) -> TrainingJob:
-    return _fitted(
+    return with_steps(
         TrainingJob(
             model=ModelConfig(name=name, image_size=224, num_classes=0, pooling="average", position="sincos2d"),
             data=DataConfig(
@@ -100,17 +107,6 @@ def _scratch(name: str) -> TrainingJob:
             log_every_steps=5,
         ),
         steps=20_000,
-    )
-
-
-def _fitted(job: TrainingJob, *, steps: int) -> TrainingJob:
-    every = max(1, steps // _EVALUATIONS)
-    return replace(
-        job,
-        steps=steps,
-        schedule=replace(job.schedule, warmup_steps=min(500, steps // 10)),
-        evaluation=replace(job.evaluation, every_steps=every),
-        checkpoint=replace(job.checkpoint, every_steps=every),
     )
 
 

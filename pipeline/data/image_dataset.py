@@ -7,7 +7,7 @@ Each image is read by its offset, one request each: for looking, small evaluatio
 reads blocks and decodes only what a crop needs (`train_batches`), which is several times faster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
@@ -96,9 +96,6 @@ class ImageDataset(Sequence[LabelledImage]):
         data = bytes(sample.data or b"")
         source = partial(self.dataset.source_of, *locate_row(self.dataset, sample.sample_id))
         return LabelledImage(data=data, labels=sample.labels, names=names, find_source=source, pixels=pixels)
-
-    def __iter__(self) -> Iterator[LabelledImage]:
-        return (self[number] for number in range(len(self)))
 
     def __repr__(self) -> str:
         return f"ImageDataset({self.url!r}, {len(self):,} images of {self.num_classes} classes: {listed(self.classes)})"

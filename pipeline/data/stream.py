@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
@@ -120,20 +119,11 @@ class BatchStream:
         self.close()
 
 
-@contextmanager
 def open_stream(
     planned: PlannedStream, *, next_step: int, quarantine: Path, skipped: Skipped = (), pin_memory: bool = False
-) -> Iterator[BatchStream]:
-    """The batches of a planned stream from `next_step` on, without the skipped data steps; closed with the `with`
-    block."""
-    stream = _started(planned, next_step=next_step, quarantine=quarantine, skipped=skipped, pin_memory=pin_memory)
-    with stream:
-        yield stream
-
-
-def _started(
-    planned: PlannedStream, *, next_step: int, quarantine: Path, skipped: Skipped, pin_memory: bool
 ) -> BatchStream:
+    """The batches of a planned stream from `next_step` on, without the skipped data steps. Close it, or enter it in a
+    `with` block."""
     config, start = planned.config, planned.start
     batches = TrainBatches(
         planned.data,
@@ -181,7 +171,7 @@ def train_batches(
     at = planned.start
     if position is not None:
         at = _continued(position, planned.start, allow_other_decoder=config.allow_other_decoder)
-    stream = _started(
+    stream = open_stream(
         planned, next_step=at.next_step, quarantine=Path(quarantine), skipped=at.skipped, pin_memory=pin_memory
     )
     finalize(stream, stream.source.close)  # which does not know the stream

@@ -217,11 +217,8 @@ def _of_other_side(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArra
     rows = np.flatnonzero(stays)
     if not spec.set_aside.share or not len(rows):
         return np.empty(0, np.int64)
-
-    def read(rows: NDArray[np.int64]) -> pa.Table:
-        return pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",)))
-
-    return rows_of_other_side(spec.set_aside, rows, found.sha_prefix, read, seed=spec.seed)
+    table = pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",)))
+    return rows_of_other_side(spec.set_aside, rows, found.sha_prefix, table.column("labels"), seed=spec.seed)
 
 
 def _rows_of_scans(

@@ -1,7 +1,5 @@
 """Sets a test split aside: a share of each class, chosen by the images' bytes, so that equal images stay together."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,13 +13,13 @@ def rows_of_other_side(
     config: SetAside,
     rows: NDArray[np.int64],
     sha_prefix: NDArray[np.uint64],
-    read: Callable[[NDArray[np.int64]], pa.Table],
+    labels: pa.ChunkedArray,
     *,
     seed: int,
 ) -> NDArray[np.int64]:
-    """Those of `rows` that are not on this dataset's side. `read` gives the column `labels` of rows; `sha_prefix` has
-    the first 8 bytes of the sha256 of every scanned image."""
-    is_test = is_set_aside(sha_prefix[rows], read(rows).column("labels"), share=config.share, seed=seed)
+    """Those of `rows` that are not on this dataset's side. `labels`: those of these rows; `sha_prefix`: the first 8
+    bytes of the sha256 of every scanned image."""
+    is_test = is_set_aside(sha_prefix[rows], labels, share=config.share, seed=seed)
     return rows[is_test if config.side == "train" else ~is_test]
 
 

@@ -205,7 +205,7 @@ class VtabReader:
     is_binary: bool
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """As TarReader does; then dSprites' pixels are stretched."""
+        """Reads as TarReader does, and stretches the pixels of dSprites."""
         for image in TarReader(store=self.store).read_many(locators):
             yield _stretched(image) if self.is_binary and isinstance(image, bytes) else image
 
@@ -258,7 +258,7 @@ def _name(tfds_id: str, data: bytes, own: Feature) -> str:
 
 
 def _only(image: Feature) -> Span:
-    """Where the image lies; ValueError if there is not one."""
+    """Returns where the image lies. ValueError unless there is exactly one."""
     if len(image) != 1 or not isinstance(image[0], Span):
         raise ValueError(f"its feature 'image' has {len(image)} values; allowed: the bytes of one image")
     return image[0]

@@ -55,16 +55,19 @@ def test_one_url_for_each_bucket() -> None:
 
 
 def test_a_bucket_that_is_there_passes(s3_bucket: str) -> None:
-    refuse_unreachable([f"--data.url=s3://{s3_bucket}/data"], ClusterConfig())
+    refuse_unreachable([f"--data.url=s3://{s3_bucket}/data"], ClusterConfig(), is_dry=False)
 
 
 @pytest.mark.usefixtures("s3_endpoint")
-def test_buckets_that_cannot_be_used_are_refused() -> None:
+def test_buckets_that_cannot_be_used_are_refused_or_in_a_dry_run_named(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match=r"there is no bucket 'none'.*create the bucket or correct the URL, or submit"):
-        refuse_unreachable(["--data.url=s3://none/x"], ClusterConfig())
+        refuse_unreachable(["--data.url=s3://none/x"], ClusterConfig(), is_dry=False)
     away = ClusterConfig(s3_endpoint=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match="S3 is unreachable"):
-        refuse_unreachable(["s3://none/x"], away)
+        refuse_unreachable(["s3://none/x"], away, is_dry=False)
+    assert not caplog.messages
+    refuse_unreachable(["s3://none/x", "s3://other/x"], ClusterConfig(), is_dry=True)
+    assert ["'none'" in caplog.messages[0], "'other'" in caplog.messages[1]] == [True, True]
 
 
 @pytest.mark.parametrize(
