@@ -122,6 +122,7 @@ _PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what 
 LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "TrainingJob": (
         "label_smoothing",
+        "class_weights",
         "ema_decay",
         "ema_warmup",
         "threads",

@@ -4,3 +4,4 @@ from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
 LossName = Literal["softmax", "sigmoid"]
+ClassWeights = Literal["equal", "balanced"]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.class_names import class_name
@@ -84,10 +85,16 @@ class Dataset:
     @cached_property
     def label_names(self) -> tuple[str, ...]:
         """The name of each label id, in the form that all names are compared in, which older packings did not write."""
+        return tuple(map(class_name, self.label_table.column("name").to_pylist()))
+
+    @cached_property
+    def label_table(self) -> pa.Table:
+        """The table of classes as it was packed, with a row per label id: its `name` and its `num_samples`, which
+        counts the whole dataset even where this is a part of it. Its length is checked."""
         with self.naming(LABELS_PATH):
             labels = read_labels(self.checked_file(LABELS_PATH))
             refuse_labels(labels, num_classes=self.num_classes)
-        return tuple(map(class_name, labels.column("name").to_pylist()))
+        return labels
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ids that samples have in the dataset as packed: others than here only where this is a part of it."""

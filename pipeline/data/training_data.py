@@ -60,6 +60,16 @@ class TrainingData:
             np.array([numbers[name] for name in dataset.label_names], dtype=np.int64) for dataset in self.datasets
         )
 
+    @cached_property
+    def class_shares(self) -> NDArray[np.float64]:
+        """float64[num_classes]: the share of each class among the labels of the images, mixed as they are trained on.
+        A part of a dataset is taken to have the shares of the whole."""
+        shares = np.zeros(self.num_classes)
+        for dataset, labels, quota in zip(self.datasets, self.label_maps, self.quotas, strict=True):
+            counts = dataset.label_table.column("num_samples").to_numpy().astype(np.float64)
+            np.add.at(shares, labels, quota / sum(self.quotas) * counts / max(1.0, counts.sum()))
+        return shares
+
     @property
     def part_text(self) -> str:
         """Which part of the datasets it is, for people; empty if it is all."""

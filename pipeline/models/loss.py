@@ -1,8 +1,10 @@
 """Losses in fp32, over integer label lists padded with -1, int64[B, most labels of one image], or over dense targets,
 float32[B, K] between 0 and 1, as mixup and weights of labels make them."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
 
 from pipeline.config_values import LossName
 
@@ -65,6 +67,15 @@ def weighted_targets(
         sums_B1 = targets_BK.sum(dim=1, keepdim=True)
         targets_BK = targets_BK / torch.where(sums_B1 > 0, sums_B1, 1.0)
     return targets_BK
+
+
+def balanced_weights(shares_K: NDArray[np.float64], num_classes: int) -> torch.Tensor:
+    """float32[num_classes]: for each class its weight, 1 / (K share), where K counts the classes with images; their
+    mean over all images is 1. Classes without images have the weight 1."""
+    weights = np.ones(num_classes)
+    has_images = shares_K > 0
+    weights[: shares_K.size][has_images] = 1.0 / (has_images.sum() * shares_K[has_images])
+    return torch.from_numpy(weights).float()
 
 
 def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:

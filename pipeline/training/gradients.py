@@ -71,13 +71,22 @@ def patch_sources(
 
 
 class Gradients:
-    """Forward and backward passes over a rank's share of a batch. `times`: those of the step that they belong to."""
+    """Forward and backward passes over a rank's share of a batch. `times`: those of the step that they belong to.
+    `class_weights`: float32[K], by which an image's loss is multiplied for the class that it has; None: 1."""
 
     def __init__(
-        self, job: TrainingJob, plan: BatchPlan, engine: Engine, world: World, *, times: StepTimes | None = None
+        self,
+        job: TrainingJob,
+        plan: BatchPlan,
+        engine: Engine,
+        world: World,
+        *,
+        times: StepTimes | None = None,
+        class_weights: torch.Tensor | None = None,
     ) -> None:
         self.job, self.plan, self.engine, self.world = job, plan, engine, world
         self.times = times or StepTimes()
+        self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch) -> torch.Tensor:
         """The gradient of all micro-batches, left in the engine; their mean loss, still on the device."""
@@ -106,19 +115,23 @@ class Gradients:
         return torch.stack(losses).mean()
 
     def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """A micro-batch on the device: uint8 images with their labels, or targets of weighted labels; or what mixup
-        and CutMix make of both."""
+        """A micro-batch on the device: uint8 images with their labels, or targets of weighted labels and classes; or
+        what mixup and CutMix make of both."""
         device, mixup = self.world.device, self.job.data.mixup
         images = batch.images[chosen].to(device, non_blocking=True)
         labels = batch.labels[chosen].to(device, non_blocking=True)
         shares = None if batch.weights is None else batch.weights[chosen].to(device, non_blocking=True)
         num_classes, loss = self.job.model.num_classes, self.job.loss
-        if not mixup.is_on:
-            return images, labels if shares is None else weighted_targets(labels, shares, num_classes, name=loss)
+        if not mixup.is_on and shares is None and self.class_weights is None:
+            return images, labels
         if shares is None:
             targets = targets_of(labels, num_classes, name=loss)
         else:
             targets = weighted_targets(labels, shares, num_classes, name=loss)
+        if self.class_weights is not None:
+            targets = targets * self.class_weights
+        if not mixup.is_on:
+            return images, targets
         mix = draw_mix(
             batch.step, self._places(chosen), seed=self.job.seed, config=mixup, image_size=images.shape[1]
         ).on(self._on_device)

@@ -16,6 +16,7 @@ from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.data.batches import Batch
 from pipeline.data.stream import BatchStream, open_stream
+from pipeline.models.loss import balanced_weights
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.fitting.memory import Topology, memory_of
@@ -202,7 +203,10 @@ def open_loop(
                 gradients = before.train_step.gradients
             else:
                 engine, plan = start_engine(prepared, checkpoints, found, times=controls.start_times)
-                gradients = Gradients(job, plan, engine, world, times=controls.times)
+                weights = None
+                if job.class_weights == "balanced":
+                    weights = balanced_weights(stream.data.class_shares, job.model.num_classes)
+                gradients = Gradients(job, plan, engine, world, times=controls.times, class_weights=weights)
             if world.is_first:
                 measured = before.reporter.utilisation if before and before.reporter else None
                 utilisation = measured or Utilisation(job, world, controls.times)

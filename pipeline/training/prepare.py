@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
 from pipeline.data.evaluation import label_map
@@ -56,9 +58,26 @@ def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Datase
         for group in near_equal(data.label_names):
             names = ", ".join(map(shown_value, group))
             log.warning("the mixed classes %s differ only in case, spaces or similar characters; are they one?", names)
+    if say and job.loss == "softmax" and job.class_weights == "equal" and (said := imbalance(data)):
+        log.info("%s", said)
     if say and data.num_classes < wanted:
         log.warning(unused_classes(data.num_classes, wanted))
     return replace(job, model=replace(job.model, num_classes=wanted))
+
+
+def imbalance(data: TrainingData) -> str:
+    """A note on the largest and the smallest class of images, with the flag that weights them; empty if the one has
+    less than five times as many as the other."""
+    shares = data.class_shares
+    smallest = int(np.where(shares > 0, shares, np.inf).argmin())
+    ratio = shares.max() / shares[smallest] if shares.any() else 1.0
+    if ratio < _UNEVEN:
+        return ""
+    names = [shown_value(data.label_names[place]) for place in (int(shares.argmax()), smallest)]
+    return (
+        f"the classes are uneven: {names[0]} has {ratio:,.0f} times the images of {names[1]}; --class-weights balanced "
+        "weights them so that each class counts as much as any other"
+    )
 
 
 def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
@@ -91,6 +110,7 @@ def unused_classes(of_data: int, of_model: int) -> str:
 
 
 log = logging.getLogger(__name__)
+_UNEVEN = 5.0  # the images of the largest class over those of the smallest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from shards.card.pictures import CardMatch, Mosaic, Tile, read_matches, read_tiles
 from shards.card.tally import TALLY_COLUMNS, Tally
 from shards.dataset import Dataset
-from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, general_reasons, read_index, read_labels, read_sample_rows
-from shards.manifest import LABELS_PATH, QUARANTINE_PATH, index_path
+from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, general_reasons, read_index, read_sample_rows
+from shards.manifest import QUARANTINE_PATH, index_path
 from shards.order import ORDER_VERSION
 from shards.output.progress import Progress
 from shards.packing.plan import PLAN_PATH, AdoptedRecord, Plan
 from shards.storage.ahead import in_order
 from shards.storage.store_file import StoreFile
-from shards.tables import TableSchema, arrow_faults, open_checked, refuse_labels, refuse_rows, refuse_values
+from shards.tables import TableSchema, arrow_faults, open_checked, refuse_rows, refuse_values
 
 CARD_PATH = "card.html"
 TOP_CLASSES = 20
@@ -103,7 +103,8 @@ class CardFacts:
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     """Read every index file once, and the bytes of `num_tiles` samples. UserError if a file is damaged."""
     manifest = dataset.manifest
-    names, counts = _classes(dataset)
+    labels = dataset.label_table
+    counts = labels.column("num_samples").to_numpy().astype(np.int64)
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
     sizes = np.array([shard.num_samples for shard in manifest.shards], np.int64)
@@ -121,7 +122,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         samples_per_block=manifest.samples_per_block,
         shard_bytes=sum(shard.num_bytes for shard in manifest.shards),
         num_quarantined=manifest.num_quarantined,
-        class_names=names,
+        class_names=tuple(labels.column("name").to_pylist()),
         class_counts=counts,
         tally=tally,
         modes=_modes(dataset),
@@ -146,14 +147,6 @@ def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
                 if mosaic.wants(shard):
                     mosaic.add(shard, read_index(data, ("key", "offset", "size", "labels", "source")))
             progress.advance()
-
-
-def _classes(dataset: Dataset) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The names of the classes, and int64[num_classes]: the samples of each."""
-    with dataset.naming(LABELS_PATH):
-        labels = read_labels(dataset.checked_file(LABELS_PATH))
-        refuse_labels(labels, num_classes=dataset.num_classes)
-    return tuple(labels.column("name").to_pylist()), labels.column("num_samples").to_numpy().astype(np.int64)
 
 
 def _index_files(dataset: Dataset) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.config_values import Device, LossName
+from pipeline.config_values import ClassWeights, Device, LossName
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
@@ -214,6 +214,9 @@ class TrainingJob:
     label_smoothing: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Share s of a target that goes elsewhere, from 0 (off) to below 1: with softmax evenly to all classes; with
     sigmoid, a target y of a class becomes (1 - s) y + s (1 - y)."""
+    class_weights: ClassWeights = "equal"
+    """What an image's loss is multiplied by, with softmax: equal: 1; balanced: N / (K n) for a class with n of the N
+    images of K classes, so that each class counts as much as any other. Scores are not weighted."""
     clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
     """Largest norm of the gradient, 0 for none (the paper clips at 1, on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -279,6 +282,11 @@ class TrainingJob:
                 f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "
                 "sigmoid, or --data.mixup.no-binary-targets"
             )
+        if self.class_weights != "equal" and self.loss != "softmax":
+            raise UserError(
+                f"class_weights is {self.class_weights!r} with loss {self.loss!r}, which asks of each class on its "
+                "own whether the image has it; give --class-weights equal, or --loss softmax"
+            )
         if self.model.masked_patches:
             self._refuse_labels()
 
@@ -307,6 +315,7 @@ class TrainingJob:
         given = {
             "--loss softmax": self.loss != "softmax",
             "--label-smoothing 0": self.label_smoothing > 0,
+            "--class-weights equal": self.class_weights != "equal",
             "--data.mixup.alpha 0": self.data.mixup.alpha > 0,
             "--data.mixup.cutmix-alpha 0": self.data.mixup.cutmix_alpha > 0,
             "--data.no-label-weights": self.data.label_weights,

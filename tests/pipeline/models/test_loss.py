@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
+from sklearn.utils.class_weight import compute_class_weight
 
 from pipeline.config_values import LossName
-from pipeline.models.loss import classification_loss, multi_hot, targets_of, weighted_targets
+from pipeline.models.loss import balanced_weights, classification_loss, multi_hot, targets_of, weighted_targets
 
 LABELS = torch.tensor([[1, 3], [0, -1], [-1, -1], [4, 4]])
 
@@ -253,3 +255,21 @@ def test_weights_of_one_are_no_weights(name: LossName) -> None:
     labels = torch.tensor([[1], [0], [-1], [4]])
     found = weighted_targets(labels, torch.tensor([[1.0], [1.0], [0.0], [-1.0]]), 5, name=name)
     assert torch.equal(found, targets_of(labels, 5, name=name))
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    """`compute_class_weight("balanced")`, whose mean over all images is 1; classes without images keep 1."""
+    labels = np.repeat([0, 2, 3], [90, 6, 4])
+    expected = compute_class_weight("balanced", classes=np.array([0, 2, 3]), y=labels)
+    found = balanced_weights(np.array([0.9, 0.0, 0.06, 0.04]), 5)
+    assert found.tolist() == pytest.approx([expected[0], 1.0, *expected[1:], 1.0])
+    assert found[torch.from_numpy(labels)].mean().item() == pytest.approx(1.0)
+
+
+def test_weighted_classes_multiply_the_loss_of_their_images() -> None:
+    """As torch's own cross-entropy with weights, whose mean divides by the weights instead of the images."""
+    labels, weights = torch.tensor([0, 2, 2, 4]), torch.tensor([0.5, 1.0, 3.0, 1.0, 2.0])
+    scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
+    targets = targets_of(labels[:, None], 5, name="softmax") * weights
+    expected = F.cross_entropy(scores, labels, weight=weights, reduction="sum") / 4
+    assert classification_loss(scores, targets, name="softmax").item() == pytest.approx(expected.item(), rel=1e-6)

@@ -12,6 +12,7 @@ from jobs.data import pack
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.training_data import open_training_data
 from pipeline.models import build_model
+from pipeline.models.loss import balanced_weights
 from pipeline.models.weights.folder import save_weights
 from pipeline.training.prepare import refuse_other_head, unused_classes, with_classes
 from pipeline.training.settings.job import InitialConfig
@@ -66,6 +67,27 @@ def test_one_class_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture
     with_classes(recipe, data, [], say=True)
     assert caplog.messages == [
         f"{tmp_path}/data has only one class, 'IMG': there is nothing to tell it from, so a model learns nothing"
+    ]
+
+
+def test_uneven_classes_are_said_and_weighted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, numbers in (("cat", range(10)), ("lynx", range(10, 12))):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in numbers:
+            (tmp_path / f"images/{name}/{number}.png").write_bytes(image_bytes(number))
+    pack.run(pack.PackJob(source=FolderSource(root=str(tmp_path / "images")), out=str(tmp_path / "data")))
+    recipe = digits_smoke()
+    data = open_training_data(replace(recipe.data, url=str(tmp_path / "data")))
+    assert balanced_weights(data.class_shares, 2).tolist() == pytest.approx([12 / (2 * 10), 12 / (2 * 2)])
+    with caplog.at_level(logging.INFO):
+        caplog.clear()
+        with_classes(replace(recipe, class_weights="balanced"), data, [], say=True)
+        with_classes(recipe, data, [], say=False)
+        assert not caplog.messages
+        with_classes(recipe, data, [], say=True)
+    assert caplog.messages == [
+        "the classes are uneven: 'cat' has 5 times the images of 'lynx'; --class-weights balanced weights them so that "
+        "each class counts as much as any other"
     ]
 
 

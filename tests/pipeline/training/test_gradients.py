@@ -79,6 +79,7 @@ def test_the_share_is_rounded_down(share: float, image_size: int, expected: int)
     [
         ({"loss": "sigmoid"}, "give --loss softmax"),
         ({"label_smoothing": 0.1}, "give --label-smoothing 0"),
+        ({"class_weights": "balanced"}, "give --class-weights equal"),
         ({"evaluation": EvaluationConfig(url="somewhere")}, r"no scores on a held-out dataset.*--evaluation\.url"),
         ({"optimizer": OptimizerConfig(freeze_backbone=True)}, r"--optimizer\.no-freeze-backbone"),
         ({"data": replace(masked_patches().data, mixup=MixupConfig(alpha=0.2))}, r"--data\.mixup\.alpha 0"),

@@ -134,6 +134,17 @@ def test_smoothing_reaches_the_loss(
     assert smooth[STEPS] > plain[STEPS]
 
 
+def test_weighted_classes_reach_the_loss(
+    digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
+) -> None:
+    """A zero head gives each image the loss ln 10, which its weight multiplies: those of the digits are near 1."""
+    words = pretrain_words(digits_url, run_dir, "--engine.zero-stage", "1", "--class-weights", "balanced")
+    assert run(words, num_ranks=1, log_dir=tmp_path) == 0
+    weighted, plain = losses(run_dir), losses(finished_runs.get(1, "--engine.zero-stage", "1"))
+    assert weighted[1] == pytest.approx(plain[1], rel=0.02)
+    assert weighted[1] != plain[1]
+
+
 def test_a_finished_run_is_left_alone_and_a_longer_one_goes_on(
     finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

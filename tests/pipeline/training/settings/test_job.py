@@ -38,6 +38,11 @@ UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
             id="all steps are warm-up: nothing would be learned at the rate asked for",
         ),
         pytest.param({"label_smoothing": 1.0}, f"label_smoothing is 1.0; {UP_TO_1}", id="nothing of the label left"),
+        pytest.param(
+            {"class_weights": "balanced", "loss": "sigmoid"},
+            "class_weights is 'balanced' with loss 'sigmoid', .*give --class-weights equal, or --loss softmax",
+            id="weights of classes that are asked for one by one",
+        ),
         pytest.param({"ema_decay": 1.0}, f"ema_decay is 1.0; {UP_TO_1}", id="an average that never moves"),
         pytest.param({"ema_decay": -0.1}, f"ema_decay is -0.1; {UP_TO_1}", id="a negative factor"),
         pytest.param(
