@@ -127,15 +127,15 @@ def _is_evaluation(record: Path) -> bool:
 
 
 def _evaluation_of(weights: str) -> Any:
-    """The evaluation of these weights: images are prepared, and logits read, as their config.json says."""
+    """The evaluation of these weights: images are prepared, and logits read, as they say."""
     job = job_class("evaluate")(weights=weights)
     if not weights:
         return job
-    from pipeline.models.weights.usage import read_usage  # noqa: PLC0415 - not needed for most commands
+    from pipeline.models.conversion.convert import usage_for  # noqa: PLC0415 - torch, which help can do without
 
     if not Path(weights).exists() and "/" not in weights and similar(weights, list(recipes_of("evaluate"))):
         raise unknown_recipe(weights, "evaluate", list(recipes_of("evaluate")))
-    usage = read_usage(Path(weights))
+    usage = usage_for(weights)
     return replace(job, loss=usage.loss, data=replace(job.data, transform=usage.transform))
 
 

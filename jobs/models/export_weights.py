@@ -9,7 +9,7 @@ from jobs.models.model_card import FILE_NAME, IN_FOLDERS, Exported, card_text, t
 from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ExportJob
-from pipeline.models.conversion.convert import changed, open_for_use, save_as
+from pipeline.models.conversion.convert import changed, open_for_use, save_as, usage_at
 from pipeline.models.flops import num_parameters
 from shards.errors import UserError
 
@@ -24,6 +24,7 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
     weights = open_for_use(job.path)
     config, tensor = changed(weights, job)
+    usage = usage_at(weights, config.image_size)
     labels = () if job.new_head else weights.labels
 
     exported = Exported(
@@ -31,14 +32,14 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
         written=job.format,
         config=config,
         labels=labels,
-        usage=weights.usage,
+        usage=usage,
         num_parameters=num_parameters(config),
         is_changed=job.new_head or config != weights.config,
     )
     training = training_of(job.path)
 
     def write(out: Path) -> None:
-        save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=weights.usage)
+        save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=usage)
         if job.format in IN_FOLDERS:
             _write_card(out / FILE_NAME, card_text(exported, training))
 
@@ -46,7 +47,7 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     if job.run_dir:
         write_record(Path(job.run_dir), stage="export", job=job)
     log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
-    transform = weights.usage.transform
+    transform = usage.transform
     is_plain, is_area = transform.filter == "bilinear" and not transform.antialias, transform.filter == "area"
     library = {"timm": "timm", "hugging_face": "transformers"}.get(job.format)
     if (library and is_plain) or (library == "transformers" and is_area):

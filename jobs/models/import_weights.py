@@ -8,7 +8,7 @@ from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.convert import changed, open_any
+from pipeline.models.conversion.convert import changed, open_any, usage_at
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
@@ -31,7 +31,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     labels = _labels(job, weights, config)
 
     def write(out: Path) -> None:
-        save_weights(out, config=config, labels=labels, tensor=tensor, usage=weights.usage)
+        save_weights(out, config=config, labels=labels, tensor=tensor, usage=usage_at(weights, config.image_size))
 
     write_to(Path(job.out), write, overwrite=overwrite)
     if job.run_dir:

@@ -25,6 +25,7 @@ from pipeline.models.conversion.pixel_range import (
     name_by_words,
     of_processor,
     of_timm,
+    processor_of,
 )
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
@@ -100,6 +101,25 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
         return refuse_not_finite(weights.tensor(name).float(), f"{name} in the weights at {path!r}")
 
     return replace(weights, labels=names, tensor=tensor)
+
+
+def usage_for(path: str) -> Usage:
+    """How the weights at `path`, of any format, are used. The defaults if they cannot be read: whoever opens them says
+    why."""
+    try:
+        return open_for_use(path).usage
+    except UserError:
+        return DEFAULT_USAGE
+
+
+def usage_at(weights: Weights, image_size: int) -> Usage:
+    """How the weights are used once their model has another image size: the part that is cut out of an image stays as
+    large a part of it."""
+    usage, own = weights.usage, weights.config.image_size
+    if image_size == own or not usage.transform.short_side:
+        return usage
+    short_side = max(1, round(usage.transform.short_side * image_size / own))
+    return replace(usage, transform=replace(usage.transform, short_side=short_side))
 
 
 def refuse_no_head(weights: Weights) -> None:
@@ -302,7 +322,8 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
         raise UserError(f"no tensors in {str(folder)!r}; allowed: {', '.join(_TENSOR_FILES)}")
     declared = _declared_pixels(folder, description)
     if description.get("model_type") == "vit":
-        return _with_our_pixels(open_hugging_face(_open_tensors(tensors, hints), description, hints), declared, hints)
+        file, processor = _open_tensors(tensors, hints), processor_of(folder)
+        return _with_our_pixels(open_hugging_face(file, description, hints, processor=processor), declared, hints)
     if "architecture" in description:
         return _with_our_pixels(timm.open_timm(_open_tensors(tensors, hints), description, hints), declared, hints)
     kind = description.get("model_type", "nothing")

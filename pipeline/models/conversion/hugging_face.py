@@ -8,6 +8,7 @@ transformers 5 still reads, and also read its newer names. Shape letters: D widt
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _MULTI_LABEL = "multi_label_classification"  # problem_type: probabilities are sigmoids, not softmax
+_BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
+_MOST_SIDE = 1 << 16
 _POSITION = "vit.embeddings.position_embeddings"
 _LAYER = {
     "norm1": "layernorm_before",
@@ -69,8 +72,11 @@ _NEWER = (
 )
 
 
-def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """The weights of a ViTForImageClassification or ViTModel. Raises UserError with what does not fit, and why.
+def open_hugging_face(
+    file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
+) -> Weights:
+    """The weights of a ViTForImageClassification or ViTModel, used as its image `processor` says. Raises UserError with
+    what does not fit, and why.
 
     Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler.
     """
@@ -81,7 +87,10 @@ def open_hugging_face(file: TensorFile, description: Mapping[str, Any], hints: H
     tensor = read_layout(file, layout(config, class_row=True), shapes, advice=advice)
     labels = _labels(description.get("id2label"), config.num_classes, file.where)
     said = assumed(config, said=("gelu", "layer_norm_epsilon", "num_heads"), hints=hints)
-    usage = Usage(loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax")
+    usage = Usage(
+        loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax",
+        transform=_transform(processor or {}, config.image_size),
+    )
     return Weights(
         where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said, usage=usage
     )
@@ -138,7 +147,7 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
         kind |= {"do_center_crop": True, "crop_size": square}
     return {
         **kind,
-        "resample": 3 if transform.filter == "bicubic" else 2,  # Pillow's numbers; 2: bilinear
+        "resample": _BICUBIC if transform.filter == "bicubic" else _BILINEAR,
         "do_convert_rgb": True,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
@@ -146,6 +155,28 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
+
+
+def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
+    """The inverse of `image_processor`, or the default if the file does not say, or says what ours cannot do: for one,
+    an image of another size than the model's."""
+    size, crop = processor.get("size"), processor.get("crop_size", image_size)
+    resample = processor.get("resample", _BILINEAR)
+    if type(size) is int:  # of the oldest files
+        size = {"height": size, "width": size}
+    if not isinstance(size, dict) or type(resample) is not int or resample not in (_BILINEAR, _BICUBIC):
+        return DEFAULT_USAGE.transform
+    square = {"height": image_size, "width": image_size}
+    is_bicubic = resample == _BICUBIC
+    found = EvaluationTransform(filter="bicubic" if is_bicubic else "bilinear", antialias=not is_bicubic)
+    if not processor.get("do_center_crop"):
+        return found if size == square else DEFAULT_USAGE.transform
+    sides = list(size.values())
+    side = sides[0] if sides and all(each == sides[0] for each in sides) else None
+    is_known = set(size) in ({"shortest_edge"}, {"height", "width"}) and crop in (image_size, square)
+    if not is_known or type(side) is not int or not image_size <= side <= _MOST_SIDE:
+        return DEFAULT_USAGE.transform
+    return replace(found, mode="central_crop" if "shortest_edge" in size else "fewshot", short_side=side)
 
 
 def layout(config: ModelConfig, *, class_row: bool) -> Layout:

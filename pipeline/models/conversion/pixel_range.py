@@ -9,7 +9,7 @@ image processor. Shape letters: D width, P patch.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -57,10 +57,7 @@ def of_processor(folder: Path) -> PixelRange | None:
     """The pixels that a processor's file in a Hugging Face folder declares; None without one. Raises UserError for
     pixels that are not scaled by 255 and normalised."""
     found = None
-    for path in (folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()):
-        content = json_object(path)
-        inner = content.get("image_processor")
-        said = inner if isinstance(inner, dict) else content
+    for path, said in _processors(folder):
         other = [key for key in ("do_rescale", "do_normalize") if said.get(key, True) is not True]
         other += [key for key in ("do_flip_channel_order",) if said.get(key)]
         factor = said.get("rescale_factor", 1 / 255)
@@ -74,6 +71,21 @@ def of_processor(folder: Path) -> PixelRange | None:
             )
         found = _range(said.get("image_mean", 0.5), said.get("image_std", 0.5), where=str(path))
     return found
+
+
+def processor_of(folder: Path) -> Mapping[str, Any]:
+    """What the last of a Hugging Face folder's processor files says of images; empty without one."""
+    found: Mapping[str, Any] = {}
+    for _, said in _processors(folder):
+        found = said
+    return found
+
+
+def _processors(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for path in (folder / name for name in _PROCESSOR_FILES if (folder / name).is_file()):
+        content = json_object(path)
+        inner = content.get("image_processor")
+        yield path, inner if isinstance(inner, dict) else content
 
 
 def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:

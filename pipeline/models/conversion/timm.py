@@ -8,12 +8,13 @@ model of a file. Shape letters: D width, O channels out, I channels in.
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from pipeline.evaluation_transform import EvaluationTransform, central_short_side
+from pipeline.evaluation_transform import EvaluationTransform, ResizeFilter, central_short_side
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.layout import (
@@ -42,13 +43,21 @@ from pipeline.models.conversion.timm_config import (
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.labels import texts_of, unique_labels
 from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.models.weights.usage import DEFAULT_USAGE
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
 _POOL = {"query": "q", "key_value": "kv", "out": "proj", "norm": "norm", "mlp.dense1": "mlp.fc1"}
 _POOL |= {"mlp.dense2": "mlp.fc2"}
+# timm's interpolations by Pillow, as our filters and whether to antialias.
+_FILTERS: dict[Any, tuple[ResizeFilter, bool]] = {
+    "bilinear": ("bilinear", True),
+    "bicubic": ("bicubic", False),
+    "box": ("area", False),
+}
+_LEAST_CROP = 0.1
 _RESNETS = {
     ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
     ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
@@ -78,7 +87,16 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
     labels = unique_labels(labels, where=file.where)
-    return Weights(where=file.where, config=found.config, labels=labels, shapes=shapes, tensor=tensor, assumed=said)
+    usage = Usage(transform=_transform(description, found.config.image_size, where=file.where))
+    return Weights(
+        where=file.where,
+        config=found.config,
+        labels=labels,
+        shapes=shapes,
+        tensor=tensor,
+        assumed=said,
+        usage=usage,
+    )
 
 
 def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,6 +185,26 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
         crop_share = math.nextafter(crop_share, 0.0)
     crop_mode = "squash" if transform.mode == "fewshot" else "center"
     return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": crop_mode}
+
+
+def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
+    """The inverse of `_evaluation_settings`: how timm's own evaluation prepares images, or the default if the file does
+    not say, or says what ours cannot do. UserError for a `crop_pct` that is no share."""
+    said = entries(description, "pretrained_cfg")
+    crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
+    if crop_share is None or interpolation not in _FILTERS or crop_mode not in (None, "center", "squash"):
+        return DEFAULT_USAGE.transform
+    if type(crop_share) not in (int, float) or not _LEAST_CROP <= crop_share <= 1:
+        raise UserError(
+            f"{where!r} says crop_pct {shown_value(crop_share)}; allowed: {_LEAST_CROP:g} to 1, the share of the "
+            "resized image that its centre is"
+        )
+    resize_filter, antialias = _FILTERS[interpolation]
+    found = EvaluationTransform(filter=resize_filter, antialias=antialias)
+    if crop_mode == "squash" and crop_share == 1:
+        return found
+    mode: Literal["central_crop", "fewshot"] = "fewshot" if crop_mode == "squash" else "central_crop"
+    return replace(found, mode=mode, short_side=math.floor(image_size / crop_share))
 
 
 def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False, is_eva: bool = False) -> Layout:

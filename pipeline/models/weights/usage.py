@@ -1,19 +1,14 @@
 """How weights are used: the meaning of their logits, and how images are prepared for them. Kept in config.json."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pipeline.config_values import LossName
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
-from shards.files.typed_json import parse_json, record_from
-from shards.local_file import read_local_file
+from shards.files.typed_json import record_from
 from shards.schema.config_values import refuse_wrong_values
-
-_MOST_BYTES = 64 << 20  # of a config.json, which names the classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +26,6 @@ class Usage:
 
 
 DEFAULT_USAGE = Usage()
-
-
-def read_usage(path: Path) -> Usage:
-    """What the config.json of a weights folder, or of the one in a run directory, says. The defaults if there is none,
-    or it cannot be read: whoever opens the weights says why."""
-    for folder in (path, path / "weights"):
-        with suppress(OSError, ValueError, UserError):
-            description = parse_json(read_local_file(folder / "config.json", most_bytes=_MOST_BYTES))
-            if isinstance(description, dict):
-                return usage_of(description)
-    return DEFAULT_USAGE
 
 
 def usage_of(description: Mapping[str, Any]) -> Usage:

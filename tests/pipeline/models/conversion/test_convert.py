@@ -12,13 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.config import Mode
 from pipeline.models.conversion.config import Change, Format
-from pipeline.models.conversion.convert import changed, open_any, save_as
+from pipeline.models.conversion.convert import changed, open_any, open_for_use, save_as, usage_at, usage_for
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights
+from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
@@ -401,3 +403,12 @@ def test_our_own_format_has_a_name_for_every_class(tmp_path: Path) -> None:
 def test_changes_that_cannot_be(fields: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Change(**fields)  # type: ignore[arg-type]
+
+
+def test_the_cropped_part_stays_as_large_a_part_at_another_size(tmp_path: Path) -> None:
+    transform = EvaluationTransform(mode="central_crop", filter="bicubic", short_side=20)
+    usage = Usage(transform=transform)
+    save_as("timm", tmp_path / "timm", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)), usage=usage)
+    weights = open_for_use(str(tmp_path / "timm"))
+    assert usage_at(weights, 16).transform == usage_for(str(tmp_path / "timm")).transform == transform
+    assert usage_at(weights, 32).transform == replace(transform, short_side=40)

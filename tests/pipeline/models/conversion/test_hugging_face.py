@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
+from pipeline.models.conversion.convert import usage_for
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
-from pipeline.models.weights.folder import Weights, filled_model
+from pipeline.models.weights.folder import PIXELS_FILE, Weights, filled_model
 from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
@@ -156,6 +157,44 @@ def test_transformers_prepares_images_as_ours(
         with torch.no_grad():
             num_same += int(model(torch.from_numpy(ours)[None]).argmax() == other(theirs_13HW).logits.argmax())
     assert num_same >= least
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        EvaluationTransform(antialias=True),
+        EvaluationTransform(filter="bicubic"),
+        EvaluationTransform(mode="central_crop", antialias=True, short_side=18),
+        EvaluationTransform(mode="central_crop", filter="bicubic", short_side=16),
+        EvaluationTransform(mode="fewshot", filter="bicubic", short_side=20),
+    ],
+    ids=lambda transform: f"{transform.mode} {transform.filter}",
+)
+def test_how_images_are_prepared_comes_back(tmp_path: Path, transform: EvaluationTransform) -> None:
+    weights = random_model(VIT)
+    save_hugging_face(tmp_path, config=VIT, labels=LABELS, tensor=tensors_of(weights), usage=Usage(transform=transform))
+    assert usage_for(str(tmp_path)).transform == transform
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": {"height": 32, "width": 32}},
+        {"size": {"height": [16], "width": {}}},
+        {"size": "16"},
+        {"resample": 1},
+        {"resample": True},
+        {"do_center_crop": True, "size": {"shortest_edge": 1 << 40}},
+        {"do_center_crop": True, "size": {}},
+        {"do_center_crop": True, "size": {"shortest_edge": 18}, "crop_size": 15},
+    ],
+    ids=str,
+)
+def test_what_ours_cannot_prepare_is_prepared_as_by_default(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = saved(tmp_path)
+    said = json.loads((folder / PIXELS_FILE).read_text())
+    (folder / PIXELS_FILE).write_text(json.dumps(said | change))
+    assert usage_for(str(folder)).transform == EvaluationTransform()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from jobs.data import pack
 from pipeline.data.transform import evaluation_view_of_pixels
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
@@ -147,6 +147,9 @@ def test_timms_own_evaluation_prepares_images_as_ours(
     settings = timm.data.resolve_data_config({}, model=other)
     assert (settings["crop_mode"], settings["interpolation"]) == (crop[0], crop[2])
     assert settings["crop_pct"] == pytest.approx(crop[1], rel=1e-9)
+    read = opened(tmp_path, Hints()).usage.transform
+    assert replace(read, short_side=0) == replace(transform, antialias=transform.filter == "bilinear", short_side=0)
+    assert central_short_side(read, 96) == central_short_side(transform, 96)
     their_transform, num_same = timm.data.create_transform(**settings), 0
     for path in sorted((test_data / "imagenet-sample").iterdir())[:50]:
         image = Image.open(path).convert("RGB")
@@ -158,6 +161,14 @@ def test_timms_own_evaluation_prepares_images_as_ours(
         with torch.no_grad():
             num_same += int(model(torch.from_numpy(ours)[None]).argmax() == other(theirs_3HW[None]).argmax())
     assert num_same >= least
+
+
+@pytest.mark.parametrize("share", [0.05, 1.5, "0.9", True, float("nan")])
+def test_a_crop_that_is_no_share_is_refused(tmp_path: Path, share: Any) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    description["pretrained_cfg"] |= {"crop_pct": share, "interpolation": "bicubic"}
+    with pytest.raises(UserError, match=r"says crop_pct .*; allowed: 0\.1 to 1"):
+        open_timm(open_tensor_file(tmp_path / "model.safetensors"), description, Hints(num_heads=2))
 
 
 def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> None:
