@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jobs.data.index import index_tars
     from pipeline.data import (
         AugmentConfig,
         DataConfig,
@@ -36,6 +37,7 @@ __all__ = [
     "SampleOrder",
     "__version__",
     "build_model",
+    "index_tars",
     "load_model",
     "mix_images",
     "mix_targets",
@@ -51,6 +53,7 @@ _MODULES = {
     "ModelConfig": "pipeline.models.config",
     "SampleOrder": "shards.order",
     "build_model": "pipeline.models.build",
+    "index_tars": "jobs.data.index",
     "load_model": "pipeline.evaluation.predictor",
     "open_dataset": "pipeline.data.image_dataset",
     "train_batches": "pipeline.data.stream",

@@ -17,9 +17,32 @@ from shards.packing.about import describe
 from shards.packing.summary import class_warnings, class_words, empty_words
 from shards.store import open_store
 
-__all__ = ["IndexJob", "run"]
+__all__ = ["IndexJob", "index_tars", "run"]
 
 log = logging.getLogger(__name__)
+
+
+def index_tars(
+    url: str,
+    *,
+    index_url: str = "",
+    label_key: str = SampleRules.label_key,
+    label_field: str = "",
+    split: str = "train",
+    workers: int = 1,
+) -> None:
+    """Makes a dataset of WebDataset tars made by others, which stay as they are: an index, beside them or at
+    `index_url`, as `patchline index` does, which has more settings.
+
+    `url`: a folder or s3://bucket/prefix. The class of an image is the text of its member `label_key`, or the
+    `label_field` of its member json. Can be called again. Raises UserError if there are no tars, or if they have no
+    images or labels that can be read.
+    """
+    run(
+        IndexJob(
+            url=url, index_url=index_url, label_key=label_key, label_field=label_field, split=split, workers=workers
+        )
+    )
 
 
 def run(job: IndexJob) -> int:

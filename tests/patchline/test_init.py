@@ -2,14 +2,20 @@
 
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
+
+import pytest
+import webdataset
 
 import patchline
 from pipeline.data import train_batches
 from pipeline.data.image_dataset import open_dataset
 from pipeline.evaluation.predictor import load_model
 from pipeline.models import ModelConfig, build_model
+from shards.errors import UserError
 from shards.order import SampleOrder
+from tests.rigs.images import image_bytes
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
@@ -43,6 +49,23 @@ def test_importing_loads_nothing_else_and_configurations_no_torch() -> None:
     )
     assert int(said.split()[0]) < 60
     assert said.split("\n") == [f"{said.split()[0]} []", "False"]
+
+
+def test_tars_of_others_are_trained_on_from_python_alone(tmp_path: Path) -> None:
+    names = [("cat", "dog")[number % 2] for number in range(16)]
+    with webdataset.TarWriter(str(tmp_path / "photos-000000.tar")) as tar:
+        for number, name in enumerate(names):
+            tar.write({"__key__": f"{number:04}", "png": image_bytes(number), "cls": name})
+    with pytest.raises(UserError, match="patchline index"):
+        patchline.open_dataset(str(tmp_path))
+    patchline.index_tars(str(tmp_path))
+    photos = patchline.open_dataset(str(tmp_path))
+    assert (photos.classes, [photo.names[0] for photo in photos]) == (("cat", "dog"), names)
+    batches = patchline.train_batches(
+        str(tmp_path), global_batch=8, image_size=32, config=patchline.DataConfig(lanes=2)
+    )
+    found = [int(label) for batch in islice(batches, 2) for label in batch.labels[:, 0]]
+    assert sorted(found) == [0] * 8 + [1] * 8
 
 
 def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path) -> None:
