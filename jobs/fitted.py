@@ -9,14 +9,18 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.recipes.photos import FINETUNE_RECIPES, RECIPES, steps_for, with_batch, with_steps
 from jobs.resolve import file_job
 from pipeline.models.config import ModelConfig
+from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UnreachableError, UserError
 from shards.output.quantities import plural
+
+if TYPE_CHECKING:
+    from pipeline.models.weights.folder import Weights
 
 _OF_HEADS = (
     *("num_classes", "representation", "head_bias", "dropout", "stochastic_depth"),
@@ -42,8 +46,18 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
-        job = replace(job, model=_model_of(weights, values))
+        from pipeline.models.conversion.convert import open_for_use, usage_at  # noqa: PLC0415 - torch, not for help
+
+        found = open_for_use(weights)
+        job = replace(job, model=_model_of(found, values))
         notes.append(f"the model is that of the weights: {job.model.name} at {job.model.image_size} px")
+        size = values.get("--model.image-size", job.model.image_size)
+        if (transform := usage_at(found, size).transform) != DEFAULT_USAGE.transform:
+            job = replace(job, evaluation=replace(job.evaluation, transform=transform))
+            notes.append(
+                f"images are scored as the weights say: {transform.mode.replace('_', ' ')}, {transform.filter} "
+                "(--evaluation.transform.mode and others)"
+            )
     if batch := values.get("--global-batch"):
         job = with_batch(job, global_batch=batch)
     if url := values.get("--data.url"):
@@ -70,17 +84,15 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
     return job, notes
 
 
-def _model_of(weights: str, values: Mapping[str, Any]) -> ModelConfig:
+def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
     """The model of the weights, without what belongs to their head and their training. The note of a flag that says
     otherwise is the error of the weights, which no longer fit."""
-    from pipeline.models.conversion.convert import open_for_use  # noqa: PLC0415 - torch, which help can do without
-
-    found, plain = open_for_use(weights).config, ModelConfig()
+    found, plain = weights.config, ModelConfig()
     size = values.get("--model.image-size")
     if size and not found.is_bit and "--model.patch" not in values and size % found.stride:
         lower = max(1, size // found.stride) * found.stride
         raise UserError(
-            f"--model.image-size is {size}, and a patch of the weights at {weights!r} is {found.stride} px: take "
+            f"--model.image-size is {size}, and a patch of the weights at {weights.where!r} is {found.stride} px: take "
             f"{lower} or {lower + found.stride}"
         )
     own = {field.name for field in fields(ModelConfig)}

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
@@ -25,7 +27,9 @@ def photos() -> TrainingJob:
 
     Source: ours, after the paper's fine-tuning (Table 4): SGD with momentum, cosine decay, no weight decay, clipping at
     1, a new zero head, and its rate of 0.03 for 512 images in proportion to the batch. The model, its image size, GELU
-    and epsilon are those of the weights. 20 epochs, but 100 to 20,000 steps; a tenth of them, at most 500, warm up.
+    and epsilon are those of the weights, and so is the preparation of scored images if the weights say it; else images
+    are resized with antialiasing, as other libraries do. 20 epochs, but 100 to 20,000 steps; a tenth of them, at most
+    500, warm up.
     Expected: with weights of ImageNet-21k, 90 % and more on everyday classes of 50 images each [unverified].
     Command: patchline finetune photos --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
@@ -33,6 +37,7 @@ def photos() -> TrainingJob:
         TrainingJob(
             model=ModelConfig(name="vit_b16", image_size=224, num_classes=0),
             data=DataConfig(augment=AugmentConfig(min_area=0.25)),
+            evaluation=EvaluationConfig(transform=EvaluationTransform(antialias=True)),
             global_batch=_BATCH,
             clip_norm=1.0,
             optimizer=OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0),

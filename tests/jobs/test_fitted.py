@@ -11,9 +11,12 @@ from jobs.recipes.photos import photos, photos_scratch_s16, steps_for
 from jobs.record import write_record
 from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import save_as
 from pipeline.models.masked import output_names
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from tests.rigs.datasets import packed_folders
@@ -23,9 +26,15 @@ CONFIG = ModelConfig(
 )
 
 
-def weights(folder: Path, config: ModelConfig = CONFIG) -> str:
-    state = build_model(config).state_dict()
-    save_as("timm", folder, config=config, labels=(), tensor=lambda name: state[name])
+def weights(
+    folder: Path,
+    config: ModelConfig = CONFIG,
+    *,
+    written: Format = "timm",
+    transform: EvaluationTransform = DEFAULT_USAGE.transform,
+) -> str:
+    state, usage = build_model(config).state_dict(), Usage(transform=transform)
+    save_as(written, folder, config=config, labels=("",) * 5, tensor=lambda name: state[name], usage=usage)
     return str(folder)
 
 
@@ -41,6 +50,17 @@ def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path) -> None:
     assert larger.model == replace(CONFIG, num_classes=0, image_size=48)
     with pytest.raises(UserError, match=r"--model.image-size is 40, .* patch .* is 16 px: take 32 or 48"):
         job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "40")
+
+
+def test_images_are_scored_as_the_weights_say_or_with_antialiasing(tmp_path: Path) -> None:
+    plain = job_of("photos", photos(), "--initial.weights", weights(tmp_path / "run", written="patchline"))
+    assert plain.evaluation.transform == EvaluationTransform(antialias=True)
+    said = EvaluationTransform(mode="central_crop", filter="bicubic", short_side=40)
+    own = weights(tmp_path / "timm", transform=said)
+    assert job_of("photos", photos(), "--initial.weights", own).evaluation.transform == said
+    words = ("--initial.weights", own, "--model.image-size", "64", "--evaluation.transform.filter", "area")
+    expected = replace(said, short_side=80, filter="area")
+    assert job_of("photos", photos(), *words).evaluation.transform == expected
 
 
 def test_another_patch_size_takes_an_image_size_of_its_own(tmp_path: Path) -> None:
