@@ -1,5 +1,6 @@
 """This is a first session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with
-some broken files, training, Ctrl-C, and an export. Every screen is shown as it appeared.
+some broken files, training, Ctrl-C, and an export. Then three others come with what they have: weights of timm, tars
+and a loop of their own, an account on a cluster. Every screen is shown as it appeared.
 
     python -m docs.session --photographs DIR      # DIR/CLASS/*.jpg; needs tmux; half an hour on two cores
 
@@ -27,7 +28,6 @@ COLUMNS, LINES = 80, 50
 LONGEST_SECONDS = 1800.0
 POLL_SECONDS = 0.1
 IMAGES_A_CLASS = 60
-TEST_SHARE = 5  # every fifth photograph is for testing
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Terminal:
     """A shell in tmux, and the screens it showed, as Markdown."""
 
     name: str
+    folder: Path
     shown: list[str] = field(default_factory=list)
     num_prompts: int = 0
 
@@ -105,7 +106,7 @@ def terminal(folder: Path, environ: dict[str, str]) -> Iterator[Terminal]:
     _tmux("send-keys", "-t", name, "Enter")
     try:
         time.sleep(1.0)
-        yield Terminal(name=name)
+        yield Terminal(name=name, folder=folder)
     finally:
         _tmux("kill-session", "-t", name)
 
@@ -115,15 +116,13 @@ def _tmux(*words: str) -> str:
 
 
 def photographs(source: Path, target: Path) -> None:
-    """Copies photographs of each class to target/train and target/test, and adds some broken files."""
+    """Copies photographs of each class to target/CLASS, and adds some broken files."""
     for folder in sorted(path for path in source.iterdir() if path.is_dir()):
         images = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-        for number, image in enumerate(images[:IMAGES_A_CLASS]):
-            split = "test" if number % TEST_SHARE == 0 else "train"
-            copy = target / split / folder.name / image.name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(image, copy)
-    classes = sorted((target / "train").iterdir())
+        (target / folder.name).mkdir(parents=True)
+        for image in images[:IMAGES_A_CLASS]:
+            shutil.copyfile(image, target / folder.name / image.name)
+    classes = sorted(target.iterdir())
     whole = next(classes[0].iterdir()).read_bytes()
     (classes[0] / "half-downloaded.jpg").write_bytes(whole[: len(whole) // 2])
     (classes[0] / "empty.jpg").write_bytes(b"")
@@ -141,10 +140,9 @@ def demo(screen: Terminal) -> None:
 def pack(screen: Terminal) -> None:
     """A folder of photographs with broken files in it."""
     screen.title("A folder of photographs, some of them broken")
-    packing = "patchline pack folder --source.root photographs/{0} --out data/{1} \\\n  --samples-per-shard 50"
-    screen.run(packing.format("train", "photos"))
-    screen.run(packing.format("train", "photos") + " --max-quarantined 0.05")
-    screen.run(packing.format("test", "photos-test"))
+    packing = "patchline pack folder --source.root photographs --split-test 0.2 --out data/photos"
+    screen.run(packing)
+    screen.run(packing + " --max-quarantined 0.05")
     screen.run("patchline verify data/photos --deep")
     screen.run("patchline card data/photos")
 
@@ -172,9 +170,88 @@ def after(screen: Terminal) -> None:
     """Uses the weights."""
     screen.title("Evaluate, predict, export")
     screen.run("patchline evaluate runs/photos --data.url data/photos-test")
-    screen.run("patchline predict runs/photos photographs/test/*/*beagle* README.md --top 2")
+    screen.run("patchline predict runs/photos photographs/*/*beagle* README.md --top 2")
     screen.run("patchline export runs/photos --out photos-timm --format timm")
     screen.run("patchline export runs/photos --out photos-timm --format hugging_face")
+
+
+_IN_TIMM = """\
+import patchline, timm, torch
+from torch.utils.data import DataLoader
+
+model = timm.create_model("local-dir:photos-timm", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+photos = patchline.open_dataset("data/photos-test").to_torch(transform)
+with torch.no_grad():
+    hits = sum((model(x).argmax(1) == y).sum().item() for x, y in DataLoader(photos, 16))
+print(f"top-1 in timm: {hits / len(photos):.4f}")
+"""
+
+
+def timm(screen: Terminal) -> None:
+    """Fine-tunes a folder of timm, and evaluates the result there. RuntimeError if the top-1 differs."""
+    screen.title("A user of timm: fine-tune its weights, evaluate them there")
+    screen.run("make setup > setup.log")
+    _write(screen, "evaluate_in_timm.py", _IN_TIMM)
+    # Stands for published weights, which an offline machine does not have.
+    make = "timm.create_model('vit_tiny_patch16_224'), 'vit-tiny', safe_serialization=True"
+    screen.run(f'python -c "import timm; timm.models.save_for_hf({make})"; ls vit-tiny')
+    screen.run("patchline finetune photos --initial.weights vit-tiny --data.url data/photos --run-dir runs/timm")
+    ours = screen.run("patchline evaluate runs/timm --data.url data/photos-test")
+    screen.run("patchline export runs/timm --out photos-timm --format timm")
+    screen.run("cat evaluate_in_timm.py")
+    theirs = screen.run("python evaluate_in_timm.py", clear=False)
+    top1 = re.search(r"top-1 in timm: (\d\.\d+)", theirs)
+    if not top1 or f"{float(top1[1]):.4f}" not in ours:
+        raise RuntimeError(f"timm's top-1 is not that of patchline evaluate:\n{ours}\n{theirs}")
+
+
+_LOOP = """\
+from itertools import islice
+
+import patchline, torch
+from torch.nn.functional import cross_entropy
+
+patchline.index_tars("tars")  # their index lies beside them; the tars stay as they are
+photos = patchline.open_dataset("tars")
+print(photos, photos[0])
+
+config = patchline.ModelConfig(name="vit_ti16", image_size=64, num_classes=len(photos.classes))
+model = patchline.build_model(config, seed=0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+batches = patchline.train_batches("tars", global_batch=32, image_size=64)
+for step, batch in enumerate(islice(batches, 40), 1):
+    loss = cross_entropy(model(batch.images), batch.labels[:, 0])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 10 == 0:
+        print(f"step {step}, loss {loss.item():.3f}")
+"""
+
+
+def pytorch(screen: Terminal) -> None:
+    """Trains on tars in a loop of its own."""
+    screen.title("A user of PyTorch: WebDataset tars, a loop of their own")
+    screen.run("mkdir tars; cp data/photos/shards/*.tar tars; tar tf $(ls tars/*.tar | head -1) | head -4")
+    _write(screen, "loop.py", _LOOP)
+    screen.run("cat loop.py")
+    screen.run("python loop.py", clear=False)
+
+
+def slurm(screen: Terminal) -> None:
+    """Goes from an empty account to a dry run that can be reviewed."""
+    screen.title("A user of Slurm: ViT-H/14 on 8 nodes, up to the dry run")
+    screen.run("patchline example cluster.yaml > cluster.yaml; grep -v '^#' cluster.yaml | head -12")
+    screen.run("patchline plan vit_h14_jft --gpu h100 --nodes 4 8 16 --gpus-per-node 8 --max-time 24")
+    screen.run(
+        "patchline submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 \\\n"
+        "  --data.url s3://bucket/jft --run-dir runs/h14 --dry-run"
+    )
+
+
+def _write(screen: Terminal, name: str, content: str) -> None:
+    (screen.folder / name).write_text(content)
 
 
 _DIGITS = (
@@ -193,7 +270,16 @@ def picture(screen: Terminal) -> None:
     (CHECKOUT / "docs" / "terminal.svg").write_text(draw(screen.screen(), title="patchline", columns=COLUMNS))
 
 
-PARTS = {"demo": demo, "pack": pack, "train": train, "after": after, "picture": picture}
+PARTS = {
+    "demo": demo,
+    "pack": pack,
+    "train": train,
+    "after": after,
+    "timm": timm,
+    "pytorch": pytorch,
+    "slurm": slurm,
+    "picture": picture,
+}
 
 
 def main() -> None:
