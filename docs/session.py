@@ -140,7 +140,7 @@ def demo(screen: Terminal) -> None:
 def pack(screen: Terminal) -> None:
     """A folder of photographs with broken files in it."""
     screen.title("A folder of photographs, some of them broken")
-    packing = "patchline pack folder --source.root photographs --split-test 0.2 --out data/photos"
+    packing = "patchline pack folder --source.root photographs --split-test 0.2 \\\n  --out data/photos"
     screen.run(packing)
     screen.run(packing + " --max-quarantined 0.05")
     screen.run("patchline verify data/photos --deep")
@@ -175,16 +175,31 @@ def after(screen: Terminal) -> None:
     screen.run("patchline export runs/photos --out photos-timm --format hugging_face")
 
 
-_IN_TIMM = """\
-import patchline, timm, torch
+_OPERATORS = """\
+# Only here, where torchvision is built for another torch:
+from benchmarks.torchvision_operators import import_torchvision
+import_torchvision()
+
+"""
+_VIT_TINY = f"""\
+{_OPERATORS}import timm
+
+model = timm.create_model("vit_tiny_patch16_224")
+timm.models.save_for_hf(model, "vit-tiny", safe_serialization=True)
+"""
+_IN_TIMM = f"""\
+{_OPERATORS}import patchline, timm, torch
 from torch.utils.data import DataLoader
 
 model = timm.create_model("local-dir:photos-timm", pretrained=True).eval()
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+settings = timm.data.resolve_model_data_config(model)
+transform = timm.data.create_transform(**settings)
 photos = patchline.open_dataset("data/photos-test").to_torch(transform)
+hits = 0
 with torch.no_grad():
-    hits = sum((model(x).argmax(1) == y).sum().item() for x, y in DataLoader(photos, 16))
-print(f"top-1 in timm: {hits / len(photos):.4f}")
+    for images, labels in DataLoader(photos, batch_size=16):
+        hits += (model(images).argmax(dim=1) == labels).sum().item()
+print("top-1 in timm:", hits / len(photos))
 """
 
 
@@ -193,10 +208,10 @@ def timm(screen: Terminal) -> None:
     screen.title("A user of timm: fine-tune its weights, evaluate them there")
     screen.run("make setup > setup.log")
     _write(screen, "evaluate_in_timm.py", _IN_TIMM)
-    # Stands for published weights, which an offline machine does not have.
-    make = "timm.create_model('vit_tiny_patch16_224'), 'vit-tiny', safe_serialization=True"
-    screen.run(f'python -c "import timm; timm.models.save_for_hf({make})"; ls vit-tiny')
-    screen.run("patchline finetune photos --initial.weights vit-tiny --data.url data/photos --run-dir runs/timm")
+    # Random weights stand for published ones, so that the session needs no network.
+    _write(screen, "save_vit_tiny.py", _VIT_TINY)
+    screen.run("python save_vit_tiny.py; ls vit-tiny")
+    screen.run("patchline finetune photos --initial.weights vit-tiny \\\n  --data.url data/photos --run-dir runs/timm")
     ours = screen.run("patchline evaluate runs/timm --data.url data/photos-test")
     screen.run("patchline export runs/timm --out photos-timm --format timm")
     screen.run("cat evaluate_in_timm.py")
@@ -212,11 +227,14 @@ from itertools import islice
 import patchline, torch
 from torch.nn.functional import cross_entropy
 
-patchline.index_tars("tars")  # their index lies beside them; the tars stay as they are
+patchline.index_tars("tars")  # adds an index; the tars stay as they are
 photos = patchline.open_dataset("tars")
 print(photos, photos[0])
 
-config = patchline.ModelConfig(name="vit_ti16", image_size=64, num_classes=len(photos.classes))
+num_classes = len(photos.classes)
+config = patchline.ModelConfig(
+    name="vit_ti16", image_size=64, num_classes=num_classes
+)
 model = patchline.build_model(config, seed=0)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 batches = patchline.train_batches("tars", global_batch=32, image_size=64)

@@ -83,7 +83,10 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(QK_NORM, id="norms of queries and keys"),
         pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
         pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
-        pytest.param(ModelConfig(name="r50_vit_b16", **SMALL, resnet_epsilons="timm"), id="hybrid"),
+        pytest.param(ModelConfig(name="r26_vit_s32", **SMALL, resnet_epsilons="timm"), id="hybrid"),
+        pytest.param(
+            ModelConfig(name="r50_vit_b16", **SMALL, resnet_epsilons="timm"), id="hybrid R50", marks=pytest.mark.long
+        ),
         pytest.param(
             ModelConfig(name="r50_vit_l32", **SMALL, resnet_epsilons="timm"), id="hybrid /32", marks=pytest.mark.long
         ),

@@ -7,6 +7,7 @@ reduction a step carries the loss, every source's values and the norm, by name.
 
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,10 @@ from tests.rigs.processes import run_ranks
 
 CASES: list[Case] = [(1, 1), (1, 4), (2, 1), (2, 4), (3, 1), (3, 4)]
 # Not stage 3 with accumulation on 512 ranks: it has a piece of every tensor for each of them, and takes 20 seconds.
-COUNTED = [(num_ranks, case) for num_ranks in (8, 512) for case in CASES if (num_ranks, *case) != (512, 3, 4)]
+COUNTED = [
+    *(pytest.param(8, case) for case in CASES),
+    *(pytest.param(512, case, marks=() if case == (1, 1) else pytest.mark.long) for case in CASES if case != (3, 4)),
+]
 SIZES = {name: math.prod(shape) for name, shape in shapes_of(MODEL).items()}
 P = sum(SIZES.values())
 KEPT_WHOLE = 100_000  # elements up to which stage 3 keeps a tensor on every rank (DeepSpeed's default)
@@ -117,18 +121,15 @@ def words(value: int | Case) -> str:
     return f"{value} ranks" if isinstance(value, int) else f"stage {value[0]}, accumulation {value[1]}"
 
 
-@pytest.fixture(scope="module")
-def counted() -> dict[int, dict[Case, CountedSteps]]:
-    """What was counted, by the number of ranks."""
-    return {
-        num_ranks: counted_steps(num_ranks, [case for other, case in COUNTED if other == num_ranks])
-        for num_ranks in (8, 512)
-    }
+@cache
+def counted(num_ranks: int, case: Case) -> CountedSteps:
+    """What was counted in two steps."""
+    return counted_steps(num_ranks, [case])[case]
 
 
 @pytest.mark.parametrize(("num_ranks", "case"), COUNTED, ids=words)
-def test_collectives_and_their_bytes(counted: dict[int, dict[Case, CountedSteps]], num_ranks: int, case: Case) -> None:
-    found = dict(counted[num_ranks][case].plain.collectives)
+def test_collectives_and_their_bytes(num_ranks: int, case: Case) -> None:
+    found = dict(counted(num_ranks, case).plain.collectives)
     kind, count, num_bytes = found.pop(OURS)
     assert (kind, count) == ("allreduce", 1), "everything that is ours is in one reduction"
     assert num_bytes < 1024
@@ -138,17 +139,15 @@ def test_collectives_and_their_bytes(counted: dict[int, dict[Case, CountedSteps]
 
 
 @pytest.mark.parametrize(("num_ranks", "case"), COUNTED, ids=words)
-def test_waits_of_the_host(counted: dict[int, dict[Case, CountedSteps]], num_ranks: int, case: Case) -> None:
-    assert counted[num_ranks][case].plain.waits == WAITS[case] | READ
+def test_waits_of_the_host(num_ranks: int, case: Case) -> None:
+    assert counted(num_ranks, case).plain.waits == WAITS[case] | READ
 
 
 @pytest.mark.parametrize(("num_ranks", "case"), COUNTED, ids=words)
-def test_a_step_with_norms_and_similarities(
-    counted: dict[int, dict[Case, CountedSteps]], num_ranks: int, case: Case
-) -> None:
+def test_a_step_with_norms_and_similarities(num_ranks: int, case: Case) -> None:
     """Norms are a float64 for the gradient and one for the parameters of each group, in the sum of every step; the
     table of positions is one sum more. The host waits for nothing more."""
-    steps, num_groups = counted[num_ranks][case], len(set(map(group_of, SIZES)))
+    steps, num_groups = counted(num_ranks, case), len(set(map(group_of, SIZES)))
     kind, count, num_bytes = steps.plain.collectives[OURS]
     assert steps.due.collectives == steps.plain.collectives | {
         OURS: (kind, count, num_bytes + 2 * num_groups * 8),
