@@ -216,8 +216,8 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
     """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
     logged. UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
-    _, stage, *second = command.split()
-    default, chosen = fitted(second[0] if second else "", default, values)
+    _, stage, *second = command.split(" ", 2)
+    default, chosen = fitted("".join(second), default, values)
     default, note = with_warmup(stage, default, values, extends=extends)
     for said in filter(None, (chosen, note)):
         if is_said and _rank() == 0:

@@ -1,4 +1,5 @@
-"""Fits the default of a training command to what its flags name: the weights, the dataset, the batch.
+"""Fits the default of a command to what it names: the folder of its record; for training, the weights, the dataset and
+the batch.
 
 The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
 recipe takes fewer lanes if its own do not divide the batch. What a flag gives is left alone, and so is a run that is
@@ -6,18 +7,20 @@ continued: it goes on as it was recorded.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.recipes.photos import FINETUNE_RECIPES, RECIPES, steps_for, with_batch, with_steps
-from jobs.resolve import file_job
+from jobs.resolve import file_job, is_file
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UnreachableError, UserError
 from shards.output.quantities import plural
+from shards.output.terminal import printable_name
 
 if TYPE_CHECKING:
     from pipeline.models.weights.folder import Weights
@@ -30,14 +33,34 @@ _MANIFEST = "manifest.json"
 
 
 def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
-    """The job that a command with these flags starts from, and a note of what was chosen, empty if nothing was."""
+    """The job that a command with these flags starts from, and a note of what was chosen, empty if nothing was.
+    `recipe`: the command's second word, which may also be a run or its record."""
+    default, notes = _in_its_folder(recipe, default, values)
     if not isinstance(default, TrainingJob):
-        return default, ""
-    notes = list[str]()
+        return default, "; ".join(notes)
     if type(default) is TrainingJob and (recipe in FINETUNE_RECIPES or recipe in RECIPES):  # not a trial of resuming
-        default, notes = _of_photos(recipe, default, values)
+        default, chosen = _of_photos(recipe, default, values)
+        notes += chosen
     job, said = _with_lanes(default, values)
     return job, "; ".join([*notes, *said])
+
+
+def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The job of a run's record with the folder that holds the record as its run directory: the run may have been moved
+    or copied, and a relative path may be of another working directory."""
+    if "--run-dir" in values or not getattr(job, "run_dir", ""):
+        return job, []
+    from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+
+    record = Path(word) if is_file(word) else Path(word) / "job.yaml"
+    if not record.is_file() or record.resolve().name != "job.yaml" or not open_job(record).is_record:
+        return job, []
+    folder = (record.resolve() if record.is_symlink() else record).parent
+    with suppress(OSError):
+        if Path(job.run_dir).samefile(folder):
+            return job, []
+    note = f"the run is {folder}, which holds this record; the record calls it {job.run_dir}"
+    return replace(job, run_dir=str(folder)), [printable_name(note)]
 
 
 def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:

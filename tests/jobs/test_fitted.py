@@ -126,3 +126,28 @@ def test_lanes_follow_the_batch_and_the_shuffle_reaches_as_far(caplog: pytest.Lo
     assert "8 lanes instead of 32, which do not divide a batch of 24" in caplog.text
     assert job_of("cifar10_48", recipe, "--global-batch", "64").data == recipe.data
     assert job_of("cifar10_48", recipe, "--global-batch", "24", "--data.lanes", "12").data.lanes == 12
+
+
+def test_the_folder_that_holds_a_record_is_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moved, copied, seen from another working directory, or by a link: never a new run where the old one was."""
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    recorded = replace(photos(), run_dir="runs/old")
+    write_record(Path("runs/old"), stage="finetune", job=recorded)
+    assert job_of("runs/old/job.yaml", recorded).run_dir == "runs/old"
+    assert not caplog.messages
+    Path("moved run").symlink_to("runs/old")
+    assert job_of("moved run/job.yaml", recorded).run_dir == "runs/old", "the same folder"
+
+    Path("runs/old").rename("new")
+    link = Path("link.yaml")
+    link.symlink_to("new/job.yaml")
+    for word in ("new/job.yaml", "new", "link.yaml", str(tmp_path / "new/job.yaml")):
+        caplog.clear()
+        assert Path(job_of(word, recorded).run_dir).resolve() == tmp_path / "new"
+        assert "which holds this record; the record calls it runs/old" in caplog.text
+    assert job_of("new/job.yaml", recorded, "--run-dir", "runs/other").run_dir == "runs/other"
+    Path("mine.yaml").write_text(Path("new/job.yaml").read_text())
+    assert job_of("mine.yaml", recorded).run_dir == "runs/old", "a file of the user's, with a name of its own"
