@@ -194,7 +194,9 @@ from torch.utils.data import DataLoader
 model = timm.create_model("local-dir:photos-timm", pretrained=True).eval()
 settings = timm.data.resolve_model_data_config(model)
 transform = timm.data.create_transform(**settings)
-photos = patchline.open_dataset("data/photos-test").to_torch(transform)
+photos = patchline.open_dataset("data/photos-test").to_torch(
+    transform=transform
+)
 hits = 0
 with torch.no_grad():
     for images, labels in DataLoader(photos, batch_size=16):

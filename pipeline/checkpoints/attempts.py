@@ -138,8 +138,11 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
     """Committed checkpoints that the fence lets through, newest first.
 
     Walk back from the latest attempt along what each resumed from. Of an attempt on this line, the checkpoints up to
-    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken.
+    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken. Without
+    any attempt on record, all stand: they were copied here, from a backup or another run.
     """
+    if not attempts:
+        return sorted(committed, key=lambda c: (c.step, c.attempt), reverse=True)
     by_token = {attempt.token: attempt for attempt in attempts}
     standing: list[CheckpointId] = []
     token = max(by_token, key=token_order, default=None)
@@ -154,6 +157,15 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
         origin = attempt.resumed_from if attempt else None
         token, limit = (origin.attempt, origin.step) if origin else (None, None)
     return sorted(standing, key=lambda c: (c.step, c.attempt), reverse=True)
+
+
+def foreign_to(committed: list[CheckpointId], attempts: list[Attempt]) -> list[str]:
+    """The folders of the committed checkpoints that no attempt on record has written or resumed from, by their steps;
+    none if nothing is on record."""
+    if not attempts:
+        return []
+    known = {attempt.token for attempt in attempts} | {a.resumed_from.attempt for a in attempts if a.resumed_from}
+    return [c.folder for c in sorted(committed, key=lambda c: c.step) if c.attempt not in known]
 
 
 def _before(token: str, by_token: dict[str, Attempt]) -> str | None:

@@ -16,6 +16,7 @@ from pipeline.checkpoints.attempts import (
     Attempt,
     attempt_from_json,
     attempt_to_json,
+    foreign_to,
     list_committed,
     next_attempt,
     next_token,
@@ -47,6 +48,10 @@ _UNSEALED = (
     "all tensors in them, are checked as always; a change of its other values would not be noticed"
 )
 _NOT_THERE = "checkpoint %s is the last in the ledger of %s, but its manifest is not in %s; looking for an earlier one"
+_FOREIGN = (
+    "{folder} in {where} was written by another run, and this one has been started from scratch before; move {where}/"
+    "attempts away to continue from that checkpoint, or move the checkpoint away to go on from scratch"
+)
 _UNREADABLE = (
     "%s cannot be read, so it is unknown which checkpoint this attempt resumed from: its number counts, and what the "
     "attempt before it saved is used up to the first checkpoint of this one"
@@ -77,16 +82,20 @@ class Checkpoints:
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
         """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: of
         this step or an earlier one; None if there is none such."""
-        candidates: list[str] = []
+        candidates, foreign = list[str](), list[str]()
         if self.world.is_first:
             recorded = self._recorded()
             attempts = read_attempts(self.store, recorded=recorded)
             for attempt in attempts:
                 if attempt.is_unreadable:
                     log.warning(_UNREADABLE, f"{self.store.url}/{record_path(attempt.token)}")
-            standing = standing_checkpoints(list_committed(self.store, recorded=recorded), attempts)
+            committed = list_committed(self.store, recorded=recorded)
+            standing = standing_checkpoints(committed, attempts)
+            foreign = foreign_to(committed, attempts)
             candidates = [each.folder for each in standing if at_most is None or each.step <= at_most]
-        candidates = broadcast_json(candidates, device=self.world.device)
+        candidates, foreign = broadcast_json([candidates, foreign], device=self.world.device)
+        if foreign and not candidates and at_most is None:
+            raise UserError(_FOREIGN.format(folder=foreign[-1], where=self.store.url))
         for folder in candidates:
             manifest = self._usable(folder)
             if manifest:

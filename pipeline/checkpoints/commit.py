@@ -49,7 +49,8 @@ def retire(
     newest: CheckpointId | None,
     retention: Retention,
 ) -> None:
-    """Deletes what retention does not keep, and what killed or overtaken attempts left.
+    """Deletes what retention does not keep, and what killed or overtaken attempts left. What no attempt of this run has
+    written, such as a checkpoint copied from another run, stays.
 
     `attempt` is this one, and `newest` its newest committed checkpoint: files of later attempts, and of later steps of
     this one, may still be written. Raises what the store raises.
@@ -62,7 +63,7 @@ def retire(
     kept = {each.folder for each in standing[: retention.keep_newest]} | set(retention.folders)
     kept |= {each.folder for each in standing if retention.keep_every and each.step % retention.keep_every == 0}
     kept |= {each.folder for each in _for_rewinds(standing, retention.rewind_steps)}
-    files = [path for path in paths if is_checkpoint_file(path)]
+    files = [path for path in paths if is_checkpoint_file(path) and _token_of(path) in attempts]
     unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
     unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
     # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
@@ -80,11 +81,15 @@ def _for_rewinds(standing: list[CheckpointId], rewind_steps: int) -> list[Checkp
 
 def _may_be_written(path: str, attempt: Attempt, newest: CheckpointId | None) -> bool:
     """Whether a checkpoint's file is of a later attempt, or of a later save of this one."""
-    step, folder, _ = path.split("/")
-    token = folder.removeprefix("attempt-")
+    token = _token_of(path)
     if token == attempt.token:
-        return newest is not None and int(step.removeprefix("step-")) > newest.step
+        return newest is not None and int(path.partition("/")[0].removeprefix("step-")) > newest.step
     return token_order(token) > token_order(attempt.token)
+
+
+def _token_of(path: str) -> str:
+    """The token of the attempt that wrote a checkpoint's file."""
+    return path.split("/")[1].removeprefix("attempt-")
 
 
 def draft_manifest(

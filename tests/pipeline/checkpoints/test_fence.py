@@ -113,6 +113,13 @@ LOST = Attempt(token="0002-y", resumed_from=None, is_unreadable=True)
             id="the first attempt's record was deleted",
         ),
         pytest.param([c(20, "0009-q")], [ONE], [], id="written by an attempt that left no record"),
+        pytest.param([c(20, "0009-q"), c(40, "0002-y")], [], [c(40, "0002-y"), c(20, "0009-q")], id="copied here"),
+        pytest.param(
+            [c(20, "0009-q"), c(40, "0009-q"), c(60, "0001-x")],
+            [a("0001-x", c(20, "0009-q"))],
+            [c(60, "0001-x"), c(20, "0009-q")],
+            id="continued from a copy",
+        ),
         pytest.param(
             [c(20, "0001-x"), c(30, "0001-x")],
             [ONE, LOST],

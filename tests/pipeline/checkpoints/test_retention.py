@@ -85,3 +85,14 @@ def test_an_attempt_that_wakes_up_deletes_nothing_of_a_later_one(
     newest = CheckpointId(step=8, attempt=OLD)
     retire(store, attempt=attempts[0], newest=newest, retention=Retention(keep_newest=1))
     assert [path for path in store.list() if LATER in path] == of_the_later
+
+
+def test_what_this_run_has_not_written_stays(tmp_path: Path) -> None:
+    """A checkpoint that was copied here from another run, which this one continues."""
+    store, copied = open_store(str(tmp_path)), CheckpointId(step=4, attempt="0007-dddddddd")
+    own = Attempt(token=OWN, resumed_from=copied)
+    store.write(record_path(OWN), attempt_to_json(own))
+    for each in (copied, CheckpointId(step=8, attempt=OWN), CheckpointId(step=12, attempt=OWN)):
+        store.write(f"{each.folder}/{MANIFEST_NAME}", b"")
+    retire(store, attempt=own, newest=CheckpointId(step=12, attempt=OWN), retention=Retention(keep_newest=1))
+    assert sorted(path[5:13] for path in store.list() if path.startswith("step-")) == ["00000004", "00000012"]

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from jobs.endings import end_of
+from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
 from pipeline.models.weights.tensor_checks import refuse_not_finite
 from pipeline.training.loop import Loop
 from pipeline.training.run import _retried
@@ -110,6 +111,31 @@ def test_a_run_goes_on_with_other_ranks_and_stages(
     expected, found = losses(unbroken), losses(continued)
     assert found.keys() == expected.keys()
     assert [found[s] for s in sorted(found)] == pytest.approx([expected[s] for s in sorted(expected)], abs=2e-5)
+
+
+def test_a_copied_checkpoint_is_continued_and_kept(
+    finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From a backup or another run, with no other file of it: not "from scratch", and never deleted."""
+    unbroken, words = finished_runs.get(1), pretrain_words(finished_runs.url, run_dir)
+    copied = min((unbroken / "checkpoints").glob("step-*"))
+    step = int(copied.name.removeprefix("step-"))
+    shutil.copytree(copied, run_dir / "checkpoints" / copied.name)
+    kept = sorted(path.name for path in (run_dir / "checkpoints" / copied.name).rglob("*"))
+
+    assert run([*words, "--checkpoint.keep-newest", "1"], num_ranks=1, log_dir=tmp_path) == 0
+    assert resumed_steps(run_dir) == [step]
+    assert losses(run_dir) == {at: loss for at, loss in losses(unbroken).items() if at > step}
+    assert sorted(path.name for path in (run_dir / "checkpoints" / copied.name).rglob("*")) == kept
+
+    other, token = tmp_path / "started from scratch", "0001-aaaaaaaa"
+    shutil.copytree(copied, other / "checkpoints" / copied.name)
+    (other / "checkpoints" / "attempts").mkdir()
+    record = other / "checkpoints" / record_path(token)
+    record.write_bytes(attempt_to_json(Attempt(token=token, resumed_from=None)))
+    assert run(pretrain_words(finished_runs.url, other), num_ranks=1, log_dir=tmp_path) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"move {other}/checkpoints/attempts away to continue from that checkpoint" in said
 
 
 def test_the_decay_that_follows_the_schedule_is_the_same_run_in_other_words(
