@@ -21,7 +21,7 @@ class RetryConfig:
     """When requests are retried, and when a read gives up."""
 
     fruitless_tries: Annotated[int, Range(1)] = 6
-    """Requests in a row without a new byte, or to a store that has never answered, before a read gives up."""
+    """Requests in a row of a read that gets no byte, or to a store that has never answered, before it gives up."""
     backoff_seconds: Annotated[float, Range(0)] = 0.2
     """Longest pause before the first retry; it doubles with each further one."""
     most_backoff_seconds: Annotated[float, Range(0)] = 10.0
@@ -90,23 +90,27 @@ class RequestRetries:
     ) -> None:
         self._what, self._budget = what, budget
         self._pause, self._clock, self._draw = pause, clock, draw
-        self._failures, self._fruitless = 0, 0
+        self._failures, self._fruitless, self._has_progressed = 0, 0, False
         self._since = clock()
         budget.earn(budget.config.budget_share)
 
     def progressed(self, share: float = 1.0) -> None:
-        """New bytes have arrived: the count of failures begins again at 0. `share` of the next retry is free."""
-        self._failures, self._fruitless = 0, 0
+        """New bytes have arrived, and `share` of the next retry is free. With a whole one, pauses begin again at the
+        shortest; after less, they go on growing, or bodies that all break off would use up the budget."""
+        self._failures = 0 if share >= 1.0 else self._failures
+        self._fruitless, self._has_progressed = 0, True
         self._since = self._clock()
         self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
-        """Pauses, after an answer with too few bytes, and returns True; False after `fruitless_tries`.
+        """Pauses, after an answer with too few bytes, and returns True; False after `fruitless_tries` of a read that
+        has never got a byte.
 
         StorageError if the budget or the deadline is used up.
         """
         self._fruitless += 1
-        return self._again(fault, self._fruitless < self._budget.config.fruitless_tries, is_answer=True)
+        is_allowed = self._has_progressed or self._fruitless < self._budget.config.fruitless_tries
+        return self._again(fault, is_allowed, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
         """Handles a request that was answered by an error, or not at all. If the storage has answered before, retries

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shards.errors import StorageError, UserError
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig, backoff_seconds
+from shards.storage.s3_read import PIECE_BYTES
 
 
 @given(failures=st.integers(1, 1000), draw=st.floats(0, 1))
@@ -79,8 +80,9 @@ def test_progress_begins_anew() -> None:
         attempts.progressed()
         assert attempts.again_after_answer("broke off")
         assert attempts.again_after_answer("broke off")
-        assert not attempts.again_after_answer("broke off")
     assert time.pauses == [1.0, 2.0] * 20
+    with pytest.raises(StorageError, match=r"3 times in 3 s, .* the deadline is 5 s"):
+        attempts.again_after_answer("broke off")
 
 
 def test_a_spent_budget_ends_reads_instead_of_a_storm_of_requests() -> None:
@@ -114,6 +116,42 @@ def outage(seconds: float, *, num_reads: int, seed: int, is_answer: bool = False
             return now[0], str(error)
         heapq.heappush(events, (now[0] + pauses[number], number))
     return now[0], ""
+
+
+def broken_bodies(seconds: float, *, num_bytes: int, seed: int) -> tuple[float, str]:
+    """The same of 8 reads, as many as a rank has by default, each of whose bodies breaks off half way."""
+    chance, now = random.Random(seed), [0.0]
+    retries = RetryBudget(RetryConfig())
+    retries.has_answered = True
+    pauses, left = [0.0] * 8, [num_bytes] * 8
+    reads = [
+        RequestRetries("x", retries, pause=partial(setitem, pauses, number), clock=lambda: now[0], draw=chance.random)
+        for number in range(8)
+    ]
+    events = [(0.0, number) for number in range(8)]
+    while events:
+        now[0], number = heapq.heappop(events)
+        if now[0] >= seconds:
+            continue
+        left[number] -= (arrived := left[number] // 2)
+        try:
+            if arrived:
+                reads[number].progressed(min(1.0, arrived / PIECE_BYTES))
+            if not reads[number].again_after_answer("broke off"):
+                return now[0], "no byte"
+        except StorageError as error:
+            return now[0], str(error)
+        heapq.heappush(events, (now[0] + pauses[number] + 0.01, number))
+    return now[0], ""
+
+
+@pytest.mark.parametrize("num_bytes", [100_000, 7 << 20], ids=["an index", "a block"])
+@pytest.mark.parametrize("seed", range(10))
+def test_bodies_that_all_break_off_are_waited_for(num_bytes: int, seed: int) -> None:
+    """A minute of it. Each brings some bytes, which neither free a retry nor make the next pause short."""
+    ended, error = broken_bodies(60.0, num_bytes=num_bytes, seed=seed)
+    assert not error
+    assert 60 <= ended <= 70
 
 
 @pytest.mark.parametrize("seed", range(10))
