@@ -116,7 +116,7 @@ def due_seconds(setting: Setting, world: World, engine: Engine, folder: Path) ->
         def show_picture(step: int) -> None:
             launched = view.launched()
             if launched:
-                metrics.show_picture("model/position_similarity", step, picture(launched.arrived()))
+                metrics.show_picture("weights/position_similarity", step, picture(launched.arrived()))
 
         found = {"norms_seconds": _median_seconds(write_norms), "picture_seconds": _median_seconds(show_picture)}
     engine.update(learning_rate=0.0)

@@ -15,7 +15,7 @@ from shards.errors import UserError
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
-_FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "tensorboard"
+_FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "metrics.jsonl"
 
 
 def run(job: InspectJob) -> int:
@@ -59,15 +59,15 @@ def run(job: InspectJob) -> int:
 
 def _is_of_run(folder: Path) -> bool:
     """Whether the figures are in a run directory, which has its curves beside them."""
-    return folder.name == FOLDER and (folder.parent / _CURVES).is_dir()
+    return folder.name == FOLDER and (folder.parent / _CURVES).is_file()
 
 
 def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
-    """The figures at the run's last step, beside its curves."""
+    """Shows the figures in TensorBoard at the run's last step, as a run of their own, RUN/inspect."""
     from pipeline.training.reporting.metrics import show_files  # noqa: PLC0415 - as above
 
     step = read_facts(folder.parent, num_steps=None, is_scored=False).step or 0
-    show_files(folder.parent / _CURVES / FOLDER, [folder / name for name in names], step=step)
+    show_files(folder, [folder / name for name in names], step=step)
 
 
 def image_files(job: InspectJob) -> list[Path]:

@@ -237,8 +237,9 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
             notes.all.append(f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
         if not found.curves:
             notes.all.append(f"{METRICS} has no line yet: no curves are drawn")
-    if not (run_dir / "tensorboard").is_dir():
-        notes.all.append("there is no folder tensorboard; the curves here are from metrics.jsonl and do not need it")
+    of_earlier_version = run_dir / "tensorboard"
+    if not any(run_dir.glob("events.out.tfevents.*")) and not of_earlier_version.is_dir():
+        notes.all.append("there is no file of TensorBoard; the curves here are from metrics.jsonl and do not need it")
     return found
 
 

@@ -13,7 +13,6 @@ import torch
 
 from pipeline.training.settings.loggers import CurveWriter
 from pipeline.training.zero.deepspeed_import import without
-from shards.errors import InvalidDataError
 from shards.files.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
 
 with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder
@@ -23,10 +22,16 @@ with without("boto3"):  # of which TensorBoard would write to buckets; a run dir
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
+# TensorBoard sorts groups and cards by name. It is to open on the loss, with the scores below it and counters last.
+_TRAIN = {"loss": "loss", "learning_rate": "lr", "epoch": "num_epochs", "grad_norm": "total_grad_norm"}
 _SCORES = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
-_TAGS = {f"test_{name}": f"eval/{name}" for name in _SCORES}
-_TAGS |= {f"test_ema_{name}": f"eval/ema/{name}" for name in _SCORES}
-_PERF = ("images_per_second", "step_seconds", "data_wait_share")
+_TAGS = {name: f"train/{shown}" for name, shown in _TRAIN.items()}
+_TAGS |= {f"test_{name}": f"val/{name}" for name in _SCORES}
+_TAGS |= {f"test_ema_{name}": f"val/ema/{name}" for name in _SCORES}
+_TAGS |= {name: f"work/perf/{name}" for name in ("images_per_second", "step_seconds", "data_wait_share")}
+_NORMS = ("grad_norm", "param_norm")
+_GROUPS = {"eval": "val", "fewshot": "val/fewshot"} | {name: f"weights/{name}" for name in _NORMS}
+_OLD_FOLDER = "tensorboard"
 _COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
 _FLUSH_SECONDS = 10  # what a killed process may lose
 
@@ -41,9 +46,8 @@ class Metrics:
         cut_after(self._path, step=step)
         self._first_step = step + 1
         self._file = self._path.open("a", buffering=1)
-        folder = run_dir / "tensorboard"
-        if folder.exists() and not folder.is_dir():
-            raise InvalidDataError(f"{folder} is not a folder; move it away, a run writes its curves there")
+        old = run_dir / _OLD_FOLDER  # where earlier versions began the curves
+        folder = old if old.is_dir() else run_dir  # TensorBoard calls a run by its folder
         self._hook_before = threading.excepthook
         threading.excepthook = self._thread_failed  # first: the thread writes at once
         try:
@@ -70,7 +74,7 @@ class Metrics:
         Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this
         process, so that a later start from an earlier step removes it.
         """
-        shown = ("train/loss", "eval/accuracy", "eval/loss")
+        shown = ("train/loss", "val/accuracy", "val/loss")
         experiment, session, _ = hparams(dict(settings), dict.fromkeys(shown))  # type: ignore[no-untyped-call]
         with naming(self._path.parent):
             self._board.add_text("job", f"```yaml\n{text.strip()}\n```", self._first_step)
@@ -81,11 +85,11 @@ class Metrics:
 
     def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
         """Images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
-        self._board.add_image("data/images", grid(images_NHW3).numpy(), step, dataformats="HWC")
+        self._board.add_image("work/data/images", grid(images_NHW3).numpy(), step, dataformats="HWC")
         rows = [names[first : first + _COLUMNS] for first in range(0, len(names), _COLUMNS)]
         table = ["|" + "|".join(" ".join(name.split()).replace("|", "\\|") for name in row) + "|" for row in rows]
         table.insert(1, "|" + "---|" * _COLUMNS)
-        self._board.add_text("data/classes", "\n".join(table), step)
+        self._board.add_text("work/data/classes", "\n".join(table), step)
 
     def show_picture(self, tag: str, step: int, picture_HW3: torch.Tensor) -> None:
         """A picture, uint8[height, width, 3] on the host."""
@@ -129,16 +133,17 @@ def show_files(folder: Path, files: Sequence[Path], *, step: int) -> None:
         data = path.read_bytes()
         width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # of IHDR, the first chunk
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
-        pictures.append(Summary.Value(tag=f"inspect/{path.stem}", image=image))
+        pictures.append(Summary.Value(tag=f"weights/inspect/{path.stem}", image=image))
     with naming(folder), SummaryWriter(str(folder), purge_step=step) as board:
         board._get_file_writer().add_summary(Summary(value=pictures), step)
 
 
 def tag_of(name: str) -> str:
-    """TensorBoard's name of a value of metrics.jsonl: in one of the groups train, eval, perf and data."""
-    if "/" in name:
-        return name
-    return _TAGS.get(name) or f"{'perf' if name in _PERF else 'train'}/{name}"
+    """TensorBoard's name of a value of metrics.jsonl: in one of the groups train, val, weights and work."""
+    group, slash, rest = name.partition("/")
+    if slash and group in _GROUPS:
+        return f"{_GROUPS[group]}/{rest}"
+    return _TAGS.get(name) or f"work/{name}"
 
 
 def grid(images_NHW3: torch.Tensor) -> torch.Tensor:

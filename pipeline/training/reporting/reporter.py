@@ -249,7 +249,7 @@ class Reporter:
 
     def shows_positions(self, step: int, levels_TUHW: torch.Tensor) -> None:
         """How similar the position embeddings are after a step: the levels of their similarities."""
-        self.metrics.show_picture("model/position_similarity", step, picture(levels_TUHW))
+        self.metrics.show_picture("weights/position_similarity", step, picture(levels_TUHW))
 
     def launched(self, step: int) -> None:
         """A step is launched; its outcome comes with `step`."""

@@ -58,16 +58,16 @@ def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, im
     for number in (1, 3):
         ended = inspected(run_dir, "--images", images, f"--max-images={number}")
         assert ended.code == 0, ended.errors
-    board = EventAccumulator(str(run_dir / "tensorboard" / "inspect")).Reload()
-    assert sorted(board.Tags()["images"]) == sorted(f"inspect/{name}" for name in FILES)
+    board = EventAccumulator(str(run_dir / "inspect")).Reload()
+    assert sorted(board.Tags()["images"]) == sorted(f"weights/inspect/{name}" for name in FILES)
     for name in FILES:
-        (shown,) = board.Images(f"inspect/{name}")
+        (shown,) = board.Images(f"weights/inspect/{name}")
         file = (run_dir / "inspect" / f"{name}.png").read_bytes()
         assert (shown.step, shown.encoded_image_string) == (max(losses(run_dir)), file)
         with Image.open(BytesIO(file)) as picture:
             assert (shown.width, shown.height) == picture.size
-    own = EventAccumulator(str(run_dir / "tensorboard")).Reload().Tags()["images"]
-    assert not any(tag.startswith("inspect/") for tag in own)
+    own = EventAccumulator(str(run_dir)).Reload().Tags()["images"]
+    assert not any("inspect/" in tag for tag in own)
 
 
 def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None:

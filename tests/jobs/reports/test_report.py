@@ -147,12 +147,12 @@ def test_in_a_browser_nothing_is_asked_for_and_nothing_is_too_wide(made: Made, t
 
 def test_half_a_ledger_no_metrics_and_no_tensorboard_are_notes(made: Made, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(made.run_dir, copy, ignore=shutil.ignore_patterns("tensorboard", "metrics.jsonl"))
+    shutil.copytree(made.run_dir, copy, ignore=shutil.ignore_patterns("events.out.tfevents.*", "metrics.jsonl"))
     ledger = copy / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-40])
     (copy / "starts.jsonl").unlink()
     said = summary(gather(copy))
     assert "ledger.jsonl: 1 line cannot be used" in said
     assert "metrics.jsonl has no line yet" in said
-    assert "no folder tensorboard" in said
+    assert "no file of TensorBoard" in said
     assert "not recorded by this run's version" in said

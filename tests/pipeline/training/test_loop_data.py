@@ -135,12 +135,15 @@ def test_held_out_scores_are_those_of_the_weights_without_mixup(
 def test_what_all_ranks_read_is_counted_in_both_curves(finished_runs: FinishedRuns) -> None:
     run_dir = finished_runs.get(2, *AUGMENTED)
     lines = read_metrics(run_dir)
-    board = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    board = EventAccumulator(str(run_dir)).Reload()
+    tags = sorted([*board.Tags()["scalars"], *board.Tags()["images"]])
+    assert tags[0] == "train/loss", "TensorBoard, which sorts its cards, opens on it"
+    assert sorted({tag.partition("/")[0] for tag in tags}) == ["train", "weights", "work"]
 
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     for name in COUNT_NAMES:
         values = [line[f"data/{name}"] for line in lines]
-        points = board.Scalars(f"data/{name}")
+        points = board.Scalars(f"work/data/{name}")
         assert [point.step for point in points] == list(range(1, STEPS + 1)), name
         assert [point.value for point in points] == pytest.approx(values, rel=1e-6), name  # points are float32
         assert name == "held_bytes" or values == sorted(values), f"{name} goes back: {values}"

@@ -114,7 +114,7 @@ def test_a_run_that_nothing_disturbs(tmp_path: Path, caplog: pytest.LogCaptureFi
     run.end()
     assert run.book.shown == [("url: http://***@host/d", {"steps": 3, "data.url": "http://***@host/d"})]
     assert run.book.steps == [1, 2, 3]
-    assert run.book.rows[1].values == {"train/loss": 0.5, "train/epoch": 0.5}
+    assert run.book.rows[1].values == {"train/loss": 0.5, "train/num_epochs": 0.5}
     assert abs(run.book.rows[1].time_ms / 1000 - time.time()) < 60
     assert run.book.endings == [StartEnding.DONE]
     assert caplog.messages == ["Book: in https://***@book/1"]
@@ -231,7 +231,7 @@ def test_added_values_come_once(tmp_path: Path, waits: bool) -> None:
     book.held.clear()
     run.end()
     of_step_2 = [name for line in book.rows if line.step == 2 for name in line.values]
-    assert sorted(of_step_2) == ["eval/accuracy", "train/epoch", "train/loss"]
+    assert sorted(of_step_2) == ["train/loss", "train/num_epochs", "val/accuracy"]
 
 
 def test_a_file_that_is_gone_ends_the_thread_in_peace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,5 +251,5 @@ def test_lines_of_other_hands_are_left_out(tmp_path: Path) -> None:
     thread = LoggerThread(book, tmp_path / "metrics.jsonl", step=9)
     thread.end(StartEnding.DONE)
     thread.join(StartEnding.DONE)
-    assert [(line.step, line.values) for line in book.rows] == [(1, {"train/loss": 1.0}), (2, {"eval/loss": 2.0})]
+    assert [(line.step, line.values) for line in book.rows] == [(1, {"train/loss": 1.0}), (2, {"val/loss": 2.0})]
     assert json.dumps(book.endings[0].value) == '"done"'

@@ -97,10 +97,17 @@ def test_a_pipe_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
         Metrics(tmp_path, step=0)
 
 
-def test_a_file_in_place_of_tensorboards_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tensorboard").touch()
-    with pytest.raises(InvalidDataError, match="tensorboard is not a folder; move it away"):
-        Metrics(tmp_path, step=0)
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_run_of_an_earlier_version_continues_in_the_folder_of_its_curves(tmp_path: Path, is_old: bool) -> None:
+    """TensorBoard calls a run by its folder, so the curves of a new one lie in the run directory itself."""
+    old = tmp_path / "tensorboard"
+    if is_old:
+        old.mkdir()
+    else:
+        old.touch()  # a file of this name is nothing to us
+    Metrics(tmp_path, step=0).close()
+    folders = [folder for folder in (tmp_path, old) if any(folder.glob("events.out.tfevents.*"))]
+    assert folders == [old if is_old else tmp_path]
 
 
 def test_a_file_that_is_not_there_is_left_so(tmp_path: Path) -> None:
@@ -120,7 +127,7 @@ def test_floats_read_back_bit_for_bit_and_a_continued_run_has_each_step_once(tmp
     continued.close()
     assert [found["step"] for found in read_metrics(tmp_path)] == [1, 2, 3]
     assert read_metrics(tmp_path)[-1] == {"step": 3, "loss": 9.0}
-    boards = list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    boards = list(tmp_path.glob("events.out.tfevents.*"))
     assert boards
     assert all(board.stat().st_size > 0 for board in boards)
 
@@ -148,7 +155,7 @@ def test_a_loss_that_is_no_number_is_read_as_such(tmp_path: Path) -> None:
 
 def board_of(run_dir: Path) -> EventAccumulator:
     """Everything in a run's TensorBoard files, without sampling."""
-    return EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"tensors": 0, "images": 0}).Reload()
+    return EventAccumulator(str(run_dir), size_guidance={"tensors": 0, "images": 0}).Reload()
 
 
 def test_curves_are_in_groups_and_a_continued_run_has_each_step_once(tmp_path: Path) -> None:
@@ -164,9 +171,9 @@ def test_curves_are_in_groups_and_a_continued_run_has_each_step_once(tmp_path: P
     curves = {name: [(point.step, point.value) for point in board.Scalars(name)] for name in board.Tags()["scalars"]}
     assert curves == {
         "train/loss": [(1, 0.25), (2, 0.5), (3, 8.0)],
-        "data/bytes": [(1, 1e9), (2, 2e9), (3, 5.0)],
-        "perf/images_per_second": [(3, 7.0)],
-        "eval/accuracy": [(3, 0.5)],
+        "work/data/bytes": [(1, 1e9), (2, 2e9), (3, 5.0)],
+        "work/perf/images_per_second": [(3, 7.0)],
+        "val/accuracy": [(3, 0.5)],
     }
 
 
@@ -184,16 +191,21 @@ def test_the_last_line_gets_more_values(tmp_path: Path) -> None:
     ("name", "tag"),
     [
         ("loss", "train/loss"),
-        ("grad_norm", "train/grad_norm"),
-        ("learning_rate", "train/learning_rate"),
-        ("epoch", "train/epoch"),
-        ("test_accuracy", "eval/accuracy"),
-        ("test_loss", "eval/loss"),
-        ("test_ema_accuracy", "eval/ema/accuracy"),
-        ("images_per_second", "perf/images_per_second"),
-        ("step_seconds", "perf/step_seconds"),
-        ("data_wait_share", "perf/data_wait_share"),
-        ("data/hedges_per_second", "data/hedges_per_second"),
+        ("grad_norm", "train/total_grad_norm"),
+        ("learning_rate", "train/lr"),
+        ("epoch", "train/num_epochs"),
+        ("test_accuracy", "val/accuracy"),
+        ("test_loss", "val/loss"),
+        ("test_ema_accuracy", "val/ema/accuracy"),
+        ("images_per_second", "work/perf/images_per_second"),
+        ("step_seconds", "work/perf/step_seconds"),
+        ("data_wait_share", "work/perf/data_wait_share"),
+        ("data/hedges_per_second", "work/data/hedges_per_second"),
+        ("eval/paintings/ema_accuracy", "val/paintings/ema_accuracy"),
+        ("fewshot/5_shots", "val/fewshot/5_shots"),
+        ("grad_norm/blocks.0", "weights/grad_norm/blocks.0"),
+        ("guard/z", "work/guard/z"),
+        ("anything", "work/anything"),
     ],
 )
 def test_tags(name: str, tag: str) -> None:
@@ -205,7 +217,7 @@ def test_the_job_is_shown_as_text_and_as_hyperparameters_of_the_same_run(tmp_pat
         metrics = Metrics(tmp_path, step=step)
         metrics.show_job("stage: pretrain\n", {"steps": 300, "schedule.decay": "cosine"})
         metrics.close()
-    board = PluginEventAccumulator(str(tmp_path / "tensorboard"), tensor_size_guidance={"text": 0}).Reload()
+    board = PluginEventAccumulator(str(tmp_path), tensor_size_guidance={"text": 0}).Reload()
     texts = [(text.step, text.tensor_proto.string_val[0].decode()) for text in board.Tensors("job/text_summary")]
     assert texts == [(step, "```yaml\nstage: pretrain\n```") for step in (1, 8)]
     session = HParamsPluginData.FromString(board.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content)
@@ -213,8 +225,8 @@ def test_the_job_is_shown_as_text_and_as_hyperparameters_of_the_same_run(tmp_pat
     assert (settings["steps"].number_value, settings["schedule.decay"].string_value) == (300.0, "cosine")
     experiment = HParamsPluginData.FromString(board.SummaryMetadata(EXPERIMENT_TAG).plugin_data.content).experiment
     shown = [info.name.tag for info in experiment.metric_infos]
-    assert shown == ["train/loss", "eval/accuracy", "eval/loss"]
-    assert [path for path in (tmp_path / "tensorboard").iterdir() if path.is_dir()] == []
+    assert shown == ["train/loss", "val/accuracy", "val/loss"]
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
@@ -223,12 +235,12 @@ def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
     metrics.show_images(4, images, ["cat", "dog", "a|b", "a\n| cat", "dog"])
     metrics.close()
     board = board_of(tmp_path)
-    (image,) = board.Images("data/images")
+    (image,) = board.Images("work/data/images")
     assert (image.step, image.width, image.height) == (4, 4 * 10 - 2, 2 * 8 - 2)
     pixels = np.array(Image.open(BytesIO(image.encoded_image_string)))
     assert pixels[0, [0, 8, 10, 20, 30], 0].tolist() == [0, 255, 60, 121, 181]
     assert pixels[8, [0, 10], 0].tolist() == [242, 255]
-    (table,) = board.Tensors("data/classes/text_summary")
+    (table,) = board.Tensors("work/data/classes/text_summary")
     assert table.tensor_proto.string_val[0].decode() == "|cat|dog|a\\|b|a \\| cat|\n|---|---|---|---|\n|dog|"
 
 

@@ -26,7 +26,7 @@ def test_which(tmp_path: Path, after: int, last: int, steps: list[list[int]]) ->
     found = list(lines_between(tmp_path / "metrics.jsonl", after=after, last=last, most_at_once=3))
     assert [[line.step for line in some] for some in found] == steps
     for line in (line for some in found for line in some):
-        assert line.values == {"train/loss": 1 / line.step, "data/bytes": 3.0}
+        assert line.values == {"train/loss": 1 / line.step, "work/data/bytes": 3.0}
 
 
 def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:

@@ -218,8 +218,8 @@ def norm_lines(run_dir: Path) -> dict[int, dict[str, float]]:
 
 def pictures(run_dir: Path) -> list[tuple[int, bytes]]:
     """Those of the positions in TensorBoard, by step."""
-    board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"images": 0}).Reload()
-    return [(image.step, image.encoded_image_string) for image in board.Images("model/position_similarity")]
+    board = EventAccumulator(str(run_dir), size_guidance={"images": 0}).Reload()
+    return [(image.step, image.encoded_image_string) for image in board.Images("weights/position_similarity")]
 
 
 @pytest.mark.slow
