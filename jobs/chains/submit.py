@@ -7,7 +7,6 @@ read the DONE of a run, and to plan the saves of training on GPUs.
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from jobs.chains.submit_chain import submit_chain
 from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
-from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, slurms_answer, submitted
+from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, silence, slurms_answer, submitted
 from jobs.cluster.submit_checks import (
     limits_of,
     refuse_local,
@@ -93,13 +92,16 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     refuse_unprintable(run_dir)
     if _is_done(job, words) and not flags.dry_run:
         return exit_codes.DONE
+    silent = silence(environ) if flags.dry_run else ""
+    if silent:
+        environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
     if not flags.no_check:
         _check(words, flags, cluster, environ, job=job)
     request = _request(words, flags, job=job, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if flags.dry_run:
         put(text if flags.full else f"{script_summary(request, cluster)}the whole script: add --full\n")
-        return _tell_test(request, text, environ)
+        return _tell_test(request, text, environ, silent=silent)
     return _submit(request, text, environ, links=flags.links)
 
 
@@ -249,10 +251,11 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
     return exit_codes.DONE
 
 
-def _tell_test(request: Request, text: str, environ: Mapping[str, str]) -> int:
-    """Says what Slurm would do with the script, if there is a Slurm; writes nothing that stays."""
-    if shutil.which("sbatch", path=environ.get("PATH")) is None:
-        log.warning("no sbatch on this machine, so Slurm was not asked about it")
+def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:
+    """Says what Slurm would do with the script, or, if it is `silent`, why it was not asked; writes nothing that
+    stays."""
+    if silent:
+        log.warning("%s, so it was not asked about this job, its limits and the queue", silent)
         return exit_codes.DONE
     log.info("%s", slurms_answer([], environ, text=text))
     if waiting := queued_with(request.comment, environ):

@@ -29,10 +29,10 @@ from jobs.chains.state import (
 )
 from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, units_of
-from jobs.cluster.batch_script import Request, script_summary
+from jobs.cluster.batch_script import Request, head_lines, script_summary, size_of
 from jobs.cluster.secret_names import refuse_secret_words
 from jobs.cluster.settings import ClusterConfig
-from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, slurms_answer
+from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, silence, slurms_answer
 from jobs.cluster.submit_checks import (
     gate_minutes,
     limits_of,
@@ -46,9 +46,11 @@ from jobs.output import put
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.json_lines import write_whole
+from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
+_NUMBERS = (3, 4, 5, 6)  # columns of the graph that are aligned to the right
 _MOST_ASKED = 20  # answers of `sbatch --test-only`
 UnitJob = tuple[Unit, tuple[str, ...], Any]  # with the words of one of its runs, and their job
 
@@ -66,6 +68,9 @@ def submit_chain(
 ) -> int:
     """Returns the exit code. `copies`: texts to keep beside the chain, by name. `is_full`: a dry run shows whole
     scripts. UserError for what a stage or Slurm would refuse, and with `has_checks` for what cannot work."""
+    silent = silence(environ) if is_dry else ""
+    if silent:
+        environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
     refuse_unprintable(config.folder, what="folder")
@@ -84,7 +89,7 @@ def submit_chain(
     state = state_folder(Path(config.folder).resolve())
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
-        return _show(chain, is_full=is_full)
+        return _show(chain, is_full=is_full, silent=silent)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
         if not unit.best_of:  # which values those have is known once the tries are over
@@ -195,37 +200,84 @@ def _first_requests(chain: Chain) -> list[Request]:
     return requests
 
 
-def graph_of(units: tuple[Unit, ...]) -> str:
-    """The units as lines of text, each with what it waits for."""
-    lines = []
-    for unit in units:
-        size = (
-            f" x {unit.num_tasks}" + (f", {unit.at_once} at once" if unit.at_once else "") if unit.num_tasks > 1 else ""
+def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
+    """What a chain does, as a table: each unit below the one that it waits for, with its jobs, their size and the
+    GPU-hours that they may take if each runs once, up to its time limit."""
+    head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
+    rows, num_jobs, total = [head], 0, 0.0
+    for unit, place in _placed(units):
+        has_ranks = SUBMITTED[unit.stage].has_ranks
+        one = size_of(cluster, nodes=unit.nodes, time_limit=unit.time, has_ranks=has_ranks)
+        number = unit.num_tasks * unit.links
+        hours = None if one.gpu_hours is None else number * one.gpu_hours
+        num_jobs, total = num_jobs + number, total + (hours or 0)
+        jobs = f"{number}, {unit.at_once} at once" if unit.at_once and number > 1 else f"{number}"
+        jobs += ", in a row" if unit.links > 1 else ""
+        others = sorted(_needed(unit, units), key=[each.name for each in units].index)[:-1]
+        more = [f"also after {' and '.join(others)}"] if others else []
+        more += ["with the best values instead of the first"] if unit.best_of else []
+        gpus = f"{one.gpus:,}" if one.gpus else "-"
+        cost = f"{hours:,.0f}" if hours else "-"
+        rows.append(
+            (place + unit.name, unit.stage, jobs, f"{one.nodes:,}", gpus, one.time_limit or "-", cost, "; ".join(more))
         )
-        size += f", {unit.nodes} nodes" if unit.nodes > 1 else ""
-        size += f", {unit.links} links" if unit.links > 1 else ""
-        size += ", with the best values instead of the first" if unit.best_of else ""
-        begins = f"after {' and '.join(unit.after)}" if unit.after else "first"
-        lines += [f"[{unit.name}]  {unit.stage}{size}; {begins}", "   |", f"   +--> gate {unit.name}", "   |"]
-    return "\n".join([*lines[:-1], "        complete: submits what is after it; missing: only that again"]) + "\n"
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column in _NUMBERS else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    about = f"chain in {folder}: {plural(len(units), 'step')}, {plural(num_jobs, 'job')}"
+    about += f", up to {total:,.0f} GPU-hours" if total else ""
+    return "".join(f"{printable_name(line.rstrip())}\n" for line in (about, "", *lines))
 
 
-def _show(chain: Chain, *, is_full: bool) -> int:
-    """Prints the graph, the head of each job or with `is_full` its whole script, and what Slurm says; writes
-    nothing."""
+def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
+    """The units that a unit waits for, without those that one of these waits for anyway."""
+    before = {each.name: set(each.after) for each in units}
+    for each in units:  # in order: those before are known in full
+        before[each.name] |= {name for other in each.after for name in before[other]}
+    return {name for name in unit.after if not any(name in before[other] for other in unit.after)}
+
+
+def _placed(units: tuple[Unit, ...], parent: str = "", indent: str = "") -> Iterator[tuple[Unit, str]]:
+    """Each unit below the last one that it waits for, with the lines that are drawn before its name."""
+    order = [each.name for each in units]
+    last = {unit.name: max(_needed(unit, units), key=order.index, default="") for unit in units}
+    own = [unit for unit in units if last[unit.name] == parent]
+    for unit in own:
+        is_last = unit is own[-1]
+        yield unit, (indent + ("└─ " if is_last else "├─ ")) if parent else ""
+        yield from _placed(units, unit.name, indent + ("   " if is_last else "│  ") if parent else "")
+
+
+def _show(chain: Chain, *, is_full: bool, silent: str) -> int:
+    """Prints the graph, the head of each job or with `is_full` its whole script, and what Slurm says, or why it was
+    not asked (`silent`); writes nothing."""
     requests = _first_requests(chain)
-    put(f"{graph_of(chain.plan.units)}\n")
-    for request in requests:
-        if is_full:
+    put(f"{graph_of(chain.plan.units, chain.cluster, folder=str(chain.state.parent))}\n")
+    if is_full:
+        for request in requests:
             put(f"# ===== {request.name}\n{script_of(chain, request)}\n")
-        elif request.words[:1] != ("__gate",):
-            put(f"{script_summary(request, chain.cluster)}\n")
-    if not is_full:
-        put("behind each job, a gate of one core submits what follows; whole scripts: add --full\n")
-    if shutil.which("sbatch", path=chain.environ.get("PATH")) is None:
-        log.warning("no sbatch on this machine, so Slurm was not asked about it")
+    else:
+        _show_heads([request for request in requests if request.words[:1] != ("__gate",)], chain.cluster)
+    if silent:
+        log.warning("%s, so it was not asked about these jobs and their limits", silent)
         return exit_codes.DONE
     for request in requests[:_MOST_ASKED]:
         name, text = printable_name(request.name), script_of(chain, replace(request, dependency=""))
         log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}"))
     return exit_codes.DONE
+
+
+def _show_heads(requests: Sequence[Request], cluster: ClusterConfig) -> None:
+    """The lines #SBATCH that all jobs have, then each job with the others."""
+    heads = [head_lines(request, cluster) for request in requests]
+    common = [line for line in heads[0] if all(line in head for head in heads)] if len(heads) > 1 else []
+    if common:
+        put("".join(f"{printable_name(line)}\n" for line in ("all jobs", *(f"  {line}" for line in common), "")))
+    for request in requests:
+        put(f"{script_summary(request, cluster, besides=common)}\n")
+    put("behind each job, a gate of one core submits what follows; whole scripts: add --full\n")

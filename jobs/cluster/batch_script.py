@@ -4,7 +4,7 @@ A job array is cut into pieces that Slurm accepts: MaxArraySize bounds the index
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
     shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
     lines = [
         "#!/usr/bin/env bash",
-        *(f"#SBATCH {option}" for option in _options(request, cluster)),
+        *head_lines(request, cluster),
         "",
         "# Written by `patchline submit`, for the command:",
         f"#   {shown}",
@@ -130,21 +130,47 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
     return "\n".join([*lines, body[body.index(_BODY_BEGINS) :]])
 
 
-def script_summary(request: Request, cluster: ClusterConfig) -> str:
+@dataclass(frozen=True, kw_only=True)
+class JobSize:
+    """What one job takes: nodes with the spare ones, their GPUs, its time limit in Slurm's words, and the GPU-hours
+    until then; None: no limit is given."""
+
+    nodes: int
+    gpus: int
+    time_limit: str
+    gpu_hours: float | None
+
+
+def size_of(cluster: ClusterConfig, *, nodes: int, time_limit: str, has_ranks: bool) -> JobSize:
+    """The size of a job on this cluster. `time_limit`: empty: the cluster's."""
+    limit = time_limit or cluster.time_limit
+    with_spares = nodes + (cluster.spares if has_ranks else 0)
+    gpus = with_spares * cluster.gpus_per_node if has_ranks else 0
+    seconds = asked_seconds(limit) if limit else None
+    hours = None if not seconds else gpus * seconds / 3600
+    return JobSize(nodes=with_spares, gpus=gpus, time_limit=limit, gpu_hours=hours)
+
+
+def script_summary(request: Request, cluster: ClusterConfig, *, besides: Collection[str] = ()) -> str:
     """What a reader checks first: the command, the nodes and GPUs with the hours that they may take, and the lines
-    #SBATCH."""
-    limit = request.time_limit or cluster.time_limit
-    nodes = request.nodes + (cluster.spares if request.has_ranks else 0)
-    gpus = nodes * cluster.gpus_per_node if request.has_ranks else 0
-    size = plural(nodes, "node")
-    size += f" with {plural(gpus, 'GPU')} in all" if gpus else ""
-    if limit and (seconds := asked_seconds(limit)):
-        hours = seconds / 3600
-        size += f", at most {limit} for each job"
-        size += f": up to {gpus * hours:,.0f} GPU-hours" if gpus else ""
+    #SBATCH, except those in `besides`, which are shown elsewhere."""
+    one = size_of(cluster, nodes=request.nodes, time_limit=request.time_limit, has_ranks=request.has_ranks)
+    tasks = sum(map(len, tasks_in(f"0_[{request.array}]"))) if request.array else 1
+    size = f"{plural(tasks, 'task')}, each " if tasks > 1 else ""
+    size += plural(one.nodes, "node")
+    size += f" with {plural(one.gpus, 'GPU')} in all" if one.gpus else ""
+    if one.gpu_hours is not None:
+        size += f", at most {one.time_limit}" + ("" if tasks > 1 else " for each job")
+        size += f": up to {tasks * one.gpu_hours:,.0f} GPU-hours" if one.gpus else ""
     shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
-    lines = [request.name, f"  {shown}", f"  {size}", *(f"  #SBATCH {each}" for each in _options(request, cluster))]
+    lines = [request.name, f"  {shown}", f"  {size}"]
+    lines += [f"  {line}" for line in head_lines(request, cluster) if line not in besides]
     return "\n".join(map(printable_name, lines)) + "\n"
+
+
+def head_lines(request: Request, cluster: ClusterConfig) -> list[str]:
+    """The lines #SBATCH of a job."""
+    return [f"#SBATCH {option}" for option in _options(request, cluster)]
 
 
 def _options(request: Request, cluster: ClusterConfig) -> list[str]:

@@ -17,6 +17,7 @@ from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
+_SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 200
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
 _FIELD = re.compile(r"(\w+)=(\S*)")
@@ -150,6 +151,20 @@ def settled_with(name: str, environ: Mapping[str, str]) -> list[QueuedJob]:
             log.info("job %s is ending: waiting for it", ending[0])
             has_said = True
         time.sleep(_PAUSE_SECONDS)
+
+
+def silence(environ: Mapping[str, str]) -> str:
+    """Why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Empty if it can be."""
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        return "no sbatch on this machine"
+    try:
+        done = ran(["squeue", "--me", "--noheader"], environ, seconds=_SILENT_SECONDS)
+    except UserError as error:
+        return f"Slurm does not answer ({error})"
+    if done.returncode == 0:
+        return ""
+    reason = (done.stderr.strip().splitlines() or ["squeue failed"])[-1].removeprefix("squeue: ")
+    return f"Slurm does not answer ({printable_name(reason[:_MOST_CHARACTERS])})"
 
 
 def answers(environ: Mapping[str, str]) -> bool:

@@ -227,7 +227,7 @@ def test_a_dry_run_shows_scripts_graph_and_slurms_answers_and_writes_nothing(
     shown = submit(slurm_cluster, str(path), settings_in(tmp_path), "--dry-run", "--full")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("#!/usr/bin/env bash") == 16
-    assert "[finetune]  finetune x 2; after pretrain and pack.merge" in shown.stdout
+    assert "└─ finetune " in shown.stdout
     assert shown.stderr.count("to start at") == 16
     assert not (tmp_path / "a chain").exists()
     refused = submit(slurm_cluster, str(chain_file(tmp_path, PRETRAIN)), settings_in(tmp_path))

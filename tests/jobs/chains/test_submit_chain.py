@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+from jobs.chains.file import ChainConfig
 from jobs.chains.state import PLAN, RECORD, ending, state_folder
-from tests.jobs.cluster.test_slurm import programs
+from jobs.chains.submit_chain import graph_of
+from jobs.chains.units import units_of
+from jobs.cluster.settings import ClusterConfig
+from tests.jobs.chains.test_units import PACK, REPORT, SCORES, SWEEP, TRAIN
+from tests.jobs.cluster.test_slurm import SILENT, programs
 from tests.rigs.processes import patchline
 
 STEP = "{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=%s, --out=%s]}"
@@ -43,3 +48,39 @@ def test_a_submission_that_slurm_refuses_ends_the_chain_with_its_message(tmp_pat
     assert (state / "gave-up").read_text() == "sbatch failed: error: too many\n"
     ended = patchline(*words, "--no-check", environ=slurm(tmp_path))
     assert (ended.code, ending(state)) == (0, ""), ended.errors
+
+
+def test_a_graph_has_a_line_for_each_step_with_its_size_and_hours() -> None:
+    units = units_of(ChainConfig(folder="/shared/birds", steps=(PACK, TRAIN, SWEEP, SCORES, REPORT)))
+    cluster = ClusterConfig(gpus_per_node=8, time_limit="12:00:00", spares=1)
+    assert graph_of(units, cluster, folder="/shared/birds").splitlines() == [
+        "chain in /shared/birds: 8 steps, 16 jobs, up to 1,056 GPU-hours",
+        "",
+        "step                      stage     jobs          nodes each  GPUs each  time limit  GPU-hours",
+        "pack.scan                 pack      4, 2 at once           1          -    12:00:00          -",
+        "└─ pack.plan              pack      1                      1          -    12:00:00          -",
+        "   └─ pack.shards         pack      4, 2 at once           1          -    12:00:00          -",
+        "      └─ pack.merge       pack      1                      1          -    12:00:00          -",
+        "         └─ train         pretrain  1                      3         24    12:00:00        288",
+        "            ├─ sweep      finetune  2                      2         16    12:00:00        384",
+        "            │  └─ scores  evaluate  2                      2         16    12:00:00        384",
+        "            └─ report     report    1                      1          -    12:00:00          -",
+    ]
+
+
+def test_a_dry_run_works_where_slurm_does_not_answer(tmp_path: Path) -> None:
+    """It asks once, and says what it could not ask."""
+    asked = f"echo $0 >>'{tmp_path}/asked'; {SILENT}"
+    silent = programs(tmp_path, sbatch=asked, squeue=asked, scontrol=asked, sinfo=asked)
+    settings = f"--cluster={tmp_path}/cluster.yaml"
+    chain = chain_file(tmp_path, STEP % (256, tmp_path / "d"))
+    run = ("pretrain", "digits_smoke", "--data.url=d", f"--run-dir={tmp_path}/run", "--nodes=2")
+    for words in ((chain,), run):
+        ended = patchline("submit", *words, settings, "--dry-run", environ=silent)
+        said = " ".join(ended.errors.split())
+        assert (ended.code, "#SBATCH --partition=main" in ended.output) == (0, True), ended.errors
+        assert "Slurm does not answer (slurm_load_jobs error: Unable to contact slurm controller" in said
+        assert "so it was not asked" in said
+    assert (tmp_path / "asked").read_text().splitlines() == [f"{tmp_path}/squeue"] * 2
+    ended = patchline("submit", *run, settings, "--no-check", environ=silent)
+    assert (ended.code, "Slurm does not answer" in ended.errors) == (2, True), "no dry run"

@@ -93,6 +93,10 @@ def test_a_summary_has_what_a_reader_checks_first() -> None:
     assert (first, command) == ("pretrain-digits_smoke", "  patchline pretrain digits_smoke")
     assert size == "  3 nodes with 24 GPUs in all, at most 12:00:00 for each job: up to 288 GPU-hours"
     assert options == [f"  {line}" for line in lines_of(REQUEST, site)]
+    common = frozenset(line.removeprefix("  ") for line in options)
+    assert script_summary(REQUEST, site, besides=common).splitlines() == [first, command, size]
+    array = script_summary(replace(REQUEST, array="0-2,5%2"), site).splitlines()[2]
+    assert array == "  4 tasks, each 3 nodes with 24 GPUs in all, at most 12:00:00: up to 1,152 GPU-hours"
     alone = script_summary(replace(REQUEST, has_ranks=False, nodes=1, time_limit="30"), site).splitlines()
     assert alone[2] == "  1 node, at most 30 for each job"
 
