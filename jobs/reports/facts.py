@@ -132,8 +132,10 @@ class Bad:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """Everything that the report shows. `changes` of settings and `places`, which are no settings: field, the recipe's
-    value, the run's. `environment`: name, value. `notes`: what could not be read or is missing."""
+    """Everything that the report shows. `last_try`: how it ended, if that is known and `state` does not say it;
+    `num_images`: what it trained on so far, repeats included; `scored_on`: what its accuracy is on. `changes` of
+    settings and `places`, which are no settings: field, the recipe's value, the run's. `environment`: name, value.
+    `notes`: what could not be read or is missing."""
 
     name: str
     stage: str
@@ -141,7 +143,10 @@ class ReportFacts:
     changes: tuple[Change, ...]
     places: tuple[Change, ...]
     num_steps: int | None
+    num_images: int
+    scored_on: str
     run: RunFacts
+    last_try: str
     curves: Curves
     time: RunTime
     findings: tuple[Line, ...]
@@ -176,8 +181,6 @@ def gather(run_dir: Path) -> ReportFacts:
     run = read_facts(run_dir, num_steps=num_steps, is_scored=is_scored(leaves))
     notes.all += run.reasons
     is_running = run.state == "running"
-    if run.state not in ("running", "done") and (said := said_of_last_try(run_dir)):
-        notes.all.append(said)
     curves = _curves(run_dir, notes, is_running=is_running)
     ledger, starts, findings = _ledger(run_dir, notes, is_running=is_running), [], []
     with notes.judging(STARTS):
@@ -195,7 +198,10 @@ def gather(run_dir: Path) -> ReportFacts:
         changes=tuple(one for one in changes if not is_place(one[0])),
         places=tuple(one for one in changes if is_place(one[0])),
         num_steps=num_steps,
+        num_images=(run.step or 0) * (whole_number(leaves.get("job.global_batch", "")) or 0),
+        scored_on=_scored_on(leaves),
         run=run,
+        last_try="" if run.state in ("running", "done") else said_of_last_try(run_dir),
         curves=curves,
         time=time_of(ledger, starts, unix_end=end),
         findings=tuple(findings),
@@ -225,6 +231,14 @@ def _record(run_dir: Path) -> Leaves:
         allowed = " or ".join(WITH_SMOKE)
         raise UserError(f"{str(run_dir)!r} is of the stage {leaves['stage']!r}; reports are made of {allowed}")
     return leaves
+
+
+def _scored_on(leaves: Leaves) -> str:
+    """What the accuracy of a run is on; empty if it is not scored as it trains."""
+    if is_scored(leaves | {"job.evaluation.url": ""}):  # a part that is held out goes before a dataset of its own
+        return "on the held-out part"
+    url = leaves.get("job.evaluation.url", "")
+    return f"on {url}" if url else ""
 
 
 def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:

@@ -1,23 +1,24 @@
 """`patchline report`: what a run did, in a few lines and as one HTML page. It reads a run, also one that is running."""
 
 import logging
+import math
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.out_file import refuse_no_page, write_page
-from jobs.output import WIDTH, put, wrapped
+from jobs.output import WIDTH, fitted, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.report_page import render
-from jobs.reports.scores import read_scores
+from jobs.reports.scores import NO_SCORES, ScoreSheet, read_scores
 from jobs.reports.worth import worth_of
 from jobs.settings.models import ReportJob
 from pipeline.runs.time import WORDS
-from shards.output.quantities import duration, plural, size
+from shards.output.quantities import duration, plural, share, size
 
 __all__ = ["ReportJob", "run"]
 
 log = logging.getLogger(__name__)
-_NAME = "report.html"
+_NAME, _MOST_CONFUSIONS = "report.html", 5
 
 
 def run(job: ReportJob) -> int:
@@ -28,22 +29,17 @@ def run(job: ReportJob) -> int:
         refuse_no_page(out, name=_NAME)
     facts = gather(run_dir)
     worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds)
-    page = render(facts, worth, read_scores(run_dir))
+    scores = read_scores(run_dir)
+    page = render(facts, worth, scores)
     write_page(out, page)
-    put(summary(facts))
+    put(summary(facts, scores))
     log.info("%s: %s, opens in any browser", out, size(len(page)))
     return exit_codes.DONE
 
 
-def summary(facts: ReportFacts) -> str:
-    """The report in lines of at most 80 columns."""
-    found = facts.run
-    step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
-    lines = [
-        f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}",
-        ", ".join([f"step {step}", *found.readings()]),
-    ]
-    lines += _time(facts)
+def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
+    """The report in lines of at most 80 columns: first the outcome and what the model confuses."""
+    lines = [*_outcome(facts), *_confusions(scores), *_time(facts)]
     for one in facts.time.restarts:
         origin = "scratch" if one.step is None else f"step {one.step:,}"
         lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")
@@ -60,6 +56,44 @@ def summary(facts: ReportFacts) -> str:
     lines += [f"data: {name} {value}" for name, value in facts.data if name == "fingerprint"]
     lines += [f"note: {note}" for note in facts.notes]
     return "".join(f"{part}\n" for line in lines for part in _fit(line))
+
+
+def _outcome(facts: ReportFacts) -> list[str]:
+    """How the run ended, how far it came, and how good it is."""
+    found, loss, accuracy = facts.run, facts.curves.named("loss"), facts.curves.named("test_accuracy")
+    step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
+    parts = [f"step {step}"]
+    parts += [f"{plural(facts.num_images, 'image')} in {duration(facts.time.wall_seconds)}"] if facts.num_images else []
+    rate = found.images_per_second
+    parts += [f"{rate:,.0f} images/s"] if rate is not None and math.isfinite(rate) else []
+    lines = [f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}"]
+    lines += [facts.last_try] if facts.last_try else []
+    lines.append(", ".join(parts))
+    if found.loss is not None:
+        at, least = loss.extreme(most=False) if loss else (0, found.loss)
+        lines.append(f"loss {found.loss:.4g}" + (f", least {least:.4g} at step {at:,}" if loss else ""))
+    if found.accuracy is not None:
+        at, best = accuracy.extreme(most=True) if accuracy else (0, found.accuracy)
+        words = " ".join(filter(None, (f"accuracy {found.accuracy:.3f}", facts.scored_on)))
+        lines.append(words + (f", best {best:.3f} at step {at:,}" if accuracy else ""))
+    return lines
+
+
+def _confusions(scores: ScoreSheet) -> list[str]:
+    """The most frequent confusions of an evaluation; nothing without one."""
+    if not scores.classes or not scores.scores:
+        return []
+    found = scores.classes.confusions()
+    whose = f"of {scores.weights} " if scores.weights else ""
+    head = f"confusions {whose}on {scores.dataset}, accuracy {scores.scores.accuracy:.4f}"
+    if not found:
+        return [f"{head}: none"]
+    rows = [(fitted(label, 24), fitted(said, 24), count, part) for label, said, count, part in found[:_MOST_CONFUSIONS]]
+    label_width, said_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return [head] + [
+        f"    {label:{label_width}} taken for {said:{said_width}}{plural(count, 'image'):>14}{share(part):>9}"
+        for label, said, count, part in rows
+    ]
 
 
 def _fit(line: str) -> list[str]:

@@ -102,6 +102,9 @@ def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool
 
 
 def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
+    if len(curve.values) == 1:  # a picture would be empty but for a dot
+        words = f"{kind.text(curve.values[0])} at step {curve.steps[0]:,}, the only value."
+        return ShownCurve(title=kind.title, plot=Markup(), words=words, samples=())
     (least_at, least), (most_at, most) = curve.extreme(most=False), curve.extreme(most=True)
     words = f"Least {kind.text(least)} at step {least_at:,}, most {kind.text(most)} at step {most_at:,}"
     not_finite = f"; {curve.num_not_finite:,} not finite" if curve.num_not_finite else ""
@@ -162,6 +165,8 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
         "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
         "num_marks": len(marks),
         "value_words": value_words,
+        "loss": facts.curves.named("loss"),
+        "accuracy": facts.curves.named("test_accuracy"),
     }
     return page("jobs.reports", "report.html.j2", values)
 

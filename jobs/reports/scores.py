@@ -3,7 +3,9 @@ model gets right or wrong. Files of others are checked before they are believed;
 
 import base64
 import binascii
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +20,8 @@ from shards.pages.page import shown
 from shards.pages.plots import matrix
 from shards.schema.config_values import Range
 
-FOLDER = "scores"
+FOLDER, _SCORES = "scores", "scores.json"
+_MOST_SEARCHED = 1000  # folders that may have an evaluation
 _MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20
 _MOST_LISTED, _MOST_EXAMPLES, _NAME_CHARACTERS = 10, 64, 18
 _MOST_DRAWN = 30  # classes of a confusion matrix
@@ -168,14 +171,21 @@ class ScoreSheet:
     reasons: tuple[str, ...] = ()
 
 
+NO_SCORES = ScoreSheet()
+
+
 def read_scores(run_dir: Path) -> ScoreSheet:
-    """Reads RUN/scores; empty if it is missing."""
+    """Reads RUN/scores, or, if it is missing, the newest evaluation of this run's weights in a folder of the run or
+    beside it; empty if there is none."""
     folder = run_dir / FOLDER
-    if not (folder / "scores.json").is_file():
-        return ScoreSheet()
+    if not (folder / _SCORES).is_file():
+        found = _newest_evaluation(run_dir)
+        if found is None:
+            return NO_SCORES
+        folder = found
     reasons: list[str] = []
     leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}
-    scores = _of_file(folder / "scores.json", reasons, lambda path: read_record(ScoreLine, _data(path)))
+    scores = _of_file(folder / _SCORES, reasons, lambda path: read_record(ScoreLine, _data(path)))
     classes = _of_file(folder / "classes.json", reasons, lambda path: read_record(Classes, _data(path)))
     examples = _of_file(folder / "examples.json", reasons, _examples) if (folder / "examples.json").exists() else ()
     return ScoreSheet(
@@ -191,6 +201,19 @@ def read_scores(run_dir: Path) -> ScoreSheet:
         wrong=tuple(one for one in examples or () if not one.is_right),
         reasons=tuple(reasons),
     )
+
+
+def _newest_evaluation(run_dir: Path) -> Path | None:
+    """The folder of the newest evaluation of this run's own weights, one level below the run or its parent."""
+    own = run_dir.resolve()
+    found: list[tuple[float, Path]] = []
+    for path in islice((path for parent in (own, own.parent) for path in parent.glob(f"*/{_SCORES}")), _MOST_SEARCHED):
+        with suppress(OSError, UserError, InvalidDataError):
+            leaves = read_leaves(path.parent / "job.yaml")
+            weights = leaves.get("job.weights", "")
+            if leaves["stage"] == "evaluate" and weights and not _others_weights(weights, own):
+                found.append((path.stat().st_mtime, path.parent))
+    return max(found)[1] if found else None
 
 
 def _others_weights(weights: str, run_dir: Path) -> str:
@@ -213,9 +236,9 @@ def _of_file(path: Path, reasons: list[str], read: Any) -> Any:
     try:
         return read(path)
     except OSError as error:
-        reasons.append(f"{FOLDER}/{path.name} cannot be read: {error.strerror or error}")
+        reasons.append(f"{path.parent.name}/{path.name} cannot be read: {error.strerror or error}")
     except (ValueError, UserError, InvalidDataError) as error:
-        reasons.append(f"{FOLDER}/{path.name} is damaged: {error}")
+        reasons.append(f"{path.parent.name}/{path.name} is damaged: {error}")
     return None
 
 

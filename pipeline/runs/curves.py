@@ -87,6 +87,10 @@ class Curves:
     num_repeated: int
     has_half_line: bool = False
 
+    def named(self, name: str) -> Curve | None:
+        """The curve of this name; None if there is none."""
+        return next((one for one in self.curves if one.name == name), None)
+
 
 NO_CURVES = Curves(curves=(), num_unusable=0, num_repeated=0)
 

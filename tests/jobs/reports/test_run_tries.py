@@ -50,7 +50,9 @@ def test_the_report_says_how_the_last_try_ended(tmp_path: Path) -> None:
     (run_dir / "submit").mkdir()
     line = {"job": 9, "start": 0, "try": 1, "exit_codes": [74], "end": "crashed"}
     (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line) + "\n")
-    said = " ".join(patchline("report", str(run_dir)).output.split())
-    assert "note: its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74)" in said
+    shown = patchline("report", str(run_dir)).output
+    ended = "its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74)"
+    assert " ".join(shown.split("\n", 1)[1].split()).startswith(ended), "it is part of the outcome"
+    assert ended in (run_dir / "report.html").read_text()
     (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line | {"end": "gave up"}) + "\n")
     assert said_of_last_try(run_dir) == ""

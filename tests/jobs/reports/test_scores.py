@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +13,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from jobs.reports.scores import FOLDER, Classes, ExampleImage, read_scores
+from jobs.reports.scores import FOLDER, NO_SCORES, Classes, ExampleImage, read_scores
 from jobs.reports.worth import Repeats, worth_of
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
-from tests.rigs.training import FinishedRuns
+from tests.rigs.training import STEPS, FinishedRuns
 
 EVIL = "<img src=http://127.0.0.1:9/x onerror=alert(1)>"
 
@@ -55,6 +57,42 @@ def test_the_sheet_has_what_was_evaluated(scored: Path, digits_url: str) -> None
     assert not any(one.said in one.labels for one in sheet.wrong)
     assert [one.confidence for one in sheet.wrong] == sorted((one.confidence for one in sheet.wrong), reverse=True)
     assert len({one.source for one in (*sheet.right, *sheet.wrong)}) == 10
+
+
+def test_a_report_begins_with_the_outcome_and_the_confusions(scored: Path, digits_url: str) -> None:
+    ended = patchline("report", str(scored))
+    assert ended.code == 0, ended.errors
+    lines = ended.output.splitlines()
+    assert lines[0].endswith(", done")
+    assert re.fullmatch(rf"step {STEPS}/{STEPS}, [\d,]+ images in [\d.]+ m?s, [\d,]+ images/s", lines[1]), lines[1]
+    assert re.fullmatch(r"loss [\d.]+, least [\d.]+ at step \d+", lines[2]), lines[2]
+    place = next(at for at, line in enumerate(lines) if line.startswith("confusions "))
+    assert place < next(at for at, line in enumerate(lines) if line.startswith("wall time "))
+    sheet = read_scores(scored)
+    assert sheet.classes
+    label, said, count, _ = sheet.classes.confusions()[0]
+    rows = [line for line in lines if " taken for " in line]
+    assert len(rows) == 5
+    assert re.match(rf"    {label} +taken for {said} +{count} images? ", rows[0])
+    page = (scored / "report.html").read_text()
+    order = ['<dl class="numbers">', "Most frequent confusions", "Confusion matrix", "Hardest labels", 'id="curves"']
+    assert sorted(order, key=page.index) == order
+
+
+def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tmp_path: Path) -> None:
+    """Such as that of a chain, which writes it beside the run; others' evaluations are not this run's."""
+    run_dir = shutil.copytree(scored, tmp_path / "run", ignore=shutil.ignore_patterns(FOLDER))
+    assert read_scores(run_dir) == NO_SCORES
+    for place, (name, weights) in enumerate((("old", run_dir), ("new", run_dir / "weights"), ("other", scored))):
+        folder = shutil.copytree(scored / FOLDER, tmp_path / name)
+        record = folder / "job.yaml"
+        own = re.sub(r"(?m)^( +weights: ).*$", rf"\g<1>{weights}", record.read_text())
+        record.write_text(re.sub(r"(?m)^( +url: ).*$", rf"\g<1>{name}", own))
+        os.utime(folder / "scores.json", (place, place))
+    found = read_scores(run_dir)
+    assert (found.dataset, found.weights, found.reasons) == ("new", "", ())
+    shutil.rmtree(tmp_path / "new")
+    assert read_scores(run_dir).dataset == "old"
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium (Debian: apt-get install chromium)")
