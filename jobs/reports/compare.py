@@ -23,7 +23,7 @@ from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
-_NAME, _MOST_POINTS, _MOST_NOTES = "compare.html", 2000, 3
+_NAME, _MOST_POINTS, _MOST_NOTES, _MOST_DIFFERING = "compare.html", 2000, 3, 6
 _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 
@@ -64,7 +64,20 @@ def run(words: list[str]) -> int:
 
 def point_table(points: Sequence[Point]) -> str:
     """A line for each point."""
-    rows = [("run", "model", "scored on", "images", "exaFLOPs", "accuracy", "best", "few-shot", "also scored")]
+    rows = [
+        (
+            "run",
+            "model",
+            "scored on",
+            "images",
+            "exaFLOPs",
+            "accuracy",
+            "best",
+            "few-shot",
+            "also scored",
+            "what differs",
+        )
+    ]
     rows += [
         (
             printable_name(one.name),
@@ -76,6 +89,7 @@ def point_table(points: Sequence[Point]) -> str:
             _score(one.best_accuracy, one.best_deviation),
             ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
             "; ".join(printable_name(more.words()) for more in one.also) or "-",
+            _differs(one.differs),
         )
         for one in points
     ]
@@ -86,6 +100,13 @@ def point_table(points: Sequence[Point]) -> str:
         cells = [cell.rjust(width) if at in _NUMBERS else cell.ljust(width) for at, (cell, width) in enumerate(sized)]
         lines.append(f"{'  '.join(cells).rstrip()}\n")
     return "".join(lines)
+
+
+def _differs(settings: Sequence[str]) -> str:
+    """The first settings in which the run differs; the page has more."""
+    more = len(settings) - _MOST_DIFFERING
+    shown = [printable_name(one) for one in settings[:_MOST_DIFFERING]] + ([f"and {more} more"] if more > 0 else [])
+    return ", ".join(shown) or "-"
 
 
 def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:

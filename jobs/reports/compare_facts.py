@@ -14,8 +14,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.record import read_leaves, read_record
-from jobs.reports.compare_names import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.record import leaves_of, read_leaves, read_record
+from jobs.reports.compare_names import (
+    ScoredOn,
+    dataset_names,
+    fewshot_on,
+    model_name,
+    scored_on,
+    sizes_of,
+    what_differs,
+)
 from jobs.reports.compare_scores import AlsoScored, accuracies, also_of, deviation_of, fewshot_in, means_of
 from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep_results import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
@@ -29,6 +37,7 @@ from shards.local_file import read_local_file
 
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
+_BEFORE = "pretrained_by"  # the key, in the sizes of a fine-tuned model, of the optimiser of its pre-training
 _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
@@ -38,7 +47,9 @@ class Point:
     all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
     the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
     `fewshot_dataset`: names of what they are on; `also`: further scores, each with its own; `label`: that of the model,
-    with what tells it from others. `reasons`: why something is not known."""
+    with what tells it from others. `losses`: means of the training loss `loss_name`, each with its last step.
+    `settings`: values by field, those that its repetitions share; `differs`: those that not all runs of its stage have.
+    `reasons`: why something is not known."""
 
     name: str
     stage: str
@@ -64,6 +75,11 @@ class Point:
     best_deviation: float | None = None
     fewshot_deviation: dict[int, float] = field(default_factory=dict)
     num_runs: int = 1
+    losses: tuple[tuple[int, float], ...] = ()
+    loss_name: str = ""
+    global_batch: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
+    differs: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
     @property
@@ -123,17 +139,25 @@ def told_apart(points: Sequence[Point]) -> list[Point]:
     known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
     names = dataset_names([on for each in known for on in each if on])
     kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
+    # Among those of one stage, in order: two stages have other settings anyway.
+    differing = {
+        stage: iter(what_differs([one.settings for one in points if one.stage == stage])) for stage in WITH_SMOKE
+    }
     found = []
     for one in points:
         # Fine-tuning at a higher resolution, by another optimiser, is a line of its own anyway.
-        own = {name: one.sizes[name] for name in ("image_size", "optimizer")}
+        own = {name: one.sizes[name] for name in ("image_size", "optimizer", _BEFORE) if name in one.sizes}
         alike = [(stage, dict(sizes)) for model, stage, sizes in kinds if model == one.model]
         others = [sizes if stage == one.stage else sizes | own for stage, sizes in alike]
         label = model_name(one.model, one.sizes, others=others)
         dataset = names[one.scored_on] if one.scored_on else ""
         few = names[one.fewshot_on] if one.fewshot_on else ""
         also = tuple(replace(more, dataset=names[more.on]) for more in one.also)
-        found.append(replace(one, label=label, dataset=dataset, fewshot_dataset=few, also=also))
+        found.append(
+            replace(
+                one, label=label, dataset=dataset, fewshot_dataset=few, also=also, differs=next(differing[one.stage])
+            )
+        )
     return sorted(found, key=_order)
 
 
@@ -152,7 +176,15 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
     flops = training_flops(model, head=has_head, is_frozen=job.optimizer.freeze_backbone)
-    num_images, exaflops, reasons = _cost(job, lines, flops=flops * step * job.global_batch, ancestors=ancestors)
+    source, why_not = _source(job.initial.weights, ancestors=ancestors) if job.initial.weights else (None, "")
+    num_images, exaflops = _cost(job, lines, source, flops=flops * step * job.global_batch)
+    reasons = [] if lines else ["no metrics yet"]
+    reasons += [why_not] if why_not else []
+    if lines and num_images is None and not job.initial.weights:
+        reasons.append("the number of images is not in its metrics")
+    sizes = sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name]}
+    if source:
+        sizes[_BEFORE] = source.sizes.get(_BEFORE) or f"pre-trained by {source.sizes['optimizer']}"
     scores, is_averaged = accuracies(lines)
     if job.ema_decay and scores and not is_averaged:
         reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
@@ -162,7 +194,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         name=name,
         stage=stage,
         model=model.name,
-        sizes=sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name]},
+        sizes=sizes,
         num_parameters=num_parameters(model, head=has_head),
         image_size=model.image_size,
         step=step,
@@ -178,6 +210,10 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         dataset=on.name() if on else "",
         fewshot_dataset=few_on.name() if few_on else "",
         label=model_name(model.name, sizes_of(model)),
+        losses=mean_losses(lines),
+        loss_name="masked patches" if job.model.masked_patches else job.loss,
+        global_batch=job.global_batch,
+        settings=leaves_of(job),
         command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
         reasons=(*reasons, *why),
     )
@@ -207,14 +243,33 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
         fewshot={number: statistics.fmean(found) for number, found in few.items()},
         fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
         num_runs=len(runs),
+        settings={name: value for name, value in runs[0].settings.items() if _is_shared(name, value, runs)},
         reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
     )
 
 
 def point_json(point: Point) -> dict[str, Any]:
-    """The facts as --json has them."""
+    """The facts as --json has them: without what only pictures show, and with settings only if they differ."""
     by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
-    return asdict(point) | {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
+    facts = asdict(replace(point, losses=(), settings={}))
+    facts |= {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
+    return {name: value for name, value in facts.items() if name not in ("losses", "settings")}
+
+
+def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int, float], ...]:
+    """The training loss as at most `columns` means over equally many steps, each with its last step."""
+    found = [(int(line["step"]), float(line["loss"])) for line in lines if is_finite(line.get("loss"))]
+    if not found:
+        return ()
+    first, width = found[0][0], (found[-1][0] - found[0][0] + 1) / columns
+    means: dict[int, list[tuple[int, float]]] = {}
+    for step, loss in found:
+        means.setdefault(int((step - first) / width), []).append((step, loss))
+    return tuple((each[-1][0], statistics.fmean(loss for _, loss in each)) for each in means.values())
+
+
+def _is_shared(name: str, value: str, runs: Sequence[Point]) -> bool:
+    return all(one.settings.get(name) == value for one in runs)
 
 
 def final_run_of(weights: str) -> Path | None:
@@ -242,17 +297,14 @@ def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
 
 
 def _cost(
-    job: TrainingJob, lines: Sequence[Line], *, flops: float, ancestors: int
-) -> tuple[int | None, float | None, list[str]]:
-    """Images of pre-training, exaFLOPs of all training, and why they are not known. `flops`: of this run alone."""
+    job: TrainingJob, lines: Sequence[Line], source: Point | None, *, flops: float
+) -> tuple[int | None, float | None]:
+    """Images of pre-training, and exaFLOPs of all training. `source`: the run that the weights are from, if it is
+    known; `flops`: of this run alone."""
     if not job.initial.weights:
-        num_images = _num_images(lines, global_batch=job.global_batch)
-        why = "the number of images is not in its metrics" if lines else "no metrics yet"
-        return num_images, flops / 1e18, [] if num_images is not None else [why]
-    source, why = _source(job.initial.weights, ancestors=ancestors)
+        return _num_images(lines, global_batch=job.global_batch), flops / 1e18
     before = source.exaflops if source else None
-    reasons = [*([] if lines else ["no metrics yet"]), *([why] if why else [])]
-    return source.num_images if source else None, None if before is None else flops / 1e18 + before, reasons
+    return source.num_images if source else None, None if before is None else flops / 1e18 + before
 
 
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:

@@ -92,6 +92,37 @@ def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[
     return ", ".join((name, *(text for field, text in sizes.items() if field in differing)))
 
 
+# Fields that change no result, that the other columns show, or that belong to how a run is scored.
+_NOT_TOLD = (
+    *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
+    *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
+    *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
+    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
+)
+_VAGUE = ("name", "url", "share", "count", "decay")  # names that say nothing alone
+_MOST_VALUE_CHARACTERS = 60
+
+
+def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
+    """For each run the settings that are not equal in all runs, such as `learning_rate 0.001`, in the order of its
+    record; what is empty is left out. A field has its last word for a name, unless that says too little or is the name
+    of two. `settings`: values by field. Pure."""
+    fields = [name for name in dict.fromkeys(name for one in settings for name in one) if _is_told(name)]
+    told = [name for name in fields if len({one.get(name) for one in settings}) > 1]
+    words = {name: name.rpartition(".")[2] for name in told}
+    number = Counter(words.values())
+    short = {name: name if number[word] > 1 or word in _VAGUE else word for name, word in words.items()}
+    return [
+        tuple(f"{short[name]} {one[name][-_MOST_VALUE_CHARACTERS:]}" for name in told if one.get(name))
+        for one in settings
+    ]
+
+
+def _is_told(name: str) -> bool:
+    is_size = name.removeprefix("model.") in _SIZES
+    return not is_size and not name.startswith(_NOT_TOLD)
+
+
 def _part(subset: SubsetConfig, held_out: HeldOutConfig) -> str:
     amount = f"{held_out.count:,} images" if held_out.count else f"{100 * held_out.share:.4g} %"
     span = f" of samples {subset.first} to {subset.end or 'the end'}" if subset.first or subset.end else ""

@@ -9,17 +9,25 @@ from functools import partial
 from markupsafe import Markup, escape
 
 from jobs.reports.compare_facts import Point
+from jobs.reports.compare_losses import NUM_COLOURS, loss_plots
 from shards.output.quantities import number
 from shards.pages.page import page
 from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks
 
 _COLUMNS = (
-    *(("run", "text"), ("scored on", "text"), ("accuracy", "number"), ("best", "number"), ("few-shot", "number")),
+    *(
+        ("run", "text"),
+        ("what differs", "text"),
+        ("scored on", "text"),
+        ("accuracy", "number"),
+        ("best", "number"),
+        ("few-shot", "number"),
+    ),
     ("also scored", "text"),
     *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
 )
 _MOST_SHOTS = 4  # plots of few-shot accuracy
-NUM_COLOURS = 8  # those of page.css; lines after the last colour take them again, as rings and dashes
+_MOST_DIFFERING = 24  # settings
 _ALIKE = 1.01  # points this close on the x axis are not joined, for the line would go straight up: it takes their mean
 
 
@@ -33,6 +41,8 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
         "columns": _COLUMNS,
         "dots": [dot_class(place) for place in range(len(lines))],
         "plots": _plots(points, lines),
+        "losses": loss_plots(points),
+        "most_differing": _MOST_DIFFERING,
     }
     return page("jobs.reports", "compare.html.j2", values, script="compare.js")
 

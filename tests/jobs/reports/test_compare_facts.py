@@ -11,7 +11,8 @@ import pytest
 
 from jobs.recipes import finetune, pretrain
 from jobs.record import write_record
-from jobs.reports.compare_facts import Point, gather, point_of, repeated, told_apart
+from jobs.reports.compare_facts import Point, gather, point_json, point_of, repeated, told_apart
+from jobs.reports.compare_losses import loss_plots
 from jobs.reports.compare_page import render
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
@@ -87,6 +88,64 @@ def test_optimizers_of_one_model_are_told_apart(tmp_path: Path) -> None:
     written(tmp_path / "muon", optimizer=OptimizerConfig(name="muon"))
     lines = {name: one.line for name, one in points_in(tmp_path).items()}
     assert lines == {"adam": "vit, AdamW", "muon": "vit, Muon", "tuned": "vit, fine-tuned"}
+
+
+def test_fine_tuned_models_are_told_apart_by_the_optimiser_of_their_pre_training(tmp_path: Path) -> None:
+    """Table 7 of the paper: the optimisers of pre-training are compared after fine-tuning."""
+    for name in ("adamw", "sgd"):
+        written(tmp_path / name, optimizer=OptimizerConfig(name=name))
+        written(tmp_path / f"{name} tuned", stage="finetune", weights=f"{tmp_path}/{name}/weights")
+    written(tmp_path / "sgd tuned again", stage="finetune", weights=f"{tmp_path}/sgd tuned/weights")
+    lines = {name: one.line for name, one in points_in(tmp_path).items()}
+    assert lines == {
+        "adamw": "vit, AdamW",
+        "sgd": "vit, SGD",
+        "adamw tuned": "vit, pre-trained by AdamW, fine-tuned",
+        "sgd tuned": "vit, pre-trained by SGD, fine-tuned",
+        "sgd tuned again": "vit, pre-trained by SGD, fine-tuned",
+    }
+
+
+def test_what_differs_is_said_of_each_run(tmp_path: Path) -> None:
+    """Among runs of one stage; not where they compute, how they are scored, or what other columns show."""
+    written(tmp_path / "a", steps=300, device="cpu", model={"dropout": 0.1})
+    written(tmp_path / "b", steps=200, optimizer=OptimizerConfig(name="sgd", weight_decay=0.05), model={"depth": 2})
+    written(tmp_path / "tuned", stage="finetune", weights="gone")
+    differs = {name: one.differs for name, one in points_in(tmp_path).items()}
+    assert differs == {
+        "a": ("dropout 0.1", "steps 300", "optimizer.name adamw"),
+        "b": ("dropout 0.0", "steps 200", "optimizer.name sgd"),
+        "tuned": (),
+    }
+    points = [point_of(tmp_path / name, name=name) for name in "ab"]
+    (both,) = told_apart([repeated(points, name="sweep")])
+    assert both.differs == ()
+    assert not {"dropout", "steps"} & {name.rpartition(".")[2] for name in both.settings}
+    assert point_json(both)["differs"] == ()
+
+
+def test_losses_are_means_over_columns_and_drawn_by_run(tmp_path: Path) -> None:
+    noisy = [{"loss": 2.0 + (-1) ** step / 2} for step in range(1200)]
+    written(tmp_path / "a", noisy)
+    written(tmp_path / "b", [{"loss": 1.0}, {"loss": float("nan")}, {"loss": 0.5}], global_batch=64)
+    written(tmp_path / "sigmoid", [{"loss": 9.0}, {"loss": 8.0}], loss="sigmoid")
+    written(tmp_path / "one line")
+    points = points_in(tmp_path)
+    assert len(points["a"].losses) == 200
+    assert {loss for _, loss in points["a"].losses} == {2.0}
+    assert points["b"].losses == ((1, 1.0), (3, 0.5))
+    sigmoid, softmax = loss_plots(list(points.values()))
+    assert (sigmoid.title, softmax.title) == ("Training loss, sigmoid", "Training loss, softmax")
+    assert [name for _, name in softmax.keys] == ["b", "a"]
+    assert "over images trained on: b ends at 0.5; a ends at 2." in softmax.picture
+    assert "over step: sigmoid ends at 8." in sigmoid.picture
+    many = [replace(points["b"], name=str(number)) for number in range(19)]
+    (plot,) = loss_plots(many)
+    assert (len(plot.keys), plot.keys[8][0], plot.words) == (
+        16,
+        "line-0 dashed",
+        "3 more runs not drawn: compare fewer to see them.",
+    )
 
 
 def test_an_accuracy_is_only_drawn_beside_those_on_the_same_dataset(tmp_path: Path) -> None:
