@@ -8,7 +8,7 @@ from jobs import exit_codes
 from jobs.out_file import refuse_no_page, write_page
 from jobs.output import WIDTH, fitted, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
-from jobs.reports.report_page import render
+from jobs.reports.report_page import lacks_confusions, render
 from jobs.reports.scores import NO_SCORES, ScoreSheet, read_scores
 from jobs.reports.worth import worth_of
 from jobs.settings.models import ReportJob
@@ -39,7 +39,8 @@ def run(job: ReportJob) -> int:
 
 def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
     """The report in lines of at most 80 columns: first the outcome and what the model confuses."""
-    lines = [*_outcome(facts), *_confusions(scores), *_time(facts)]
+    lacks = lacks_confusions(facts, scores)
+    lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
     for one in facts.time.restarts:
         origin = "scratch" if one.step is None else f"step {one.step:,}"
         lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")

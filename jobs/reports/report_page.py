@@ -103,7 +103,7 @@ def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool
 
 def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
     if len(curve.values) == 1:  # a picture would be empty but for a dot
-        words = f"{kind.text(curve.values[0])} at step {curve.steps[0]:,}, the only value."
+        words = f"{kind.text(curve.values[0])} at step {curve.steps[0]:,}"
         return ShownCurve(title=kind.title, plot=Markup(), words=words, samples=())
     (least_at, least), (most_at, most) = curve.extreme(most=False), curve.extreme(most=True)
     words = f"Least {kind.text(least)} at step {least_at:,}, most {kind.text(most)} at step {most_at:,}"
@@ -165,10 +165,17 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
         "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
         "num_marks": len(marks),
         "value_words": value_words,
+        "lacks_confusions": lacks_confusions(facts, scores),
         "loss": facts.curves.named("loss"),
         "accuracy": facts.curves.named("test_accuracy"),
     }
     return page("jobs.reports", "report.html.j2", values)
+
+
+def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
+    """Which command finds the confusions of a finished classifier; empty if they are known, or not of interest."""
+    is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
+    return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
 
 
 def value_words(value: object) -> str:

@@ -75,6 +75,7 @@ def test_a_report_begins_with_the_outcome_and_the_confusions(scored: Path, digit
     assert len(rows) == 5
     assert re.match(rf"    {label} +taken for {said} +{count} images? ", rows[0])
     page = (scored / "report.html").read_text()
+    assert "no confusions yet" not in page + ended.output
     order = ['<dl class="numbers">', "Most frequent confusions", "Confusion matrix", "Hardest labels", 'id="curves"']
     assert sorted(order, key=page.index) == order
 
@@ -83,6 +84,11 @@ def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tm
     """Such as that of a chain, which writes it beside the run; others' evaluations are not this run's."""
     run_dir = shutil.copytree(scored, tmp_path / "run", ignore=shutil.ignore_patterns(FOLDER))
     assert read_scores(run_dir) == NO_SCORES
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().rstrip().removesuffix("}") + ', "test_accuracy": 0.5}\n')
+    ended = patchline("report", str(run_dir))
+    assert "\nno confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores\n" in ended.output
+    assert "no confusions yet" in (run_dir / "report.html").read_text()
     for place, (name, weights) in enumerate((("old", run_dir), ("new", run_dir / "weights"), ("other", scored))):
         folder = shutil.copytree(scored / FOLDER, tmp_path / name)
         record = folder / "job.yaml"
