@@ -255,7 +255,7 @@ def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silen
     """Says what Slurm would do with the script, or, if it is `silent`, why it was not asked; writes nothing that
     stays."""
     if silent:
-        log.warning("%s, so it was not asked about this job, its limits and the queue", silent)
+        log.warning("%s: Slurm was not asked about this job, its limits and the queue", silent)
         return exit_codes.DONE
     log.info("%s", slurms_answer([], environ, text=text))
     if waiting := queued_with(request.comment, environ):

@@ -264,7 +264,7 @@ def _show(chain: Chain, *, is_full: bool, silent: str) -> int:
     else:
         _show_heads([request for request in requests if request.words[:1] != ("__gate",)], chain.cluster)
     if silent:
-        log.warning("%s, so it was not asked about these jobs and their limits", silent)
+        log.warning("%s: Slurm was not asked about these jobs and their limits", silent)
         return exit_codes.DONE
     for request in requests[:_MOST_ASKED]:
         name, text = printable_name(request.name), script_of(chain, replace(request, dependency=""))

@@ -3,6 +3,7 @@ model gets right or wrong. Files of others are checked before they are believed;
 
 import base64
 import binascii
+import glob
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -204,10 +205,13 @@ def read_scores(run_dir: Path) -> ScoreSheet:
 
 
 def _newest_evaluation(run_dir: Path) -> Path | None:
-    """The folder of the newest evaluation of this run's own weights, one level below the run or its parent."""
+    """The folder of the newest evaluation of this run's own weights: in the run, beside it, or, of a chain with several
+    runs, in the folder of the same number of another step."""
     own = run_dir.resolve()
+    places = ((own, "*"), (own.parent, "*"), (own.parent.parent, f"*/{glob.escape(own.name)}"))
+    there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{_SCORES}"))
     found: list[tuple[float, Path]] = []
-    for path in islice((path for parent in (own, own.parent) for path in parent.glob(f"*/{_SCORES}")), _MOST_SEARCHED):
+    for path in islice(there, _MOST_SEARCHED):
         with suppress(OSError, UserError, InvalidDataError):
             leaves = read_leaves(path.parent / "job.yaml")
             weights = leaves.get("job.weights", "")

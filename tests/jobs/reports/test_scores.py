@@ -82,23 +82,26 @@ def test_a_report_begins_with_the_outcome_and_the_confusions(scored: Path, digit
 
 def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tmp_path: Path) -> None:
     """Such as that of a chain, which writes it beside the run; others' evaluations are not this run's."""
-    run_dir = shutil.copytree(scored, tmp_path / "run", ignore=shutil.ignore_patterns(FOLDER))
+    run_dir = shutil.copytree(scored, tmp_path / "tuned" / "0", ignore=shutil.ignore_patterns(FOLDER))
     assert read_scores(run_dir) == NO_SCORES
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text(metrics.read_text().rstrip().removesuffix("}") + ', "test_accuracy": 0.5}\n')
     ended = patchline("report", str(run_dir))
     assert "\nno confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores\n" in ended.output
     assert "no confusions yet" in (run_dir / "report.html").read_text()
-    for place, (name, weights) in enumerate((("old", run_dir), ("new", run_dir / "weights"), ("other", scored))):
+    for place, (name, weights) in enumerate(
+        (("tuned/old", run_dir), ("tuned/new", run_dir / "weights"), ("tuned/other", scored), ("evaluate/0", run_dir))
+    ):
         folder = shutil.copytree(scored / FOLDER, tmp_path / name)
         record = folder / "job.yaml"
         own = re.sub(r"(?m)^( +weights: ).*$", rf"\g<1>{weights}", record.read_text())
         record.write_text(re.sub(r"(?m)^( +url: ).*$", rf"\g<1>{name}", own))
         os.utime(folder / "scores.json", (place, place))
     found = read_scores(run_dir)
-    assert (found.dataset, found.weights, found.reasons) == ("new", "", ())
-    shutil.rmtree(tmp_path / "new")
-    assert read_scores(run_dir).dataset == "old"
+    assert (found.dataset, found.weights, found.reasons) == ("evaluate/0", "", ())
+    for name, next_newest in (("evaluate/0", "tuned/new"), ("tuned/new", "tuned/old")):
+        shutil.rmtree(tmp_path / name)
+        assert read_scores(run_dir).dataset == next_newest
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium (Debian: apt-get install chromium)")
