@@ -72,6 +72,27 @@ def test_a_sick_node_is_named_and_left_out(three_nodes: SlurmCluster, tmp_path: 
 
 
 @pytest.mark.long
+def test_a_wrong_clock_on_the_first_node_is_its_own_fault(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    """And links that another user has put where the names of temporary files were known are not followed."""
+    names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
+    (tmp_path / "theirs").write_text("years of work")
+    for node in ("n1", "n2", "n3"):
+        (tmp_path / node).mkdir()
+        for job in range(1, 200):
+            (tmp_path / node / f"patchline-{job}-{node}").symlink_to(tmp_path / "theirs")
+    lines = (
+        f"[[ -z ${{SLURMD_NODENAME-}} ]] || TMPDIR={tmp_path}/$SLURMD_NODENAME",
+        "if [[ ${SLURMD_NODENAME-n1} == n1 ]]; then unset EPOCHREALTIME; EPOCHREALTIME=4000000000.5; fi",
+    )
+    environ = str(program(tmp_path / "env", *lines))
+    job, log = evaluate(three_nodes, names, "--nodes=3", "--no-kill", PATCHLINE_SPARES="1", BASH_ENV=environ)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
+    assert re.findall("node (.*) is left out: (.*)", log) == [("n1", "clock")]
+    assert sorted((tmp_path / "began").read_text().split()) == ["n2", "n3"]
+    assert (tmp_path / "theirs").read_text() == "years of work"
+
+
+@pytest.mark.long
 def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     job, log = evaluate(
         three_nodes,
@@ -115,6 +136,31 @@ def test_the_address_of_the_store(environ: dict[str, str], expected: str) -> Non
     plain = {"PATH": os.environ["PATH"], "AWS_CONFIG_FILE": "/nowhere"} | environ
     done = subprocess.run(words, env=plain, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize(
+    ("clocks", "server", "odd", "said"),
+    [
+        pytest.param((1000, 1001, 1040), 1000, [], False, id="alike"),
+        pytest.param((5000, 1001, 1000), 1000, ["n1"], False, id="that of the first node, where the script runs"),
+        pytest.param((0, 1001, 1000), 1000, ["n1"], False, id="behind"),
+        pytest.param((1000, 1001, 1000), 9000, [], False, id="that of the file server"),
+        pytest.param((5000, 1000), 1000, ["n1"], False, id="the file server decides between two"),
+        pytest.param((5000,), 1000, [], True, id="one against the file server"),
+        pytest.param((5000, 5000, 1000), 1000, [], True, id="two against two"),
+        pytest.param((5000, 1000, 1000, 9000), 1001, ["n1", "n4"], False, id="two different ones"),
+    ],
+)
+def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: list[str], said: bool) -> None:
+    """A wrong clock on the first node condemned all others."""
+    found = re.search(r"^odd_clocks\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    answers = "\n".join(f"checked n{number} {clock} " for number, clock in enumerate(clocks, 1))
+    lines = "\n".join(['say() { echo "$@" >&2; }', "set -euo pipefail", found[0], f"odd_clocks {server} 60"])
+    done = subprocess.run(
+        ["bash", "-c", lines], input=answers, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.split(), "set them" in done.stderr) == (odd, said)
 
 
 ALIKE = "n1 mixed h100,ib 64/1000/gpu:8\nn2 mixed h100,ib 64/1000/gpu:8\nn3 idle h100,ib 64/1000/gpu:8"
