@@ -102,14 +102,16 @@ def line_breaks(path: Path, num_bytes: int) -> int:
 
 
 def try_words(line: Line) -> str:
-    """How a try ended, such as `crashed (exit code 9), and is to be continued`. Pure."""
+    """How a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`. Pure."""
     end, codes = str(line["end"]), list(_codes(line))
     if end != "crashed":
         return _KNOWN.get(end, f"ended as: {end[:_MOST_WORD]}")
     named = next((words for code, words in _CRASHES if code in codes), "")
     shown = f"exit code {' and '.join(map(str, codes))}" if codes else "no rank left an exit code"
     ended = f"ended {named} ({shown})" if named else f"crashed ({shown})"
-    return f"{ended}, and is to be continued"
+    node = line.get("crashed_on")
+    alone = f" on {printable_name(node[:_MOST_WORD])} alone" if isinstance(node, str) and node else ""
+    return f"{ended}{alone}, and is to be continued"
 
 
 def _codes(line: Line) -> Iterator[int]:

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,55 @@ def test_a_wrong_clock_on_the_first_node_is_its_own_fault(three_nodes: SlurmClus
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_a_node_that_crashes_its_rank_is_left_out_after_the_second_time(
+    three_nodes: SlurmCluster, tmp_path: Path, has_spare: bool
+) -> None:
+    """Before all tries are used up on it: a spare takes its place, or the job is requeued elsewhere."""
+    crashes = program(
+        tmp_path / "crashes",
+        f'echo "$SLURMD_NODENAME" >>{tmp_path}/began',
+        "[[ $SLURMD_NODENAME != n2 ]] || { sleep 1; exit 139; }",
+        f"for try in {{1..50}}; do [[ $(sort -u {tmp_path}/began | wc -l) -lt 3 ]] || exit 0; sleep 0.2; done",
+        "exit 74",
+    )
+    options = ["--nodes=3", "--no-kill"] if has_spare else ["--nodes=2"]
+    job, log = evaluate(three_nodes, crashes, *options, PATCHLINE_SPARES=str(int(has_spare)))
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0" if has_spare else "1"), log
+    assert log.count("only ranks on n2 crashed by themselves") == 2
+    assert "node n2 is left out: crashes" in log
+    assert Counter((tmp_path / "began").read_text().split()) == {"n1": 3, "n2": 2, "n3": 1}
+
+
+@pytest.mark.parametrize(
+    ("codes", "node"),
+    [
+        pytest.param({0: 139, 1: 74, 2: 74, 3: 74}, "n1", id="others have lost it"),
+        pytest.param({2: 70, 3: 70, 0: 74}, "n2", id="both ranks of a node, and one was killed"),
+        pytest.param({2: 137, 0: 137, 1: 143}, "n2", id="out of memory; srun kills the others later"),
+        pytest.param({0: 70, 1: 70, 2: 70, 3: 70}, "", id="a bug"),
+        pytest.param({0: 74, 1: 74, 2: 75, 3: 0}, "", id="a fault outside"),
+        pytest.param({}, "", id="a node was lost"),
+    ],
+)
+def test_the_node_whose_ranks_crash_by_themselves(tmp_path: Path, codes: dict[int, int], node: str) -> None:
+    """Of two nodes with two ranks each; the codes are written in this order."""
+    found = re.search(r"^crashed_node\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
+    assert found
+    for number, (rank, code) in enumerate(codes.items()):
+        (tmp_path / f"rank-{rank}").write_text(f"{code}\n")
+        os.utime(tmp_path / f"rank-{rank}", (number, number))
+    lines = [
+        "set -euo pipefail",
+        f"nodes=(n1 n2) num_nodes=2 ranks_per_node=2 exits={tmp_path}",
+        found[0],
+        "crashed_node",
+    ]
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == node
+
+
+@pytest.mark.long
 def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     job, log = evaluate(
         three_nodes,
@@ -157,9 +207,7 @@ def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: li
     assert found
     answers = "\n".join(f"checked n{number} {clock} " for number, clock in enumerate(clocks, 1))
     lines = "\n".join(['say() { echo "$@" >&2; }', "set -euo pipefail", found[0], f"odd_clocks {server} 60"])
-    done = subprocess.run(
-        ["bash", "-c", lines], input=answers, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(["bash", "-c", lines], input=answers, capture_output=True, text=True, check=True)
     assert (done.stdout.split(), "set them" in done.stderr) == (odd, said)
 
 

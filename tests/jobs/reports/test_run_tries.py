@@ -56,3 +56,9 @@ def test_the_report_says_how_the_last_try_ended(tmp_path: Path) -> None:
     assert ended in (run_dir / "report.html").read_text()
     (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line | {"end": "gave up"}) + "\n")
     assert said_of_last_try(run_dir) == ""
+
+
+def test_the_node_that_crashed_alone_is_named() -> None:
+    line = {"end": "crashed", "exit_codes": [74, 139], "crashed_on": "n2"}
+    assert "(exit code 74 and 139) on n2 alone, and is to be continued" in try_words(line)
+    assert "alone" not in try_words(line | {"crashed_on": 7})
