@@ -1,72 +1,107 @@
-"""Patchline in your own code: `from patchline import train_batches`. Names are loaded on first use.
+"""Pre-train Vision Transformers; use their datasets and models in code of your own.
 
-`import patchline` loads nothing else and is therefore fast; torch is loaded with the first name that needs it.
+    import patchline
+
+    digits = patchline.open_dataset("data/digits")
+    batches = patchline.train_batches("data/digits", global_batch=64, image_size=32)
+    model = patchline.load_model("runs/digits/weights")
+
+help(patchline.NAME) describes each name, and docs/python.md has examples of all of them. A name is loaded when it is
+first used, so `import patchline` is fast and the names of datasets need no torch.
+
+    open_dataset         the images of a packed dataset by number; to_torch() for a DataLoader
+    index_tars           makes a dataset of WebDataset tars as they are
+    train_batches        batches for a training loop: the same on any number of ranks, and resumable
+    load_model           a trained model that predicts; .model is a torch module
+    build_model          a new model of a ModelConfig
+    open_weights         the tensors and the configuration in a weights folder
+    recipes              functions that return whole jobs: recipes.pretrain.digits_smoke()
+
+    DataConfig           how to shuffle, read and augment: AugmentConfig, RandAugmentConfig, MixupConfig, ReadConfig
+    EvaluationTransform  how images are resized when a model is scored
+    SampleOrder          the order of an epoch's samples
+    draw_mix             mixup and CutMix for a loop of your own; so are mix_weights, mix_images and mix_targets
+    resample_position_embeddings   for another image size
+    UserError            a mistake in settings or data: InvalidDataError, UnreachableError; others are TransientError
+                         (StorageError) and WillNotSucceedError
 """
 
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# Without __all__, help(patchline) is the text above instead of many pages about every class.
 if TYPE_CHECKING:
-    from jobs.data.index import index_tars
-    from pipeline.data import (
-        AugmentConfig,
-        DataConfig,
-        MixupConfig,
-        RandAugmentConfig,
-        ReadConfig,
-        mix_images,
-        mix_targets,
-        mix_weights,
-        train_batches,
-    )
-    from pipeline.data.image_dataset import open_dataset
-    from pipeline.evaluation.predictor import load_model
-    from pipeline.models import ModelConfig, build_model
-    from shards.order import SampleOrder
+    import jobs.recipes.evaluate
+    import jobs.recipes.finetune
+    import jobs.recipes.pack
+    import jobs.recipes.plan
+    import jobs.recipes.pretrain
+    import jobs.recipes.verify_resume  # noqa: F401 - a type checker then knows recipes.STAGE
+    from jobs import recipes as recipes
+    from jobs.data.index import index_tars as index_tars
+    from pipeline.data import AugmentConfig as AugmentConfig
+    from pipeline.data import DataConfig as DataConfig
+    from pipeline.data import MixupConfig as MixupConfig
+    from pipeline.data import RandAugmentConfig as RandAugmentConfig
+    from pipeline.data import ReadConfig as ReadConfig
+    from pipeline.data import draw_mix as draw_mix
+    from pipeline.data import mix_images as mix_images
+    from pipeline.data import mix_targets as mix_targets
+    from pipeline.data import mix_weights as mix_weights
+    from pipeline.data import train_batches as train_batches
+    from pipeline.data.image_dataset import open_dataset as open_dataset
+    from pipeline.evaluation.predictor import load_model as load_model
+    from pipeline.evaluation_transform import EvaluationTransform as EvaluationTransform
+    from pipeline.models import ModelConfig as ModelConfig
+    from pipeline.models import build_model as build_model
+    from pipeline.models.pos_embed import resample_position_embeddings as resample_position_embeddings
+    from pipeline.models.weights.folder import open_weights as open_weights
+    from shards.errors import InvalidDataError as InvalidDataError
+    from shards.errors import StorageError as StorageError
+    from shards.errors import TransientError as TransientError
+    from shards.errors import UnreachableError as UnreachableError
+    from shards.errors import UserError as UserError
+    from shards.errors import WillNotSucceedError as WillNotSucceedError
+    from shards.order import SampleOrder as SampleOrder
 
     __version__: str
 
-__all__ = [
-    "AugmentConfig",
-    "DataConfig",
-    "MixupConfig",
-    "ModelConfig",
-    "RandAugmentConfig",
-    "ReadConfig",
-    "SampleOrder",
-    "__version__",
-    "build_model",
-    "index_tars",
-    "load_model",
-    "mix_images",
-    "mix_targets",
-    "mix_weights",
-    "open_dataset",
-    "train_batches",
-]
-
+_ERRORS = (
+    *("InvalidDataError", "StorageError", "TransientError"),
+    *("UnreachableError", "UserError", "WillNotSucceedError"),
+)
 _MODULES = {
     **dict.fromkeys(("AugmentConfig", "DataConfig", "MixupConfig", "RandAugmentConfig"), "pipeline.data.config"),
     **dict.fromkeys(("mix_images", "mix_targets", "mix_weights"), "pipeline.data.mixup"),
-    "ReadConfig": "shards.config",
+    **dict.fromkeys(_ERRORS, "shards.errors"),
+    "EvaluationTransform": "pipeline.evaluation_transform",
     "ModelConfig": "pipeline.models.config",
+    "ReadConfig": "shards.config",
     "SampleOrder": "shards.order",
     "build_model": "pipeline.models.build",
+    "draw_mix": "pipeline.data.cutmix",
     "index_tars": "jobs.data.index",
     "load_model": "pipeline.evaluation.predictor",
     "open_dataset": "pipeline.data.image_dataset",
+    "open_weights": "pipeline.models.weights.folder",
+    "recipes": "jobs",
+    "resample_position_embeddings": "pipeline.models.pos_embed",
     "train_batches": "pipeline.data.stream",
 }
+_STAGES = ("evaluate", "finetune", "pack", "plan", "pretrain", "verify_resume")
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("patchline")
     if name not in _MODULES:
-        raise AttributeError(f"module 'patchline' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'patchline' has no attribute {name!r}; it has {', '.join(__dir__())}")
     module = _MODULES[name]
     _refuse_others(module.partition(".")[0])
+    if name == "recipes":
+        for stage in _STAGES:
+            import_module(f"jobs.recipes.{stage}")
     return getattr(import_module(module), name)
 
 
@@ -81,4 +116,4 @@ def _refuse_others(package: str) -> None:
 
 
 def __dir__() -> list[str]:
-    return list(__all__)
+    return sorted((*_MODULES, "__version__"))

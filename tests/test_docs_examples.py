@@ -9,11 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from jobs.data import pack
+from shards.sources.digits import DigitsSource
 from tests.rigs.faults import every_fault
+from tests.rigs.processes import program
 from tests.rigs.training import FinishedRuns
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -77,6 +81,69 @@ def test_what_an_example_imports_exists() -> Iterator[str]:
                 for alias in node.names:
                     if not hasattr(module, alias.name):
                         yield f"{page.relative_to(CHECKOUT)}: {node.module} has no {alias.name}"
+
+
+@every_fault
+def test_examples_import_us_only_from_patchline() -> Iterator[str]:
+    """Our other packages are no interface: their names and places may change."""
+    for page in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))):
+        blocks = re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+        for language, text in blocks:
+            modules = imported(text) if language == "python" else re.findall(r"(?:import|from) ([\w.]+)", text)
+            for module in modules:
+                if module.partition(".")[0] in {*ROOMS} - {"patchline"}:
+                    yield f"{page.relative_to(CHECKOUT)} imports {module}; export what it needs in patchline"
+
+
+def imported(text: str) -> list[str]:
+    """The modules that a program imports."""
+    nodes = list(ast.walk(ast.parse(text)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return names + [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+
+
+PAGE = (CHECKOUT / "docs" / "python.md").read_text()
+PYTHON = examples("python.md", "python")
+HEAVY = "import timm"  # test_examples_of_models finds the same faults of our side
+
+
+@pytest.fixture(scope="module")
+def first_run(finished_runs: FinishedRuns, digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what README's first run leaves: `data/digits`, `data/digits-test` and `runs/digits`."""
+    folder = tmp_path_factory.mktemp("first-run")
+    (folder / "data").mkdir()
+    (folder / "runs").mkdir()
+    (folder / "data" / "digits").symlink_to(digits_url)
+    out = str(folder / "data" / "digits-test")
+    assert pack.run(pack.PackJob(out=out, source=DigitsSource(split="test"), split="test")) == 0
+    (folder / "runs" / "digits").symlink_to(finished_runs.get(1))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(one, marks=[pytest.mark.long] * (HEAVY in one.text)) for one in PYTHON],
+    ids=[PAGE[: PAGE.index(one.text)].rpartition("\n## ")[2].partition("\n")[0] for one in PYTHON],
+)
+def test_examples_of_python(example: Example, first_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in an empty folder with the data and the run, and in a process of its own, forked from one that has torch.
+    None leaves a list of replaced samples."""
+    for name in {module.partition(".")[0] for module in imported(example.text)}:
+        if find_spec(name) is None:
+            pytest.skip(f"{name} is not installed (make setup installs what the extra `test` names)")
+    for name in ("data", "runs"):
+        (tmp_path / name).symlink_to(first_run / name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    prelude = f"import os, sys\nos.chdir({str(tmp_path)!r})\n"
+    if HEAVY in example.text:
+        (command,) = examples("python.md", "bash")
+        done = run(["bash", "-e", "-c", command.text], tmp_path)
+        assert done.returncode == 0, done.stderr
+        prelude += PRELUDE
+    ended = program(prelude + example.text)
+    assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
+    assert not (tmp_path / "quarantine.jsonl").exists()
 
 
 @pytest.mark.long

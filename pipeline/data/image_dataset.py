@@ -7,11 +7,12 @@ Each image is read by its offset, one request each: for looking, small evaluatio
 reads blocks and decodes only what a crop needs (`train_batches`), which is several times faster.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import index
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from PIL import Image
@@ -24,6 +25,11 @@ from shards.dataset import Dataset
 from shards.dataset import open_dataset as open_packed
 from shards.errors import InvalidDataError, UserError
 from shards.reading.read import RawSample, locate_row, read_sample
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.data.batches import Batch
 
 _UPRIGHT = EvaluationTransform()
 Transform = Callable[[Image.Image], Any]
@@ -124,6 +130,34 @@ class ImageDataset(Sequence[LabelledImage]):
             raise UserError("to_torch got transform and image_size; give one of them: a transform resizes by itself")
         return TorchImages(self, transform=transform, image_size=image_size)
 
+    def evaluation_batches(
+        self,
+        *,
+        batch_size: int,
+        image_size: int,
+        rank: int = 0,
+        num_ranks: int = 1,
+        transform: EvaluationTransform = _UPRIGHT,
+    ) -> "Generator[tuple[Batch, torch.Tensor], None, None]":
+        """Every image once over all ranks, resized as in `patchline evaluate`: (batch, mask) with `batch_size` images
+        per rank, in equally many batches on every rank.
+
+        `mask`, bool[batch_size], is False in the places of the last batches that hold no image. A damaged image ends
+        the evaluation with an error. UserError for sizes that are not allowed.
+        """
+        from pipeline.data.config import Share, refuse_wrong_sizes  # noqa: PLC0415 - as above
+        from pipeline.data.evaluation import evaluation_batches  # noqa: PLC0415
+
+        refuse_wrong_sizes({"batch_size": batch_size, "image_size": image_size}, rank=rank, num_ranks=num_ranks)
+        return evaluation_batches(
+            self.dataset,
+            batch_size=batch_size,
+            image_size=image_size,
+            transform=transform,
+            share=Share(global_batch=batch_size * num_ranks, rank=rank, num_ranks=num_ranks),
+            threads=len(os.sched_getaffinity(0)),
+        )
+
     def _damaged(self, sample: RawSample, why: str) -> InvalidDataError:
         return InvalidDataError(f"image {sample.sample_id} of {self.url} cannot be used: {why}")
 
@@ -156,5 +190,15 @@ def _label(labels: tuple[int, ...]) -> int:
 
 
 def open_dataset(url: str) -> ImageDataset:
-    """The images of the dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is none."""
+    """The images of the packed dataset at `url`, a folder or s3://bucket/prefix, by number.
+
+        digits = patchline.open_dataset("data/digits")
+        len(digits), digits.classes                     # print(digits) shows both
+        digits[0].image, digits[0].label                # a Pillow image, and the number of its class
+        loader = DataLoader(digits.to_torch(image_size=32), batch_size=64, shuffle=True)
+        for batch, mask in digits.evaluation_batches(batch_size=64, image_size=32): ...
+
+    An image is read and checked when it is asked for, in any order; there is nothing to close, and processes may share
+    the object. For training, `train_batches` is several times faster. Raises UserError if there is no dataset.
+    """
     return ImageDataset(open_packed(url))

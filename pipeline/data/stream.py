@@ -10,7 +10,7 @@ from typing import Any, Self
 from weakref import finalize
 
 from pipeline.data.batches import Batch, TrainBatches
-from pipeline.data.config import DataConfig, Share
+from pipeline.data.config import DataConfig, Share, refuse_wrong_sizes
 from pipeline.data.position import StreamPosition, differences_of, position_from_json
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.skipped import Skipped
@@ -151,17 +151,25 @@ def train_batches(
     quarantine: str | Path = "quarantine.jsonl",
     pin_memory: bool = False,
 ) -> BatchStream:
-    """This rank's part of every global batch of the dataset at `url`, a folder or s3://bucket/prefix ("": config's).
+    """This rank's part of every batch of the dataset at `url`, a folder or s3://bucket/prefix, without end.
 
-    The stream is endless. It can be iterated as it is, and is closed when it is collected; a `with` block closes it at
-    a known place.
+        with patchline.train_batches("data/digits", global_batch=64, image_size=32) as batches:
+            for batch in batches:
+                batch.step, batch.images, batch.labels  # uint8[64, 32, 32, 3]; int64[64, labels], padded with -1
 
-    `position`: another stream's `position`, to continue after the last batch that it returned, with any number of ranks
-    and threads; None: from the start. `config`: how to shuffle, read and augment; None: the defaults, with
-    gcd(global_batch, 64) lanes. Its num_threads 0 means all cores that this process may use, and its memory_limit_bytes
-    holds for this rank. `quarantine`: the file that lists replaced samples, created with the first of them.
-    `pin_memory`: buffers from which a GPU copies asynchronously; such a copy must finish before two more batches have
-    been requested. Raises UserError for what does not fit, before anything is read ahead.
+    The `with` block closes the stream at a known place; without one, it is closed when it is collected.
+
+    global_batch    images in a batch, over all ranks; `num_ranks` divides it
+    image_size      height and width of the images, in pixels
+    seed            draws the order and the crops; equal seeds and settings give equal batches
+    rank            the number of this process, 0 to num_ranks - 1
+    position        another stream's `.position`, to continue after its last batch with any number of ranks
+    config          how to shuffle, read and augment; None: the defaults, with gcd(global_batch, 64) lanes. Its
+                    num_threads 0 means all cores of this process, and its memory_limit_bytes is for this rank
+    quarantine      the file that lists replaced samples, created with the first of them
+    pin_memory      buffers from which a GPU copies asynchronously, before two more batches have been requested
+
+    Raises UserError for what does not fit, before anything is read ahead. A `config` may have the `url`.
     """
     _check_sizes(global_batch=global_batch, image_size=image_size, rank=rank, num_ranks=num_ranks)
     global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # NumPy's, too
@@ -179,11 +187,7 @@ def train_batches(
 
 
 def _check_sizes(*, global_batch: int, image_size: int, rank: int, num_ranks: int) -> None:
-    for name, value in (("global_batch", global_batch), ("image_size", image_size), ("num_ranks", num_ranks)):
-        if value < 1:
-            raise UserError(f"{name} is {value}; allowed: 1 or more")
-    if not 0 <= rank < num_ranks:
-        raise UserError(f"rank is {rank}; allowed: 0 to {num_ranks - 1}, since num_ranks is {num_ranks}")
+    refuse_wrong_sizes({"global_batch": global_batch, "image_size": image_size}, rank=rank, num_ranks=num_ranks)
     if global_batch % num_ranks:
         raise UserError(
             f"global_batch is {global_batch}, which {num_ranks} ranks cannot share equally; "
@@ -199,7 +203,7 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
         raise UserError(
             f"config.mixup.alpha is {config.mixup.alpha} and cutmix_alpha {config.mixup.cutmix_alpha}, but batches are "
             "handed out unmixed: mix them on your device with mix_weights, mix_images and mix_targets of "
-            "pipeline.data (CutMix: draw_mix and the Mix that it returns), and leave both at 0 here"
+            "patchline (CutMix: draw_mix and the Mix that it returns), and leave both at 0 here"
         )
     if global_batch % config.lanes:
         raise UserError(

@@ -1,5 +1,8 @@
 """`import patchline` loads nothing before it is used, and its names are those of the packages below it."""
 
+import ast
+import pydoc
+import re
 import subprocess
 import sys
 from itertools import islice
@@ -9,6 +12,7 @@ import pytest
 import webdataset
 
 import patchline
+from jobs.recipes.pretrain import digits_smoke
 from pipeline.data import train_batches
 from pipeline.data.image_dataset import open_dataset
 from pipeline.evaluation.predictor import load_model
@@ -34,8 +38,26 @@ def test_the_names_are_those_of_the_packages() -> None:
     assert patchline.open_dataset is open_dataset
     assert patchline.SampleOrder is SampleOrder
     assert patchline.__version__[0].isdecimal()
-    assert dir(patchline) == sorted(patchline.__all__)
+    assert patchline.recipes.pretrain.digits_smoke is digits_smoke
     assert not hasattr(patchline, "nothing")
+    assert not hasattr(patchline.recipes, "nothing")
+
+
+def test_the_names_are_those_that_a_type_checker_sees_and_help_describes() -> None:
+    tree = ast.parse(Path(patchline.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = [alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert dir(patchline) == sorted([*map(str, seen), "__version__"])
+    assert [name for name in dir(patchline) if getattr(patchline, name) is None] == []
+    described = re.findall(r"\w+", str(patchline.__doc__))
+    assert [name for name in dir(patchline) if name not in {*described, "__version__"}] == []
+
+
+@pytest.mark.parametrize("thing", [patchline, open_dataset, train_batches], ids=["patchline", "open", "train"])
+def test_its_help_fits_a_screen(thing: object) -> None:
+    lines = pydoc.plain(pydoc.render_doc(thing)).splitlines()
+    assert 8 <= len(lines) <= 50
+    assert [line for line in lines if len(line) > 124 and "(url: str" not in line] == []
 
 
 def test_importing_loads_nothing_else_and_configurations_no_torch() -> None:

@@ -54,6 +54,23 @@ def test_it_is_a_dataset_of_torch_also_in_workers(photos: ImageDataset) -> None:
         photos.to_torch(transform=np.asarray, image_size=8)
 
 
+def test_an_evaluation_has_every_image_once_over_all_ranks(photos: ImageDataset) -> None:
+    seen: list[tuple[int, int | None]] = []
+    for rank in range(2):
+        batches = list(photos.evaluation_batches(batch_size=4, image_size=16, rank=rank, num_ranks=2))
+        assert len(batches) == -(-len(photos) // 8)
+        for batch, mask in batches:
+            assert batch.images.shape == (4, 16, 16, 3)
+            seen += zip(batch.sample_ids.tolist(), batch.labels[:, 0][mask].tolist(), strict=True)
+    assert sorted(seen) == [(number, photos[number].label) for number in range(len(photos))]
+    first, _ = next(photos.evaluation_batches(batch_size=1, image_size=16))
+    assert torch.equal(first.images[0].permute(2, 0, 1), photos.to_torch(image_size=16)[0][0])
+    with pytest.raises(UserError, match=r"batch_size is 0; allowed: 1 or more"):
+        photos.evaluation_batches(batch_size=0, image_size=16)
+    with pytest.raises(UserError, match=r"rank is 2; allowed: 0 to 1"):
+        photos.evaluation_batches(batch_size=4, image_size=16, rank=2, num_ranks=2)
+
+
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     url = packed_folders(tmp_path)
     packed = open_packed(str(url))
