@@ -1,1 +1,1 @@
-"""The command line: stages and their recipes, in one process each. No mathematics."""
+"""Patchline's command line: stages and their recipes, in one process each. No mathematics."""

@@ -26,6 +26,7 @@ first used, so `import patchline` is fast and the names of datasets need no torc
                          (StorageError) and WillNotSucceedError
 """
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,7 @@ _MODULES = {
     "resample_position_embeddings": "pipeline.models.pos_embed",
     "train_batches": "pipeline.data.stream",
 }
+_MARK_BYTES = 100  # within which the docstring of each of our packages names Patchline
 _STAGES = ("evaluate", "finetune", "pack", "plan", "pretrain", "verify_resume")
 
 
@@ -98,21 +100,44 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'patchline' has no attribute {name!r}; it has {', '.join(__dir__())}")
     module = _MODULES[name]
-    _refuse_others(module.partition(".")[0])
+    refuse_others(("shards", "pipeline", "jobs") if module.startswith("jobs") else ("shards", "pipeline"))
     if name == "recipes":
         for stage in _STAGES:
             import_module(f"jobs.recipes.{stage}")
     return getattr(import_module(module), name)
 
 
-def _refuse_others(package: str) -> None:
-    """Raises an ImportError with an explanation if another package has the name of one of ours."""
+def refuse_others(packages: tuple[str, ...]) -> None:
+    """Raises an ImportError with an explanation if another package has the name of one of ours, or has overwritten it.
+
+    Names that common also belong to users' folders and to other distributions, and pip overwrites files in silence.
+    """
+    for package in packages:
+        ours = Path(__file__).resolve().parent.parent / package
+        init = ours / "__init__.py"
+        if not init.is_file() or b"Patchline" not in init.read_bytes()[:_MARK_BYTES]:
+            raise ImportError(
+                f"{init} is not Patchline's: another distribution with a package {package!r} was installed over it or "
+                "removed with it; use an environment for each of the two, and repair this one: "
+                "python -m pip install --force-reinstall --no-deps patchline (in a checkout: git checkout)"
+            )
+        places = _places(package)
+        if ours not in [Path(place).resolve() for place in places]:
+            found = ", ".join(places) or "missing"
+            raise ImportError(
+                f"the package {package!r} that Python finds is not Patchline's: it is {found}, and Patchline's is "
+                f"{ours}; rename the other one, or start Python where it is not found "
+                "(another folder, another PYTHONPATH, or an environment with only Patchline)"
+            )
+
+
+def _places(package: str) -> list[str]:
+    """The folders of the package, or the file of the module, that an import takes."""
+    loaded = sys.modules.get(package)
+    if loaded is not None:
+        return [*map(str, getattr(loaded, "__path__", None) or [getattr(loaded, "__file__", None) or "built in"])]
     spec = import_module("importlib.util").find_spec(package)
-    found = list(spec.submodule_search_locations or [spec.origin]) if spec else []
-    if Path(__file__).resolve().parent.parent / package not in [Path(str(path)).resolve() for path in found]:
-        where = ", ".join(map(str, found)) or "nothing"
-        message = f"patchline's package {package!r} is hidden by {where}, which comes earlier on sys.path"
-        raise ImportError(f"{message}; rename that, or start Python in another folder")
+    return [*map(str, spec.submodule_search_locations or [spec.origin])] if spec else []
 
 
 def __dir__() -> list[str]:

@@ -8,12 +8,19 @@ import itertools
 import os
 import sys
 
+from patchline import refuse_others
+
 _OURS = ("jobs", "pipeline", "shards")
 
 
 def entry() -> None:
     """Console script."""
     _find_ours_first()
+    try:
+        refuse_others(_OURS)
+    except ImportError as error:
+        sys.stderr.write(f"patchline: {error}\n")
+        sys.exit(2)
     from jobs.cli import entry as run  # noqa: PLC0415 - not before our packages are found first
 
     run()

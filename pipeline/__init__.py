@@ -1,1 +1,1 @@
-"""Tensors in motion: data, models, evaluation, inspection, checkpoints, training."""
+"""Patchline's tensors in motion: data, models, evaluation, inspection, checkpoints, training."""

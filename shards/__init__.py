@@ -1,1 +1,1 @@
-"""Bytes at rest: storage, sources, packing, index, verification and the pure sample order. Never imports torch."""
+"""Patchline's bytes at rest: storage, sources, packing, index, verification, sample order. Never imports torch."""

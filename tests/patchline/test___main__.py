@@ -1,5 +1,6 @@
 """`python -m patchline` in a folder with packages and modules that have the names of ours and of our libraries."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,36 @@ def test_a_path_that_hides_ours_is_put_behind(folder: Path, tmp_path: Path) -> N
     done = run(python_m("verify", "data", "--workers", "2"), folder, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "data: no fault found" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["-m", "patchline"], ["-c", "from patchline.__main__ import entry; entry()"]])
+@pytest.mark.parametrize("left", ["theirs = True\n", None])
+def test_a_package_that_was_installed_over_ours_is_named(tmp_path: Path, words: list[str], left: str | None) -> None:
+    """pip overwrites the files of another distribution, and removes them with the one that wrote them last."""
+    for room in ("jobs", "patchline", "pipeline", "shards"):
+        shutil.copytree(CHECKOUT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    init = tmp_path / "pipeline" / "__init__.py"
+    init.unlink()
+    if left is not None:
+        init.write_text(left)
+    done = run([sys.executable, *words, "--version"], tmp_path.parent, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        f"patchline: {init} is not Patchline's: another distribution with a package 'pipeline'"
+    )
+    assert "--force-reinstall --no-deps patchline" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_module_that_is_loaded_before_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import jobs\n")
+    (tmp_path / "jobs.py").touch()
+    done = run(python_m("--help"), tmp_path, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    theirs = (
+        f"the package 'jobs' that Python finds is not Patchline's: it is {tmp_path / 'jobs.py'}, and Patchline's is"
+    )
+    assert done.stderr.startswith(f"patchline: {theirs} {CHECKOUT / 'jobs'};")
 
 
 def test_the_version_is_the_packages() -> None:

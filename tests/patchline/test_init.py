@@ -90,10 +90,30 @@ def test_tars_of_others_are_trained_on_from_python_alone(tmp_path: Path) -> None
     assert sorted(found) == [0] * 8 + [1] * 8
 
 
-def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pipeline").mkdir()
-    (tmp_path / "pipeline" / "__init__.py").write_text("raise RuntimeError('not ours')\n")
+@pytest.mark.parametrize(
+    ("theirs", "name", "before"),
+    [
+        ("pipeline/__init__.py", "ModelConfig", ""),
+        ("shards.py", "train_batches", ""),  # which the first module of ours does not import itself
+        ("jobs/__init__.py", "recipes", ""),
+        ("pipeline.py", "open_dataset", "import pipeline, os; os.remove('pipeline.py')"),  # loaded, found no longer
+    ],
+)
+def test_a_package_that_hides_one_of_ours_is_named(tmp_path: Path, theirs: str, name: str, before: str) -> None:
+    file = tmp_path / theirs
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("" if before else "raise RuntimeError('not ours')\n")
+    package = theirs.partition("/")[0].removesuffix(".py")
     said = python(
-        "import patchline\ntry:\n    patchline.ModelConfig\nexcept ImportError as e:\n    print(e)", cwd=tmp_path
+        f"{before}\nimport patchline\ntry:\n    patchline.{name}\nexcept ImportError as e:\n    print(e)", cwd=tmp_path
     )
-    assert said.startswith(f"patchline's package 'pipeline' is hidden by {tmp_path / 'pipeline'}, which comes earlier")
+    found = file.parent if file.name == "__init__.py" else file
+    assert said.startswith(
+        f"the package {package!r} that Python finds is not Patchline's: it is {found}, "
+        f"and Patchline's is {CHECKOUT / package}; rename the other one, or start Python where it is not found"
+    )
+
+
+def test_a_user_whose_jobs_are_no_package_of_ours_reads_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("raise RuntimeError('not ours')\n")
+    assert python("import patchline\nprint(patchline.DataConfig().lanes)", cwd=tmp_path) == "64"
