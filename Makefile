@@ -87,12 +87,13 @@ test-shards: ## Run the tests of shards/ on a newer Python without torch: make t
 	.venv-shards/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(SHARDS_NEEDS); \
 	PYTHONPATH="$(CURDIR)" PATCHLINE_REQUIRE='' .venv-shards/bin/python -m pytest --numprocesses 2 --dist loadfile -m 'not rgw and not slow' tests/shards
 
-lint: .venv/.all ## Check style, types and shell scripts
+lint: .venv/.all ## Check style, types, shell scripts and the Dockerfile
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	@command -v shellcheck >/dev/null || { echo "make lint: shellcheck is not installed (Debian: apt-get install shellcheck)"; exit 1; }
 	shellcheck $(SHELL_FILES)
+	$(VENV)/bin/hadolint containers/Dockerfile
 
 soak: .venv/.all ## Kill, stop and resume runs many times; each must end like the unbroken run
 	$(VENV)/bin/python -m tests.soak.kills

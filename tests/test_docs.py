@@ -7,6 +7,7 @@ parity of every model; docs/reference/messages.md quotes messages exactly as the
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_every_test_that_is_named_is_there() -> None:
     for file, name in named:
         (path,) = (CHECKOUT / "tests" / "pipeline" / "models").rglob(file)
         assert f"def {name}(" in path.read_text(), f"{file} has no {name}"
+
+
+@every_fault
+def test_every_extra_that_is_named_exists() -> Iterator[str]:
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = (*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), CHECKOUT / "Makefile")
+    code = (path for room in ROOMS for path in (CHECKOUT / room).rglob("*.py"))
+    for page in (*pages, *code):
+        for names in re.findall(r"(?:'\.|patchline)\[([a-z,]+)\]", page.read_text()):
+            for name in set(names.split(",")) - extras.keys():
+                yield f"{page.relative_to(CHECKOUT)} names the extra {name}, which pyproject.toml does not have"
+
+
+def test_the_classifiers_name_the_versions_of_python_that_are_tested() -> None:
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    assert named == re.findall(r"^\| (3\.\d+) \| Everything", (CHECKOUT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
 
 
 @cache
