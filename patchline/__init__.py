@@ -6,8 +6,8 @@
     batches = patchline.train_batches("data/digits", global_batch=64, image_size=32)
     model = patchline.load_model("runs/digits/weights")
 
-help(patchline.NAME) describes each name, and docs/python.md has examples of all of them. A name is loaded when it is
-first used, so `import patchline` is fast and the names of datasets need no torch.
+help(patchline.NAME) describes each name, and docs/python.md has examples. A name is loaded when it is first used,
+so `import patchline` is fast and the names of datasets need no torch.
 
     open_dataset         the images of a packed dataset by number; to_torch() for a DataLoader
     index_tars           makes a dataset of WebDataset tars as they are
