@@ -18,6 +18,7 @@ from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.output.quantities import duration
@@ -59,16 +60,17 @@ def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: 
 
 
 def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None) -> None:
-    """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
-    `limit`: --time, or empty."""
+    """UserError for a run directory, a time limit or a number of nodes that cannot work. `run_dir`: empty for a stage
+    without one; `limit`: --time, or empty."""
+    if isinstance(job, TrainingJob):
+        num_ranks, lanes, mixup = nodes * max(1, cluster.gpus_per_node), job.data.lanes, job.data.mixup
+        plan_batch(job.global_batch, micro_batch=job.micro_batch, num_ranks=num_ranks, lanes=lanes, pairs=mixup.is_on)
     if not run_dir:
         return
     kind = file_system(Path(run_dir), _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else "")
-    if nodes > 1 and kind in _LOCAL_TO_ONE_NODE:
-        raise UserError(
-            f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine; allowed: storage that "
-            f"all nodes share; choose another folder, {_ANYWAY}"
-        )
+    if kind in _LOCAL_TO_ONE_NODE:
+        what = f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine"
+        _refuse_unshared(what, "choose another folder", nodes=nodes)
     stall = _mean_stall(Path(run_dir))
     refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
     if isinstance(job, TrainingJob) and cluster.gpus_per_node:
@@ -77,8 +79,8 @@ def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limi
 
 def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[str, str]) -> None:
     """UserError if a run of several nodes has its directory on a disk of this machine, which it does not share by NFS,
-    and the nodes are other machines. `partition`: empty: Slurm's default."""
-    if not run_dir or nodes == 1 or shutil.which("sinfo", path=environ.get("PATH")) is None:
+    and the nodes are other machines; of one node, a warning. `partition`: empty: Slurm's default."""
+    if not run_dir or shutil.which("sinfo", path=environ.get("PATH")) is None:
         return
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
     kind = file_system(Path(run_dir), mounts)
@@ -88,11 +90,16 @@ def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[s
     done = ran(["sinfo", "--noheader", "--Node", *named, "--format=%n %o"], environ)
     others = [line.split() for line in done.stdout.splitlines() if done.returncode == 0 and line.strip()]
     if others and not any(_is_here(name) for names in others for name in names):
-        raise UserError(
-            f"--run-dir {printable_name(run_dir)} is on a disk of this machine ({kind}), which the nodes, such as "
-            f"{printable_name(others[0][0])}, do not see; allowed: storage that all nodes share; choose another folder "
-            f"(`patchline preflight --run-dir` asks two nodes), {_ANYWAY}"
-        )
+        what = f"--run-dir {printable_name(run_dir)} is on a disk of this machine ({kind}), which the nodes, such as "
+        what += f"{printable_name(others[0][0])}, do not see"
+        _refuse_unshared(what, "choose another folder (`patchline preflight --run-dir` asks two nodes)", nodes=nodes)
+
+
+def _refuse_unshared(what: str, todo: str, *, nodes: int) -> None:
+    """UserError for a run directory that nodes do not share; with one node, a warning, since that one may be right."""
+    if nodes > 1:
+        raise UserError(f"{what}; allowed: storage that all nodes share; {todo}, {_ANYWAY}")
+    log.warning("%s: a requeue that lands on another node starts from scratch there; %s", what, todo)
 
 
 def is_exported(path: Path, etab: str) -> bool:

@@ -78,13 +78,31 @@ def test_file_systems(path: str, kind: str) -> None:
     assert file_system(Path(path), MOUNTS) == kind
 
 
-def test_a_run_directory_in_memory_is_refused_on_several_nodes() -> None:
+def test_a_run_directory_in_memory_is_refused_on_several_nodes(caplog: pytest.LogCaptureFixture) -> None:
     shared = "/dev/shm/run"  # noqa: S108 - nothing is written there
     refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=1, limit="")
+    assert "a requeue that lands on another node starts from scratch there; choose another folder" in caplog.text
     with pytest.raises(
         UserError, match="on tmpfs, in the memory of this machine; allowed: storage that all nodes share"
     ):
         refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=2, limit="")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "changes", "message"),
+    [
+        (3, 8, {}, r"--global-batch is 4096, not divisible by 24 ranks; start .*32.* ranks"),
+        (3, 0, {}, r"not divisible by 3 ranks"),
+        (8, 8, {"global_batch": 4100}, r"--global-batch is 4100, not a multiple of --data.lanes"),
+        (8, 8, {"micro_batch": 48}, r"--micro-batch is 48, which does not divide a rank's share of 64 images"),
+    ],
+)
+def test_ranks_that_the_stage_would_refuse_are_refused_before_anything_is_queued(
+    nodes: int, gpus: int, changes: dict[str, int], message: str
+) -> None:
+    job = replace(RECIPES["vit_h14_jft"](), **changes)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message):
+        refuse_wrong_place(ClusterConfig(gpus_per_node=gpus), run_dir="", nodes=nodes, limit="", job=job)
 
 
 def test_time_limits() -> None:
@@ -150,12 +168,13 @@ def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_disk_that_other_machines_do_not_see_is_refused(
-    on_a_disk: Path, run_dir: str, nodes: int, known: str, refused: bool
+    on_a_disk: Path, run_dir: str, nodes: int, known: str, refused: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     environ = programs(on_a_disk, sinfo=f"echo {known}")
     expected = pytest.raises(UserError, match=r"is on a disk of this machine \(ext4\), which the nodes, such as gpu1,")
     with expected if refused else nullcontext():
         refuse_local(run_dir, nodes=nodes, partition="gpu", environ=environ)
+    assert ("a requeue that lands on another node" in caplog.text) == (nodes == 1)
     refuse_local(run_dir, nodes=nodes, partition="gpu", environ={"PATH": str(on_a_disk / "none")})
 
 
