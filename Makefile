@@ -23,7 +23,7 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
-.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak fuzz bench-env bench clean
+.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak fuzz bench-env bench docs clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -31,7 +31,7 @@ help: ## Show this list
 
 DECODER := $(VENV)/bin/python -c 'from pipeline.data.transform import decoder_name; print(decoder_name())'
 
-setup: .venv/.all ## Make .venv with everything that demo, test and lint need
+setup: .venv/.all ## Make .venv with everything that demo, test, lint and docs need
 	@decoder=$$($(DECODER)) || exit 1; \
 	if [ "$$decoder" = simplejpeg ] && $(VENV)/bin/python hatch_build.py; then decoder=$$($(DECODER)) || exit 1; fi; \
 	echo ".venv is ready; JPEGs are decoded by: $$decoder"; \
@@ -132,8 +132,13 @@ bench: .venv/.all ## Compare steps, checkpoints, loader and S3 with other tools,
 	$(VENV)/bin/python -m benchmarks.loader --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/loader.json
 	$(VENV)/bin/python -m benchmarks.s3 --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/s3.json
 
-clean: ## Remove .venv, .venv-bench, .venv-shards, caches and the demos' folders
-	rm -rf .venv .venv-bench .venv-shards demo-run slurm-demo-run build dist pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+docs: .venv/.all ## Build the documentation as a site, for a browser: site/index.html
+	$(VENV)/bin/python -m docs.site_files
+	rm -rf site
+	$(VENV)/bin/zensical build --strict --clean
+
+clean: ## Remove .venv, .venv-bench, .venv-shards, caches, the site and the demos' folders
+	rm -rf .venv .venv-bench .venv-shards demo-run slurm-demo-run build dist site .cache pipeline/data/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Sources of the optional crop decoder, which is rebuilt when one of them changes.
@@ -155,5 +160,5 @@ NATIVE := hatch_build.py $(wildcard pipeline/data/*.c pipeline/data/*.h)
 	@touch $@
 
 .venv/.all: .venv/.torch $(NATIVE)
-	$(PIP) --constraint constraints.txt --editable '.[demo,test,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[demo,test,dev,docs]'
 	@touch $@ .venv/.demo

@@ -58,16 +58,17 @@ def _about(text: str) -> list[str]:
 def _filled(part: str) -> str:
     """A paragraph or a list item in lines of at most WIDTH."""
     indent = "  " if part.startswith("- ") else ""
-    return fill(_cell(part), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return fill(cell(part), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _described(recipe: Callable[[], Any]) -> tuple[str, str]:
     """The summary of a recipe, and the rest without its command."""
     summary, _, rest = (inspect.getdoc(recipe) or "").partition("\n\n")
-    return _cell(" ".join(summary.split())), _cell(" ".join(re.split(r"Commands?:", rest)[0].split()))
+    return cell(" ".join(summary.split())), cell(" ".join(re.split(r"Commands?:", rest)[0].split()))
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Text as a table shows it."""
     return text.replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
 
 
