@@ -43,6 +43,7 @@ def examples(document: str, *languages: str, section: str = "") -> list[Example]
         text = re.split(r"^## ", text.partition(f"\n## {section}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     found = [Example(language=language, text=text) for language, text in blocks if language in languages]
+    found = [example for example in found if not example.text.startswith("# needs ")]
     missing = set(languages) - {example.language for example in found}
     assert not missing, f"docs/{document} has no block of {', '.join(missing)}"
     return found
