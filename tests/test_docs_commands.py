@@ -34,8 +34,14 @@ BY_HAND = "No test runs the commands of this page"
 PAGES = [*CHECKOUT.glob("*.md"), CHECKOUT / "slurm" / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 # Pages whose Python blocks tests/test_docs_examples.py runs, beside the dataset and the run that they name.
 WITH_OWN_TEST = ("docs/models.md", "docs/streaming.md")
-# Commands of a few steps show what those of a page do, in less time. This page kills a run after 20 seconds.
-STEPS, WHOLE = 20, ("docs/checkpoints.md",)
+# Runs take fewer steps than those of a reader, and a trial of resuming fewer kills. One page kills a run after 20 s.
+WHOLE = ("docs/checkpoints.md",)
+_FEWER = """\
+case "$1:$2" in
+  pretrain:?*|finetune:?*) set -- "$@" --steps 20;;
+  verify-resume:*) set -- "$@" --kills 1;;
+esac
+"""
 # Pages that begin with nothing but images and weights.
 FROM_IMAGES = ("docs/own-data.md", "docs/from-weights.md", "docs/from-s3.md", "docs/packing.md")
 # Commands that end with another code than 0, because they show usage, or find what they look for.
@@ -186,16 +192,16 @@ class Reader:
             if named := re.match(r"# (\w+\.(?:py|yaml))\n", block.text):
                 (self.folder / named[1]).write_text(block.text)
             elif block.is_run:
-                self.bash(block.text, steps=None if page in WHOLE else STEPS)
+                self.bash(block.text, is_short=page not in WHOLE)
             elif block.language == "python" and page not in WITH_OWN_TEST:
                 self._run([sys.executable, "-c", PRELUDE + block.text], block.text)
 
-    def bash(self, text: str, *, steps: int | None) -> None:
+    def bash(self, text: str, *, is_short: bool) -> None:
         """Runs a block to its end. Each command must end with 0, or as CODES has it."""
         bin_folder = self.folder.parent / "bin"
         bin_folder.mkdir(exist_ok=True)
         real = Path(sys.executable).with_name("patchline")
-        more = f'case "$1:$2" in pretrain:?*|finetune:?*) set -- "$@" --steps {steps};; esac\n' if steps else ""
+        more = _FEWER if is_short else ""
         (bin_folder / "patchline").write_text(f'#!/bin/sh\n{more}exec {shlex.quote(str(real))} "$@"\n')
         (bin_folder / "patchline").chmod(0o755)
         failed = self.folder.parent / "failed"
@@ -231,7 +237,7 @@ def after_readme(finished_runs: FinishedRuns, tmp_path_factory: pytest.TempPathF
         (folder / name).write_bytes(image_bytes(seed, image_format="PNG" if name.endswith("png") else "JPEG"))
     reader = Reader(folder)
     weights = shlex.quote(str(finished_runs.get(1) / "weights"))
-    reader.bash(f"patchline export {weights} --out Ti_16.npz --format vision_transformer", steps=None)
+    reader.bash(f"patchline export {weights} --out Ti_16.npz --format vision_transformer", is_short=False)
     reader.follow("README.md")
     return folder
 
