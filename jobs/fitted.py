@@ -92,6 +92,9 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
             return job, [*notes, f"{url} is not reachable from here: the steps follow its images where the job runs"]
         steps = values.get("--steps") or steps_for(recipe, num_images=num_images, global_batch=job.global_batch)
         job = with_steps(job, steps=steps)
+        if "--data.lanes" not in values and num_images < job.data.lanes:  # each lane needs an image
+            fewer = max(each for each in range(1, num_images + 1) if job.global_batch % each == 0)
+            job = replace(job, data=replace(job.data, lanes=fewer))
         epochs = job.steps * job.global_batch / num_images
         notes.append(
             f"{plural(job.steps, 'step')} of {job.global_batch} images, {epochs:.3g} epochs of "

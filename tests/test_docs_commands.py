@@ -33,7 +33,7 @@ MARK = "# needs "
 BY_HAND = "No test runs the commands of this page"
 PAGES = [*CHECKOUT.glob("*.md"), CHECKOUT / "slurm" / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 # Pages whose Python blocks tests/test_docs_examples.py runs, beside the dataset and the run that they name.
-WITH_OWN_TEST = ("docs/models.md", "docs/streaming.md")
+WITH_OWN_TEST = ("docs/models.md", "docs/python.md", "docs/streaming.md")
 # Runs take fewer steps than those of a reader, and a trial of resuming fewer kills. One page kills a run after 20 s.
 WHOLE = ("docs/checkpoints.md",)
 _FEWER = """\

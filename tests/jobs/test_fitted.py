@@ -18,6 +18,7 @@ from pipeline.models.conversion.convert import save_as
 from pipeline.models.masked import output_names
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.training.settings.job import TrainingJob
+from shards.dataset import open_dataset
 from shards.errors import UserError
 from tests.rigs.datasets import packed_folders
 
@@ -92,6 +93,17 @@ def test_steps_and_scores_follow_the_dataset(tmp_path: Path, caplog: pytest.LogC
     assert (job.steps, job.schedule.warmup_steps) == (40, 4)
     assert job.schedule.learning_rate == pytest.approx(0.03 * 32 / 512)
     assert job_of("photos_scratch_s16", photos_scratch_s16(), "--data.url", url).steps == 1000
+
+
+def test_a_few_images_are_enough(tmp_path: Path) -> None:
+    """Fewer than lanes, a word that a beginner need not meet."""
+    url = str(packed_folders(tmp_path))
+    num_images = open_dataset(url).num_samples
+    job = job_of("photos", photos(), "--data.url", url)
+    assert num_images < photos().data.lanes
+    assert 1 <= job.data.lanes <= num_images
+    assert job.global_batch % job.data.lanes == 0
+    assert job_of("photos", photos(), "--data.url", url, "--data.lanes", "64").data.lanes == 64
 
 
 @pytest.mark.parametrize(
