@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 from docs.terminal_figure import draw
@@ -322,7 +323,9 @@ def main() -> None:
     }
     with terminal(clone, environ) as screen:
         screen.shown.append(f"# A first session, screen by screen\n\n{__doc__.split(chr(10) * 2)[0]}\n")
-        screen.shown.append("Command: `python -m docs.session --photographs DIR`.\n")
+        screen.shown.append(
+            f"Recorded with version {version('patchline')} by `python -m docs.session --photographs DIR`.\n"
+        )
         for part in arguments.only.split(","):
             PARTS[part](screen)
     arguments.out.write_text("\n".join(screen.shown))
