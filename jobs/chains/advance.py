@@ -22,7 +22,6 @@ from jobs.chains.state import (
     Record,
     add_job,
     add_line,
-    alone,
     ending,
     read_plan_of,
     read_record_of,
@@ -31,6 +30,7 @@ from jobs.chains.state import (
 from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Request, batch_script, stage_body
+from jobs.cluster.folder_lock import alone
 from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
 from jobs.submittable import Override

@@ -7,27 +7,24 @@ cancelled       written by `patchline cancel` before anything is cancelled
 done            when all units were complete
 """
 
-import fcntl
 import hashlib
 import json
 import secrets
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jobs.chains.file import STATE
 from jobs.chains.units import Unit
-from shards.errors import InvalidDataError, TransientError, UserError
+from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import append_line
 from shards.files.typed_json import read_record
 from shards.local_file import read_local_file
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
-PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1  # with another process
 _MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
 
 
@@ -166,22 +163,3 @@ def add_job(state: Path, job: ChainJob) -> None:
 def ending(state: Path) -> str:
     """Why nothing more is submitted: gave-up, cancelled or done; empty if the chain goes on."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Lets one process at a time work in a folder, on this host and wherever the file system passes locks on.
-    TransientError if another one does not end."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    with (folder / "lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TransientError(
-                        f"another patchline has been at work in {folder} for {PATIENCE_SECONDS:.0f} s; try again later"
-                    ) from None
-            time.sleep(_PAUSE_SECONDS)
-        yield

@@ -18,9 +18,9 @@ from jobs.arguments import take_own_flags, value_in
 from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.done import has_ended, refuse_stopped
 from jobs.chains.file import ChainConfig, StepConfig, read_chain
-from jobs.chains.state import alone
 from jobs.chains.submit_chain import submit_chain
 from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body
+from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, silence, slurms_answer, submitted

@@ -20,7 +20,6 @@ from jobs.chains.state import (
     GAVE_UP,
     PLAN,
     ChainPlan,
-    alone,
     begin,
     chain_name,
     ending,
@@ -30,6 +29,7 @@ from jobs.chains.state import (
 from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, units_of
 from jobs.cluster.batch_script import Request, head_lines, script_summary, size_of
+from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, silence, slurms_answer

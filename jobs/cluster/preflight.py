@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.cluster.folder_lock import has_flock
 from jobs.cluster.preflight_nodes import deep_checks, shared_checks
 from jobs.cluster.preflight_slurm import slurm_checks
 from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
@@ -39,6 +40,8 @@ def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     verdicts = environment_checks(cluster, environ)
     facts: dict[str, Any] = {}
+    if job.run_dir:
+        verdicts.append(judge_lock(Path(job.run_dir)))
     if job.cluster:
         verdicts += slurm_checks(cluster, nodes=job.nodes, environ=environ)
     if job.url:
@@ -71,6 +74,19 @@ def judge_locked(soft: int) -> Verdict:
         return Verdict(name="locked memory", status="ok", value=value)
     todo = "with InfiniBand, have the administrator set memlock to unlimited on the nodes, and in slurmd's unit"
     return Verdict(name="locked memory", status="warning", value=size(soft), allowed="no limit", todo=todo)
+
+
+def judge_lock(run_dir: Path) -> Verdict:
+    """Whether the file system of the run directory, or of the folder that will hold it, has flock."""
+    folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
+    try:
+        value = (
+            "flock" if has_flock(folder) else "no flock here, so submit, cancel and gates use a folder as their lock"
+        )
+    except OSError as error:
+        value, todo = f"{printable_name(str(folder))}: {error.strerror}", "give a --run-dir that you may write to"
+        return Verdict(name="lock", status="failed", value=value, todo=todo)
+    return Verdict(name="lock", status="ok", value=value)
 
 
 def judge_ports(text: str) -> Verdict:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.chains.checks import STOPPED_BY_HAND
-from jobs.chains.state import CANCELLED, alone, is_chain, read_plan_of, state_folder
+from jobs.chains.state import CANCELLED, is_chain, read_plan_of, state_folder
+from jobs.cluster.folder_lock import alone
 from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
 from jobs.submittable import output_name, run_name
 from shards.errors import UserError

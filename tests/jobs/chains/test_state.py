@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains import state as chain_state
 from jobs.chains.state import (
     RECORD,
     ChainJob,
     ChainPlan,
     add_job,
     add_line,
-    alone,
     chain_name,
     ending,
     is_chain,
@@ -22,7 +20,7 @@ from jobs.chains.state import (
 )
 from jobs.chains.status import status_of_chain
 from jobs.chains.units import Unit
-from shards.errors import TransientError, UserError
+from shards.errors import UserError
 
 UNITS = (
     Unit(name="pack.scan", step="pack", stage="pack", words=(("pack", "a b", "--x='$(id)'"),), num_parts=4),
@@ -83,14 +81,3 @@ def test_a_line_that_a_crash_tore_does_not_swallow_the_next(tmp_path: Path) -> N
         file.write('{"complete": "pack')
     add_line(state, complete="train")
     assert read_record_of(state).complete == {"train"}
-
-
-def test_a_process_that_does_not_end_is_not_waited_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(chain_state, "PATIENCE_SECONDS", 0.1)
-    too_long = pytest.raises(TransientError, match="another patchline has been at work in")
-    with alone(tmp_path), too_long, alone(tmp_path):
-        pass
-    with alone(tmp_path):
-        pass

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.preflight import judge_locked, judge_ports
+from jobs.cluster.preflight import judge_lock, judge_locked, judge_ports
 from tests.rigs.processes import patchline
 
 
@@ -48,3 +48,9 @@ def test_locked_memory(soft: int, status: str) -> None:
 @pytest.mark.parametrize(("text", "status"), [("32768\t60999\n", "ok"), ("1024 65535", "warning"), ("", "ok")])
 def test_ports(text: str, status: str) -> None:
     assert judge_ports(text).status == status
+
+
+def test_the_lock_of_a_run_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    found = judge_lock(tmp_path / "runs" / "new")
+    assert (found.status, found.value) == ("ok", "flock")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,128 @@
+"""Lets one process at a time work in a folder, which several hosts may share.
+
+flock(2) is tried first: the kernel gives it back, however its process ends. File systems without it (Lustre without
+-o flock, some NFS servers) refuse it. There, a folder is the lock, which mkdir makes for one process only. A file in it
+names its owner, who renews the folder's time; an owner that has ended on this host, or has not renewed it for
+STALE_SECONDS by the file server's clock, is dead, and the next process removes its lock.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shards.errors import TransientError
+
+PATIENCE_SECONDS, STALE_SECONDS = 300.0, 60.0
+_PAUSE_SECONDS, _RENEWAL_SECONDS = 0.1, 10.0
+_WITHOUT_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_FOLDER, _BOOT = "lock.owned", Path("/proc/sys/kernel/random/boot_id")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Lets one process at a time work in the folder, on this host and wherever the file system passes locks on.
+    TransientError if another one does not end."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    with (folder / "lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                _wait(folder, deadline)
+            except OSError as error:
+                if error.errno not in _WITHOUT_FLOCK:
+                    raise
+                with _owning(folder, deadline):
+                    yield
+                return
+        yield
+
+
+def has_flock(folder: Path) -> bool:
+    """Whether the folder's file system has flock. Raises OSError if nothing can be written there."""
+    path = folder / f".flock-{secrets.token_hex(4)}"
+    try:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _WITHOUT_FLOCK:
+            raise
+        return False
+    finally:
+        path.unlink(missing_ok=True)
+    return True
+
+
+@contextmanager
+def _owning(folder: Path, deadline: float) -> Iterator[None]:
+    lock, owner = folder / _FOLDER, f"{_this_host()}-{os.getpid()}-{secrets.token_hex(4)}"
+    while True:
+        try:
+            lock.mkdir()
+            break
+        except FileExistsError:
+            _remove_if_dead(lock)
+            _wait(folder, deadline)
+    (lock / owner).touch()
+    has_ended = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(lock, has_ended), name="lock-renewal", daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        renewal.join()
+        with suppress(FileNotFoundError, OSError):  # removed by another, to which this process was dead
+            (lock / owner).unlink()
+            lock.rmdir()
+
+
+def _renew(lock: Path, has_ended: threading.Event) -> None:
+    while not has_ended.wait(_RENEWAL_SECONDS):
+        with suppress(OSError):
+            os.utime(lock)
+
+
+def _remove_if_dead(lock: Path) -> None:
+    """Removes the lock of an owner that is dead. Of several processes, one removes the owner's name, and goes on."""
+    try:
+        owner = next((path.name for path in lock.iterdir()), "")
+        host, _, rest = owner.rpartition("-")[0].rpartition("-")
+        is_gone = host == _this_host() and rest.isdecimal() and not Path(f"/proc/{rest}").exists()
+        if is_gone or _age(lock) > STALE_SECONDS:
+            if owner:
+                (lock / owner).unlink()
+            lock.rmdir()
+    except OSError:
+        pass  # another process was faster
+
+
+def _this_host() -> str:
+    """The name of this host since it was started: another one may have the same name."""
+    return f"{socket.gethostname()}.{_BOOT.read_text()[:8] if _BOOT.is_file() else ''}"
+
+
+def _age(lock: Path) -> float:
+    """Seconds since the lock's time was renewed, by the clock that the times of files are from."""
+    probe = lock.parent / f".{_FOLDER}-{secrets.token_hex(4)}"
+    probe.touch()
+    try:
+        return probe.stat().st_mtime - lock.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _wait(folder: Path, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TransientError(
+            f"another patchline has been at work in {folder} for {PATIENCE_SECONDS:.0f} s; try again later"
+        )
+    time.sleep(_PAUSE_SECONDS)
