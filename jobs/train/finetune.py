@@ -11,5 +11,5 @@ def run(job: TrainingJob, *, extend: bool = False, profile: range = NO_STEPS, or
     """Runs a fine-tuning job, which must name its initial weights. `extend`, `profile` and `origin`: as in
     pre-training."""
     if not job.initial.weights:
-        raise UserError("--initial.weights is missing: give the weights/ folder of a finished run (RUN/weights)")
+        raise UserError("--initial.weights is missing: give a run or published weights (docs/from-weights.md)")
     return pretrain.run(job, stage="finetune", extend=extend, profile=profile, origin=origin)

@@ -37,7 +37,8 @@ def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
     if unknown:
         raise UserError(
             f"{dataset.url} has {len(unknown)} classes that the model was not trained on, for example {unknown[0]!r}; "
-            f"the model knows {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+            f"the model knows {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}; "
+            "give a dataset with its classes, fine-tune it on these, or name them in patchline evaluate --class-map"
         )
     return np.array([numbers[name] for name in dataset.label_names], dtype=np.int64)
 

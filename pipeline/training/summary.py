@@ -74,7 +74,7 @@ class Opening:
         """The run's folder and start, its model, its length and data, its machine."""
         job = self.job
         start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
-        size = f"{job.model.image_size} px, {job.model.num_classes:,} classes"
+        size = f"{job.model.image_size} px, {plural(job.model.num_classes, 'class')}"
         engine = f"{job.engine.precision}, ZeRO-{job.engine.zero_stage}"
         lines = [
             f"{job.run_dir}: {f'continuing from step {self.resumed_step:,}' if self.resumed_step else start}",

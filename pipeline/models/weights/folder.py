@@ -216,9 +216,10 @@ def _folder_in(path: str) -> Path:
             f"no weights at {path!r}: it is a file, and a weights folder holds config.json and model.safetensors; "
             "make one of it with patchline import"
         )
+    what = f"it has no {CONFIG_FILE} with {TENSORS_FILE}" if given.exists() else "there is no such file or folder"
     raise UserError(
-        f"no weights at {path!r}: a weights folder holds config.json and model.safetensors; "
-        "give a finished run (RUN or RUN/weights), or make a folder of other files with patchline import"
+        f"no weights at {path!r}: {what}; give a finished run (RUN or RUN/weights), or weights that patchline import "
+        "reads: a timm or Hugging Face folder, or a .npz, .safetensors or .pth file"
     )
 
 

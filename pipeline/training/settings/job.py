@@ -154,7 +154,8 @@ class InitialConfig:
     """Weights to start from instead of scratch."""
 
     weights: str = ""
-    """Weights folder to start from (RUN/weights)."""
+    """Weights to start from: a run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or
+    .pth file."""
     new_head: bool = True
     """Replace the head with a zero-initialised linear one, as the paper does; if off, all tensors must fit."""
     resample: ModeOrNone = "paper"

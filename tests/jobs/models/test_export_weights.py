@@ -76,7 +76,9 @@ def test_what_another_librarys_evaluation_cannot_do_is_said(
     ("change", "message"),
     [
         pytest.param({"out": ""}, "--out is missing", id="no out"),
-        pytest.param({"path": "gone"}, "no weights at 'gone'.*patchline import", id="no weights"),
+        pytest.param(
+            {"path": "gone"}, "no weights at 'gone': there is no such.*patchline import reads: a timm", id="no weights"
+        ),
         pytest.param({"num_classes": 7}, "give --new-head to drop it", id="a head that does not fit"),
         pytest.param({"out": "folder", "format": "big_vision"}, "is a file that ends in .npz", id="npz"),
     ],

@@ -130,7 +130,11 @@ def cut(folder: Path, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        pytest.param(lambda f: (f / "config.json").unlink(), "no weights at .*RUN/weights", id="no config.json"),
+        pytest.param(
+            lambda f: (f / "config.json").unlink(),
+            "no weights at .*: it has no config.json .*RUN/weights",
+            id="no config.json",
+        ),
         pytest.param(lambda f: (f / "model.safetensors").unlink(), "no weights at", id="no tensors"),
         pytest.param(lambda f: (f / "config.json").write_text('{"model": {'), "cannot be read", id="broken JSON"),
         pytest.param(lambda f: (f / "config.json").write_text("[1, 2]"), "cannot be read", id="a JSON list"),
@@ -183,10 +187,17 @@ def test_folders_that_can_not_be_used(tmp_path: Path, spoil: Callable[[Path], ob
         open_weights(str(folder))
 
 
-@pytest.mark.parametrize("name", ["", "nowhere", "file"])
-def test_no_folder_at_all(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"no weights at .*: it has no config\.json with model\.safetensors; give .* a timm or "),
+        ("nowhere", r"no weights at .*: there is no such file or folder; give .* a timm or Hugging Face folder"),
+        ("file", r"holds config\.json and model\.safetensors; make one of it"),
+    ],
+)
+def test_no_folder_at_all(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match=r"holds config\.json and model\.safetensors"):
+    with pytest.raises(UserError, match=message):
         open_weights(str(tmp_path / name))
 
 
