@@ -126,7 +126,7 @@ class ChainConfig:
 
 def read_chain(path: Path) -> ChainConfig:
     """The chain in a YAML file. UserError, with the line, for what is wrong."""
-    example = "slurm/chain.example.yaml"
+    example = "the output of `patchline example chain.yaml`"
     optional = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
     later = {"StepConfig": optional, "ChainConfig": ("rounds",)}
     return read_config(

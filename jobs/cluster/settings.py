@@ -161,7 +161,7 @@ def asked_seconds(limit: str) -> int | None:
 
 def read_cluster(path: Path) -> ClusterConfig:
     """The settings in a YAML file. UserError, with the line, for what is wrong."""
-    example = "slurm/cluster.example.yaml"
+    example = "the output of `patchline example cluster.yaml`"
     return read_config(
         path, ClusterConfig, example=example, todo=f"give --cluster your copy of {example}", base=ClusterConfig()
     )

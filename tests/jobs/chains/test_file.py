@@ -14,6 +14,9 @@ def test_the_example_is_valid() -> None:
     chain = read_chain(EXAMPLE)
     assert [step.name for step in chain.steps] == ["pack", "checked", "pretrain", "finetune", "evaluate", "report"]
     assert chain.steps[3].variants == (("--schedule.learning-rate=0.01",), ("--schedule.learning-rate=0.03",))
+    assert not chain.steps[4].recipe, (
+        "a recipe would be the old form of evaluate, and replace the weights' own evaluation"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,5 +58,8 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none\.yaml cannot be read: No such file or directory; give a chain, such as"):
+    with pytest.raises(
+        UserError,
+        match=r"none\.yaml cannot be read: No such file or directory; give a chain, such as .*patchline example",
+    ):
         read_chain(tmp_path / "none.yaml")

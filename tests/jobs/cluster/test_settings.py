@@ -66,7 +66,8 @@ def test_what_is_refused(tmp_path: Path, line: str, message: str) -> None:
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"none\.yaml cannot be read: No such file or directory; give --cluster your copy"
+        UserError,
+        match=r"none\.yaml cannot be read: No such file or directory; give --cluster your copy of .*patchline example",
     ):
         read_cluster(tmp_path / "none.yaml")
 
