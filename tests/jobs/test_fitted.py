@@ -14,8 +14,9 @@ from jobs.settings.models import VerifyResumeJob
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
-from pipeline.models.conversion.convert import save_as
+from pipeline.models.conversion.convert import open_for_use, save_as
 from pipeline.models.masked import output_names
+from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset
@@ -51,6 +52,20 @@ def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path) -> None:
     assert larger.model == replace(CONFIG, num_classes=0, image_size=48)
     with pytest.raises(UserError, match=r"--model.image-size is 40, .* patch .* is 16 px: take 32 or 48"):
         job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "40")
+
+
+def test_what_the_weights_leave_open_is_said_and_can_be_imported_otherwise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare = weights(tmp_path / "w.npz", written="vision_transformer")
+    caplog.set_level("INFO")
+    job = job_of("photos", photos(), "--initial.weights", bare, "--model.gelu", "exact")
+    assumed = "assumed, as the file does not say: gelu tanh, layer_norm_epsilon 1e-06 (others: patchline import)"
+    assert assumed in caplog.text
+    todo = r"since the file does not say it; give --model.gelu tanh, or import .* --gelu exact"
+    model = replace(job.model, num_classes=5)
+    with pytest.raises(UserError, match=todo):
+        fit_weights(open_for_use(bare), model, initial=build_model(model).state_dict().__getitem__, new_head=True)
 
 
 def test_images_are_scored_as_the_weights_say_or_with_antialiasing(tmp_path: Path) -> None:

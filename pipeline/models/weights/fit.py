@@ -148,4 +148,11 @@ def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
     if differing:
         listed = ", ".join(f"model.{field} {was} (the model here has {now})" for field, was, now in differing)
         flags = " ".join(f"--model.{field.replace('_', '-')} {was}" for field, was, _ in differing)
+        assumed = {words.split()[0] for words in weights.assumed}
+        if silent := [(field, now) for field, _, now in differing if field in assumed]:
+            others = " ".join(f"--{field.replace('_', '-')} {now}" for field, now in silent)
+            raise UserError(
+                f"the weights at {weights.where!r} are taken as made with {listed}, since the file does not say it; "
+                f"give {flags}, or import them with {others} (patchline import) and give the folder that it writes"
+            )
         raise UserError(f"the weights at {weights.where!r} were made with {listed}; give {flags}, or other weights")
