@@ -79,8 +79,8 @@ def test_a_wrong_clock_on_the_first_node_is_its_own_fault(three_nodes: SlurmClus
     (tmp_path / "theirs").write_text("years of work")
     for node in ("n1", "n2", "n3"):
         (tmp_path / node).mkdir()
-        for job in range(1, 200):
-            (tmp_path / node / f"patchline-{job}-{node}").symlink_to(tmp_path / "theirs")
+        for number in range(1, 200):
+            (tmp_path / node / f"patchline-{number}-{node}").symlink_to(tmp_path / "theirs")
     lines = (
         f"[[ -z ${{SLURMD_NODENAME-}} ]] || TMPDIR={tmp_path}/$SLURMD_NODENAME",
         "if [[ ${SLURMD_NODENAME-n1} == n1 ]]; then unset EPOCHREALTIME; EPOCHREALTIME=4000000000.5; fi",
