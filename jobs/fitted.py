@@ -33,16 +33,16 @@ _MANIFEST = "manifest.json"
 
 
 def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
-    """The job that a command with these flags starts from, and a note of what was chosen, empty if nothing was.
+    """The job that a command with these flags starts from, and a line for each choice, none if nothing was chosen.
     `recipe`: the command's second word, which may also be a run or its record."""
     default, notes = _in_its_folder(recipe, default, values)
     if not isinstance(default, TrainingJob):
-        return default, "; ".join(notes)
+        return default, "\n".join(notes)
     if type(default) is TrainingJob and (recipe in FINETUNE_RECIPES or recipe in RECIPES):  # not a trial of resuming
         default, chosen = _of_photos(recipe, default, values)
         notes += chosen
     job, said = _with_lanes(default, values)
-    return job, "; ".join([*notes, *said])
+    return job, "\n".join([*notes, *said])
 
 
 def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
@@ -106,10 +106,19 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         )
         test = f"{url.rstrip('/')}-test"
         is_given = any(flag.startswith(("--evaluation.url", "--data.held-out")) for flag in values)
-        if not is_given and "://" not in test and (Path(test) / _MANIFEST).is_file():
+        if not is_given and _is_dataset(test):
             job = replace(job, evaluation=replace(job.evaluation, url=test))
             notes.append(f"scored on {test} (--evaluation.url)")
     return job, notes
+
+
+def _is_dataset(url: str) -> bool:
+    """Whether there is a dataset in a folder or on S3."""
+    if "://" not in url:
+        return (Path(url) / _MANIFEST).is_file()
+    from shards.store import open_store  # noqa: PLC0415 - S3's client, which most commands do without
+
+    return open_store(url).exists(_MANIFEST)
 
 
 def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:

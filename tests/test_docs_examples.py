@@ -134,6 +134,8 @@ def test_examples_of_python(example: Example, first_run: Path, tmp_path: Path, m
             pytest.skip(f"{name} is not installed (make setup installs what the extra `test` names)")
     for name in ("data", "runs"):
         (tmp_path / name).symlink_to(first_run / name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)  # of a run that another test made in this process
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     prelude = f"import os, sys\nos.chdir({str(tmp_path)!r})\n"

@@ -28,6 +28,7 @@ from jobs.cluster.submit_checks import (
     limits_of,
     refuse_local,
     refuse_over_limits,
+    refuse_uneven,
     refuse_unprintable,
     refuse_unreachable,
     refuse_wrong_place,
@@ -164,6 +165,7 @@ def _check(
         time_limit=flags.time or cluster.time_limit,
         margin=cluster.margin_seconds,
     )
+    refuse_uneven(cluster, nodes=flags.nodes, job=job)
 
 
 def _refuse_flags_of_runs(flags: SubmitFlags, words: Sequence[str]) -> None:

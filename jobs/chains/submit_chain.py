@@ -38,6 +38,7 @@ from jobs.cluster.submit_checks import (
     limits_of,
     refuse_local,
     refuse_over_limits,
+    refuse_uneven,
     refuse_unprintable,
     refuse_unreachable,
     refuse_wrong_place,
@@ -141,6 +142,9 @@ def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping
                 time_limit=unit.time or cluster.time_limit,
                 margin=cluster.margin_seconds,
             )
+    for unit, _, job in jobs:
+        with _named(unit):
+            refuse_uneven(cluster, nodes=unit.nodes, job=job)
 
 
 def _make_folder(state: Path) -> None:

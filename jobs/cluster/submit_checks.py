@@ -60,11 +60,8 @@ def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: 
 
 
 def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None) -> None:
-    """UserError for a run directory, a time limit or a number of nodes that cannot work. `run_dir`: empty for a stage
-    without one; `limit`: --time, or empty."""
-    if isinstance(job, TrainingJob):
-        num_ranks, lanes, mixup = nodes * max(1, cluster.gpus_per_node), job.data.lanes, job.data.mixup
-        plan_batch(job.global_batch, micro_batch=job.micro_batch, num_ranks=num_ranks, lanes=lanes, pairs=mixup.is_on)
+    """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
+    `limit`: --time, or empty."""
     if not run_dir:
         return
     kind = file_system(Path(run_dir), _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else "")
@@ -75,6 +72,18 @@ def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limi
     refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
     if isinstance(job, TrainingJob) and cluster.gpus_per_node:
         refuse_short_margin(planned_save_seconds(job, nodes=nodes, gpus=cluster.gpus_per_node), cluster.margin_seconds)
+
+
+def refuse_uneven(cluster: ClusterConfig, *, nodes: int, job: object) -> None:
+    """UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job."""
+    if isinstance(job, TrainingJob):
+        plan_batch(
+            job.global_batch,
+            micro_batch=job.micro_batch,
+            num_ranks=nodes * max(1, cluster.gpus_per_node),
+            lanes=job.data.lanes,
+            pairs=job.data.mixup.is_on,
+        )
 
 
 def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[str, str]) -> None:

@@ -45,6 +45,9 @@ def place_from(environ: Mapping[str, str]) -> RankPlace:
     elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
         rank_name, size_name, local_name = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
     else:
+        if environ.get("WORLD_SIZE", "") not in ("", "1"):  # each of them would train alone, in one run directory
+            shown = shown_value(environ["WORLD_SIZE"])
+            raise UserError(f"the environment variable WORLD_SIZE is {shown}, and RANK is not set; {_ADVICE}")
         return _alone()
     num_ranks = _number(environ, size_name, 1, least=1, most=MOST_RANKS)
     rank = _number(environ, rank_name, 0, least=0, most=num_ranks - 1)

@@ -21,6 +21,7 @@ from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset
 from shards.errors import UserError
+from shards.store import open_store
 from tests.rigs.datasets import packed_folders
 
 CONFIG = ModelConfig(
@@ -108,6 +109,15 @@ def test_steps_and_scores_follow_the_dataset(tmp_path: Path, caplog: pytest.LogC
     assert (job.steps, job.schedule.warmup_steps) == (40, 4)
     assert job.schedule.learning_rate == pytest.approx(0.03 * 32 / 512)
     assert job_of("photos_scratch_s16", photos_scratch_s16(), "--data.url", url).steps == 1000
+
+
+def test_a_test_set_on_s3_is_found_too(tmp_path: Path, s3_bucket: str) -> None:
+    folder, url = packed_folders(tmp_path), f"s3://{s3_bucket}/photos"
+    for path in (one for one in folder.rglob("*") if one.is_file()):
+        open_store(url).write(str(path.relative_to(folder)), path.read_bytes())
+    assert job_of("photos", photos(), "--data.url", url).evaluation.url == ""
+    open_store(f"{url}-test").write("manifest.json", (folder / "manifest.json").read_bytes())
+    assert job_of("photos", photos(), "--data.url", url).evaluation.url == f"{url}-test"
 
 
 def test_a_few_images_are_enough(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
 # Who starts a thread beside a pool: most only wait, so that a signal, a silent rank or a parent's end is noticed; the
 # checkpoint writer is a process of its own, whose two threads have different priorities; a service that loggers send to
-# may never answer.
+# may never answer; a lock is renewed while its owner waits for Slurm.
 WATCHERS = [
     *("shards/reading/parallel.py", "pipeline/checkpoints/writer/process.py"),
     *(
@@ -55,6 +55,7 @@ WATCHERS = [
         "pipeline/training/watchdog/heartbeat_files.py",
     ),
     "pipeline/training/reporting/logger_thread.py",
+    "jobs/cluster/folder_lock.py",
 ]
 
 

@@ -20,6 +20,7 @@ from jobs.cluster.submit_checks import (
     refuse_over_limits,
     refuse_short_limit,
     refuse_short_margin,
+    refuse_uneven,
     refuse_unprintable,
     refuse_unreachable,
     refuse_wrong_place,
@@ -102,7 +103,7 @@ def test_ranks_that_the_stage_would_refuse_are_refused_before_anything_is_queued
 ) -> None:
     job = replace(RECIPES["vit_h14_jft"](), **changes)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
-        refuse_wrong_place(ClusterConfig(gpus_per_node=gpus), run_dir="", nodes=nodes, limit="", job=job)
+        refuse_uneven(ClusterConfig(gpus_per_node=gpus), nodes=nodes, job=job)
 
 
 def test_time_limits() -> None:

@@ -71,7 +71,12 @@ def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, im
 
 
 def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None:
+    """Of images that are resized with antialiasing: timm knows no other way, and its folder says so."""
     weights = weights_that_say(tmp_path / "ours", 3)
+    config = tmp_path / "ours" / "config.json"
+    said = json.loads(config.read_text())
+    said["usage"]["transform"]["antialias"] = True
+    config.write_text(json.dumps(said))
     assert patchline("export", weights, "--out", str(tmp_path / "timm"), "--format=timm").code == 0
     ended = patchline("import", str(tmp_path / "timm"), "--out", str(tmp_path / "imported"), "--num-heads=2")
     assert ended.code == 0, ended.errors

@@ -74,3 +74,12 @@ def test_one_rank_needs_neither_an_address_nor_a_port() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "http://x", "MASTER_PORT": "99999"}
     place = place_from(alone)
     assert (place.num_ranks, place.master_address, place.master_port) == (1, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("value", ["4", "x"])
+def test_ranks_that_do_not_know_which_they_are_are_refused(value: str) -> None:
+    """Each would train alone, and all in one run directory."""
+    with pytest.raises(UserError, match=f"^the environment variable WORLD_SIZE is '{value}', and RANK is not set;"):
+        place_from({"WORLD_SIZE": value})
+    assert place_from({"WORLD_SIZE": "1"}).num_ranks == 1
+    assert place_from(SRUN | {"WORLD_SIZE": value}) == place_from(SRUN)
