@@ -11,9 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jobs.models.inspect import image_files
 from jobs.settings.models import InspectJob
+from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.masked import colour_names
-from pipeline.models.weights.folder import save_weights
+from pipeline.models.weights.folder import open_weights, save_weights
+from pipeline.models.weights.usage import Usage
 from tests.jobs.models.test_evaluate import TINY, weights_that_say
 from tests.pipeline.inspection.test_model_figures import photographs
 from tests.rigs.processes import Ended, patchline
@@ -72,11 +74,9 @@ def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, im
 
 def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None:
     """Of images that are resized with antialiasing: timm knows no other way, and its folder says so."""
-    weights = weights_that_say(tmp_path / "ours", 3)
-    config = tmp_path / "ours" / "config.json"
-    said = json.loads(config.read_text())
-    said["usage"]["transform"]["antialias"] = True
-    config.write_text(json.dumps(said))
+    found, weights = open_weights(weights_that_say(tmp_path / "plain", 3)), str(tmp_path / "ours")
+    usage = Usage(transform=EvaluationTransform(antialias=True))
+    save_weights(Path(weights), config=found.config, labels=found.labels, tensor=found.tensor, usage=usage)
     assert patchline("export", weights, "--out", str(tmp_path / "timm"), "--format=timm").code == 0
     ended = patchline("import", str(tmp_path / "timm"), "--out", str(tmp_path / "imported"), "--num-heads=2")
     assert ended.code == 0, ended.errors
