@@ -74,7 +74,7 @@ INSIDE_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
         ),
         pytest.param(SRUN | {"SLURM_CPUS_PER_TASK": "3"}, (1, 2, 0, 1, "n1", 29400, 3), id="srun gives 3 cores a task"),
         pytest.param(SRUN | TORCHRUN, (3, 4, 1, 2, "n1", 29500, 4), id="torchrun inside a Slurm job wins"),
-        pytest.param({"WORLD_SIZE": "4"}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="half of torchrun's names: alone"),
+        pytest.param({"RANK": "3"}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="half of torchrun's names: alone"),
         pytest.param(INSIDE_A_JOB, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="in a batch script, not under srun"),
         pytest.param(
             TORCHRUN | {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "32"},
