@@ -14,8 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import TextIO
 
 from shards.errors import TransientError
 
@@ -31,19 +32,10 @@ def alone(folder: Path) -> Iterator[None]:
     TransientError if another one does not end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     with (folder / "lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                _wait(folder, deadline)
-            except OSError as error:
-                if error.errno not in _WITHOUT_FLOCK:
-                    raise
-                with _owning(folder, deadline):
-                    yield
-                return
-        yield
+        while (is_held := _flocked(file)) is False:
+            _wait(folder, deadline)
+        with nullcontext() if is_held else _owning(folder, deadline):
+            yield
 
 
 def has_flock(folder: Path) -> bool:
@@ -51,13 +43,21 @@ def has_flock(folder: Path) -> bool:
     path = folder / f".flock-{secrets.token_hex(4)}"
     try:
         with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _flocked(file) is not None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _flocked(file: TextIO) -> bool | None:
+    """Whether this process now holds the file's lock, without waiting for it; None if the file system has no flock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         if error.errno not in _WITHOUT_FLOCK:
             raise
-        return False
-    finally:
-        path.unlink(missing_ok=True)
+        return None
     return True
 
 
@@ -80,7 +80,7 @@ def _owning(folder: Path, deadline: float) -> Iterator[None]:
     finally:
         has_ended.set()
         renewal.join()
-        with suppress(FileNotFoundError, OSError):  # removed by another, to which this process was dead
+        with suppress(OSError):  # removed by another, to which this process was dead
             (lock / owner).unlink()
             lock.rmdir()
 

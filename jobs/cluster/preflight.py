@@ -41,7 +41,7 @@ def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
     verdicts = environment_checks(cluster, environ)
     facts: dict[str, Any] = {}
     if job.run_dir:
-        verdicts.append(judge_lock(Path(job.run_dir)))
+        verdicts.append(judge_flock(Path(job.run_dir)))
     if job.cluster:
         verdicts += slurm_checks(cluster, nodes=job.nodes, environ=environ)
     if job.url:
@@ -76,7 +76,7 @@ def judge_locked(soft: int) -> Verdict:
     return Verdict(name="locked memory", status="warning", value=size(soft), allowed="no limit", todo=todo)
 
 
-def judge_lock(run_dir: Path) -> Verdict:
+def judge_flock(run_dir: Path) -> Verdict:
     """Whether the file system of the run directory, or of the folder that will hold it, has flock."""
     folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
     try:

@@ -26,12 +26,12 @@ for _ in range(20):
         (folder / "number").write_text(str(number + 1))
 """
 HOLD = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from jobs.cluster.folder_lock import alone
 with alone(Path(sys.argv[1])):
     (Path(sys.argv[1]) / "held").touch()
-    time.sleep(600)
+    signal.pause()
 """
 
 
@@ -71,12 +71,13 @@ def test_the_lock_of_another_host_is_removed_once_nobody_renews_it(tmp_path: Pat
     lock.mkdir()
     (lock / "gone.12345678-1-0123abcd").touch()
     (tmp_path / "number").write_text("0")
-    living = subprocess.Popen(without_flock(COUNT, tmp_path, "ENOLCK"))
-    time.sleep(1.0)
-    assert living.poll() is None, "it may be alive there"
+    with pytest.raises(TransientError), folder_lock._owning(tmp_path, time.monotonic()):
+        pass
+    assert list(lock.iterdir()), "it may be alive there"
     os.utime(lock, (time.time() - 120, time.time() - 120))
-    assert living.wait(60) == 0
+    subprocess.run(without_flock(COUNT, tmp_path, "ENOLCK"), check=True, timeout=60)
     assert not lock.exists()
+    assert (tmp_path / "number").read_text() == "20"
 
 
 def test_a_process_that_does_not_end_is_not_waited_for_for_ever(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.preflight import judge_lock, judge_locked, judge_ports
+from jobs.cluster.preflight import judge_flock, judge_locked, judge_ports
 from tests.rigs.processes import patchline
 
 
@@ -51,6 +51,6 @@ def test_ports(text: str, status: str) -> None:
 
 
 def test_the_lock_of_a_run_directory_that_is_not_there_yet(tmp_path: Path) -> None:
-    found = judge_lock(tmp_path / "runs" / "new")
+    found = judge_flock(tmp_path / "runs" / "new")
     assert (found.status, found.value) == ("ok", "flock")
     assert not list(tmp_path.iterdir())
