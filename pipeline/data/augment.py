@@ -173,19 +173,27 @@ def short_side_resized(height: int, width: int, *, short_side: int) -> tuple[int
 
 
 def evaluation_viewport(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Viewport:
-    """The viewport of the evaluation transform on a whole image of height x width pixels."""
+    """The viewport of the evaluation transform on a whole image of height x width pixels.
+
+    Pillow's filters round as torchvision's Resize and CenterCrop, so that weights score alike in timm; the others as
+    big_vision: the centre of an odd rest lies half a pixel to another side.
+    """
+    is_torchvision = transform.filter == "bicubic" or transform.antialias
     short = central_short_side(transform, size)
     if transform.mode == "resize":
         height, width = size, size
     elif transform.mode == "fewshot":
         height, width = short, short
+    elif is_torchvision:
+        height, width = (int(short * side / min(height, width)) for side in (height, width))
     else:
         height, width = short_side_resized(height, width, short_side=short)
+    top, left = ((side - size) / 2 for side in (height, width))
     return Viewport(
         height=height,
         width=width,
-        top=(height - size) // 2,
-        left=(width - size) // 2,
+        top=round(top) if is_torchvision else int(top),
+        left=round(left) if is_torchvision else int(left),
         is_antialiased=transform.antialias,
         is_area=transform.filter == "area",
         is_bicubic=transform.filter == "bicubic",

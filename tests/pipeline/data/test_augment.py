@@ -26,6 +26,7 @@ from pipeline.data.augment import (
 from pipeline.data.config import AugmentConfig
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
+from tests.pipeline.models.parity import imported
 
 PLAIN = (
     AugmentConfig(),
@@ -276,6 +277,30 @@ def test_few_shot_images_are_big_visions(test_data: Path) -> None:
         ours, (height, width) = np.empty((224, 224, 3), np.uint8), pixels.shape[:2]
         show(pixels, evaluation_viewport(height, width, EvaluationTransform(mode="fewshot"), size=224), out=ours)
         assert np.abs(ours.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("filter_name", ["bicubic", "bilinear"])
+def test_pillows_filters_give_the_views_of_timm(test_data: Path, filter_name: str) -> None:
+    """Its Resize and CenterCrop are torchvision's, which round an odd rest to another side than big_vision."""
+    timms = imported("timm").data.create_transform(
+        input_size=(3, 224, 224), interpolation=filter_name, crop_pct=0.892, mean=0.0, std=1.0
+    )
+    transform = EvaluationTransform(
+        mode="central_crop",
+        short_side=251,
+        filter="bicubic" if filter_name == "bicubic" else "bilinear",
+        antialias=filter_name == "bilinear",
+    )
+    sizes = [(334, 500), (500, 341), (236, 350), (375, 500), (300, 225), (249, 251)]
+    for path, (height, width) in zip(sorted((test_data / "imagenet-sample").iterdir()), sizes, strict=False):
+        with Image.open(path) as image:
+            photograph = image.convert("RGB").resize((width, height))
+        ours = np.empty((224, 224, 3), np.uint8)
+        show(np.asarray(photograph), evaluation_viewport(height, width, transform, size=224), out=ours)
+        expected = (timms(photograph).permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
+        np.testing.assert_array_equal(ours, expected)
+    square = replace(transform, mode="fewshot")
+    assert evaluation_viewport(100, 50, square, size=224).top == 14  # of 13.5
 
 
 LATE_CROPS = (AugmentConfig(crop="resize_crop"), AugmentConfig(crop="short_side_crop"))
