@@ -1,5 +1,5 @@
-"""A proxy in front of an S3 server that truncates bodies (a fault that botocore never retries), holds uploads back,
-changes a byte of them on the way, or leaves objects out of listings."""
+"""A proxy in front of an S3 server that truncates bodies (a fault that botocore never retries), refuses requests, holds
+uploads back, changes a byte of them on the way, or leaves objects out of listings."""
 
 import http.client
 import re
@@ -22,6 +22,7 @@ class CuttingProxy:
     uploads that pass; later parts wait until the proxy ends, and set `holding`. `uploads` is the same for whole objects
     of checkpoints; held ones are stored first if `stores_held`. `flips`: changes one bit of every
     upload's body. `hides` says of an object's key whether listings leave it out, as those of a store that lists late.
+    `refuses` is the status and the code with which every request is refused, and `halves` cuts every body in half.
 
     `num_requests` counts requests of any kind. The one with the number `stop_at`, if that is not 0, sets `stopped` and
     gets no answer until `goes_on` is set; the store has it first if `stores_stopped`, and never otherwise.
@@ -36,6 +37,8 @@ class CuttingProxy:
     stores_held: bool = False
     flips: bool = False
     hides: Callable[[str], bool] = lambda _: False
+    refuses: tuple[int, str] | None = None
+    halves: bool = False
     num_requests: int = 0
     stop_at: int = 0
     stores_stopped: bool = False
@@ -132,8 +135,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.proxy.goes_on.wait()
             self.close_connection = True
             return
+        if self.proxy.refuses:
+            self._refuse(*self.proxy.refuses)
+            return
         response, content = self._forward(body)
         content = self._listed(content) if self.command == "GET" else content
+        if self.proxy.halves and cuts == []:
+            cuts = [len(content) // 2]
         self.send_response(response.status)
         for name, value in response.getheaders():
             if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
@@ -142,6 +150,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(content[: cuts.pop(0)] if cuts else content)
+        self.close_connection = True
+
+    def _refuse(self, status: int, code: str) -> None:
+        content = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else content)
         self.close_connection = True
 
     def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:

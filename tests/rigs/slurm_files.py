@@ -53,10 +53,11 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Size and timeouts of the cluster."""
+    """Size and timeouts of the cluster. `first_job`: the number of its first job; 0: by the worker of pytest."""
 
     num_nodes: int = 2
     cpus_per_node: int = 2
+    first_job: int = 0
     start_seconds: float = 120.0
     stop_seconds: float = 15.0
 
@@ -90,7 +91,7 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
         user=pwd.getpwuid(os.getuid()).pw_name,
         folder=folder,
         nodes=nodes,
-        first_job=_first_job(os.environ.get("PYTEST_XDIST_WORKER", "gw0")),
+        first_job=config.first_job or _first_job(os.environ.get("PYTEST_XDIST_WORKER", "gw0")),
     )
     (folder / "slurm.conf").write_text(text)
 

@@ -88,7 +88,7 @@ def test_bodies_that_bring_next_to_nothing_spend_the_budget(
     behind_proxy: Store, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte is progress, but a request a byte is a storm."""
-    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.001, budget_reserve=20.0))
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(most_backoff_seconds=0.001, budget_reserve=20.0))
     open_store.cache_clear()
     store = open_store(behind_proxy.url)
     proxy.cuts = [1] * 100
@@ -109,6 +109,7 @@ def test_a_long_stream_may_break_often_and_not_in_vain(
     """Attempts are counted anew wherever a body brought something: hours of reading see many faults."""
     data = os.urandom(5 * MIB)
     open_store(f"s3://{s3_bucket}").write("x", data)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(most_backoff_seconds=0.01))
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
     open_store.cache_clear()
     proxy.cuts = [300_000, 0, 0, 0] * 10
