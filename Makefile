@@ -23,7 +23,7 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
-.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak fuzz bench-env bench docs clean
+.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak soak-cluster fuzz bench-env bench docs clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -103,6 +103,9 @@ soak: .venv/.all ## Kill, stop and resume runs many times; each must end like th
 	$(VENV)/bin/python -m tests.soak.packing
 	$(VENV)/bin/python -m tests.soak.loader
 	$(VENV)/bin/python -m tests.soak.chain_faults
+
+soak-cluster: .venv/.all ## Break jobs on a real Slurm in every way at every moment: make soak-cluster [PART=3/8]; needs root
+	@status=0; for part in $(PART); do $(VENV)/bin/python -m tests.soak.cluster --part $$part || status=1; done; exit $$status
 
 SECONDS ?= 3600
 SEED ?= 1

@@ -1,0 +1,330 @@
+"""A matrix of faults on a real Slurm of three hosts: `python -m tests.soak.cluster --part 1/8`, or `make soak-cluster`.
+
+Each cell is a fault, whom it meets, and when. It gets a job of its own, which must end by itself with the same bits as
+without the fault; or with a code and a message, and then with the same bits once it is submitted again. Cells that
+cannot be, or are others under another name, are listed with the reason. Needs root, for file systems, control groups
+and hosts of its own. Writes the cells of the part to tests/soak/results/cluster.json.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from jobs.output import put
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
+from tests.soak import cluster_faults as faults
+from tests.soak.cluster_work import Shared, Work, kind_of, shared_by_all
+
+RESULT = Path(__file__).parent / "results" / "cluster.json"
+PASSING = ("full", "read-only", "frozen", "503", "broken bodies", "expired credentials", "crashed controller")
+DISK, STORE = PASSING[:3], PASSING[3:6]
+FAULTS = ("kill", "stop", *PASSING, "lost node", "wrong clock", "out of memory")
+PLACES = ("rank", "writer", "launcher", "batch script", "gate", "evaluation", "packing task")
+MOMENTS = ("start", "mid-step", "mid-save", "evaluation", "end")
+CELL_SECONDS, POLL_SECONDS = 300.0, 0.005
+NUM_WORKERS = 2
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """A fault, whom it meets, and when."""
+
+    fault: str
+    place: str
+    moment: str
+
+    def __str__(self) -> str:
+        return f"{self.fault}, {self.place}, {self.moment}"
+
+    @property
+    def why_not(self) -> str:
+        """Why this cell is not built; nothing if it is."""
+        return _NO_SUCH_MOMENT.get((self.place, self.moment), "") or _why_not(self)
+
+
+_NOT_TRAINING = "it neither trains nor saves"
+_NO_SUCH_MOMENT = {
+    ("writer", "start"): "it starts with its rank and waits, as in mid-step",
+    **{("gate", moment): "it neither saves nor evaluates" for moment in ("mid-save", "evaluation")},
+    ("gate", "end"): "its last act is to submit the next step, in mid-step",
+    **{("evaluation", moment): _NOT_TRAINING for moment in ("mid-step", "mid-save")},
+    ("evaluation", "end"): "its scores are one small file, written by a rename",
+    ("packing task", "mid-save"): "all of its work is writing shards: mid-step",
+    ("packing task", "evaluation"): "it does not evaluate",
+    ("packing task", "end"): "tests/shards/packing kill it at each write of its end",
+}
+
+
+def _why_not(cell: Cell) -> str:
+    """Of the cells whose place has this moment."""
+    fault, place, moment = cell.fault, cell.place, cell.moment
+    rules = (
+        (fault in DISK and place == "launcher", "it writes nothing but the log, on the batch script's disk"),
+        (fault in DISK and place == "writer" and moment != "mid-save", "a writer that does not save writes nothing"),
+        (fault in DISK and (place, moment) == ("rank", "mid-save"), "the writer saves"),
+        (
+            fault in DISK and place == "batch script" and moment in ("mid-save", "evaluation"),
+            "it writes at the start and at the end of a try alone",
+        ),
+        (
+            fault in STORE and place in ("launcher", "batch script"),
+            "it asks the store nothing, but whether it answers (tests/slurm/test_storage_away.py)",
+        ),
+        (fault == "broken bodies" and place in ("writer", "packing task", "gate"), "it reads no bodies"),
+        (fault in STORE and place == "writer" and moment != "mid-save", "a writer that does not save asks nothing"),
+        (fault in STORE and (place, moment) == ("rank", "mid-save"), "the writer saves"),
+        (fault in STORE and (place, moment) == ("rank", "end"), "no more data is read"),
+        (fault == "lost node" and place == "writer", "lost with its node: the cell of the rank"),
+        (fault == "lost node" and place == "launcher", "lost with its node: the cell of the batch script"),
+        (
+            fault == "wrong clock" and (place, moment) not in {("rank", "start"), ("batch script", "start")},
+            "nodes are compared as a try starts; tests/faults/test_clocks.py turns the clock of a running rank",
+        ),
+        (
+            fault == "crashed controller" and (place, moment) not in _ASK_THE_CONTROLLER,
+            "nothing is asked of the controller then",
+        ),
+        (
+            fault == "out of memory" and (place, moment) not in _NEED_MEMORY,
+            "the kernel's killer sends the same signal: the cell of kill",
+        ),
+    )
+    return next((why for is_so, why in rules if is_so), "")
+
+
+_ASK_THE_CONTROLLER = {
+    *(("batch script", moment) for moment in ("start", "mid-step", "end")),
+    *(("gate", moment) for moment in ("start", "mid-step")),
+    ("launcher", "start"),
+}
+_NEED_MEMORY = {
+    *(("rank", "mid-step"), ("rank", "evaluation"), ("writer", "mid-save")),
+    *(("evaluation", "evaluation"), ("packing task", "mid-step")),
+}
+CELLS = tuple(Cell(*words) for words in product(FAULTS, PLACES, MOMENTS))
+BUILT = tuple(cell for cell in CELLS if not cell.why_not)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What became of a cell. `seconds` are those beyond the undisturbed job's."""
+
+    fault: str
+    place: str
+    moment: str
+    end: str
+    message: str
+    starts: int
+    seconds: float
+    is_right: bool
+
+
+class Lane:
+    """One cluster, on which cells run one after the other."""
+
+    def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
+        self.cluster, self.shared, self.folder = cluster, shared, folder
+        self.processes = faults.Processes(cluster)
+        self.number = 0
+
+    def run(self, cell: Cell) -> Found:
+        """Works on a cell of the matrix, and leaves the cluster as it was."""
+        self.number += 1
+        place = self.folder / f"{self.number:03}"
+        with ExitStack() as stack:
+            disk = faults.Disk(place)
+            stack.callback(disk.close)
+            stack.callback(self._tidy)
+            kind = kind_of(cell.place, is_stored=cell.fault in STORE)
+            work = stack.enter_context(kind(self.cluster, self.shared, place))
+            return self._found(cell, work, disk)
+
+    def _found(self, cell: Cell, work: Work, disk: faults.Disk) -> Found:
+        expected = self.shared.expected(type(work))
+        began = time.monotonic()
+        if cell.fault == "wrong clock":
+            work.turn_clock("n2" if cell.place == "rank" else "n1")
+        work.submit()
+        has_struck = cell.fault == "wrong clock" or self._strike(cell, work, disk)
+        end, message = self._await(work), ""
+        is_right = work.digest() == expected.digest
+        if not is_right:
+            message = work.message()
+            work.submit()
+            again = self._await(work)
+            is_right = work.digest() == expected.digest and bool(message)
+            end += f", then {again}"
+        seconds = time.monotonic() - began - expected.seconds
+        if not has_struck:
+            end, is_right = f"{end}; the fault came too late", False
+        if not is_right:
+            put(f"{cell}: {end}\n{work.log()[-6000:]}\n{self.cluster.log_tail()[-3000:]}\n")
+        return Found(
+            **asdict(cell),
+            end=end,
+            message=message,
+            starts=work.num_starts(),
+            seconds=round(max(0.0, seconds), 1),
+            is_right=is_right,
+        )
+
+    def _strike(self, cell: Cell, work: Work, disk: faults.Disk) -> bool:
+        """Waits for the moment, then breaks; False if the work was over before."""
+        victims: list[int] = []
+        name = "rank" if cell.place == "batch script" and cell.moment == "end" and cell.fault in DISK else cell.place
+        if not self._until(work, lambda: bool(self.processes.of(name))):
+            return False
+        if not self._until(work, partial(work.is_at, cell.moment, "early")):
+            return False
+        victims = self.processes.of(name)
+        if not self._until(work, partial(work.is_at, cell.moment, "now")):
+            return False
+        victims = victims or self.processes.of(name)
+        pid = victims[-1] if victims else 0
+        passing = self._passing(cell, work, disk, pid)
+        if passing:
+            with passing:
+                if name != cell.place:
+                    os.kill(pid, signal.SIGKILL)
+                faults.hold()
+        elif cell.fault == "lost node":
+            self._lose("n2" if cell.place == "rank" else work.batch_host(), work)
+        elif cell.fault == "out of memory":
+            faults.starve(pid, f"patchline-soak-{os.getpid()}-{self.number}")
+        else:
+            os.kill(pid, signal.SIGKILL if cell.fault == "kill" else signal.SIGSTOP)
+        return True
+
+    def _passing(self, cell: Cell, work: Work, disk: faults.Disk, pid: int) -> AbstractContextManager[None] | None:
+        """The fault, if it passes by itself."""
+        makers: dict[str, Callable[[], AbstractContextManager[None]]] = {
+            "full": disk.full,
+            "read-only": disk.read_only,
+            "frozen": disk.frozen,
+            "503": partial(faults.refused, work.proxy, 503, "SlowDown"),
+            "expired credentials": partial(faults.refused, work.proxy, 400, "ExpiredToken"),
+            "broken bodies": partial(faults.halved, work.proxy),
+            "crashed controller": partial(faults.without_controller, self.cluster),
+        }
+        if cell.fault == "stop" and cell.place not in ("rank", "writer"):
+            return faults.stopped(pid)
+        return makers[cell.fault]() if cell.fault in makers else None
+
+    def _lose(self, node: str, work: Work) -> None:
+        """Slurm notices after half a minute; then the node comes back."""
+        self.cluster.kill_node(node)
+        self._until(work, lambda: "down" in self._states(node))
+        self.cluster.start_node(node)
+
+    def _states(self, node: str) -> str:
+        return self.cluster.command("sinfo", "--noheader", f"--nodes={node}", "--format=%T")
+
+    def _until(self, work: Work, is_so: Callable[[], bool]) -> bool:
+        deadline, asked = time.monotonic() + CELL_SECONDS, time.monotonic()
+        while not is_so():
+            if time.monotonic() - asked > 1:
+                if work.is_over() or time.monotonic() > deadline:
+                    return False
+                asked = time.monotonic()
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _await(self, work: Work) -> str:
+        """How it ended."""
+        deadline = time.monotonic() + CELL_SECONDS
+        while not work.is_over():
+            if time.monotonic() > deadline:
+                return "it has not ended"
+            time.sleep(0.3)
+        return work.end()
+
+    def _tidy(self) -> None:
+        """No job, no process of one, all nodes idle."""
+        self.cluster.command("scancel", f"--user={os.getuid()}")
+        places = [place for place in PLACES if place != "gate"]
+        time.sleep(1)
+        faults.end([pid for place in places for pid in self.processes.of(place)])
+        for name in self.cluster.node_names:
+            if "down" in self._states(name) or "drain" in self._states(name):
+                self.cluster.scontrol("update", f"NodeName={name}", "State=RESUME")
+        self.cluster.wait_for(self.cluster.all_idle, deadline_seconds=CELL_SECONDS)
+        faults.forget_group(f"patchline-soak-{os.getpid()}-{self.number}")
+
+
+def campaign(cells: Sequence[Cell], *, num_workers: int = NUM_WORKERS) -> list[Found]:
+    """Works on the cells in several clusters at once."""
+    queue, lock, found = list(cells), threading.Lock(), []
+    with tempfile.TemporaryDirectory(prefix="soak-") as name, shared_by_all(Path(name)) as shared:
+
+        def work(number: int) -> None:
+            folder = Path(name) / f"lane-{number}"
+            folder.mkdir()
+            config = SlurmConfig(num_nodes=3, cpus_per_node=1, first_job=20_000 + 1000 * number)
+            with SlurmCluster(config) as cluster:
+                lane = Lane(cluster, shared, folder)
+                while True:
+                    with lock:
+                        if not queue:
+                            return
+                        cell = queue.pop(0)
+                    result = lane.run(cell)
+                    with lock:
+                        found.append(result)
+                        mark = "ok" if result.is_right else "FAULT"
+                        put(f"{len(found)}/{len(cells)} {mark}  {cell}: {result.end}, {result.seconds:.0f} s more\n")
+
+        with ThreadPoolExecutor(num_workers) as pool:
+            for future in [pool.submit(work, number) for number in range(num_workers)]:
+                future.result()
+    return found
+
+
+def write(found: Sequence[Found]) -> dict[str, Any]:
+    """Puts these cells in the place of older ones in the result; the whole of it."""
+    old = json.loads(RESULT.read_text())["cells"] if RESULT.exists() else []
+    cells = {Cell(row["fault"], row["place"], row["moment"]): row for row in old}
+    cells |= {Cell(row.fault, row.place, row.moment): asdict(row) for row in found}
+    result = {
+        "command": "python -m tests.soak.cluster",
+        "cells": [cells[cell] for cell in BUILT if cell in cells],
+        "not_built": [asdict(cell) | {"why": cell.why_not} for cell in CELLS if cell.why_not],
+    }
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def main() -> int:
+    """0 if all cells are right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts of the cells")
+    parser.add_argument("--only", default="", help="cells whose name has this, as a regular expression")
+    parser.add_argument("--workers", type=int, default=NUM_WORKERS, help="clusters at once")
+    options = parser.parse_args()
+    part, num_parts = (int(word) for word in options.part.split("/"))
+    cells = [cell for cell in BUILT if re.search(options.only, str(cell))][part - 1 :: num_parts]
+    if os.getuid() or not faults.has_memory_groups() or not shutil.which("mkfs.ext4"):
+        sys.stderr.write("needs root, mkfs.ext4, and control groups of version 1 that limit memory\n")
+        return 2
+    put(f"{len(cells)} of {len(BUILT)} cells; {len(CELLS) - len(BUILT)} others are not built\n")
+    found = campaign(cells, num_workers=options.workers)
+    write(found)
+    return 0 if all(row.is_right for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""What the matrix of faults (cluster.py) breaks: processes, the disk of a run, its store, a node, the controller."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.rigs.cutting_proxy import CuttingProxy
+from tests.rigs.slurm import SlurmCluster
+
+DISK_MIB = 160
+HELD_SECONDS = 12.0
+"""How long a fault lasts that passes by itself."""
+_CGROUP = Path("/sys/fs/cgroup/memory")
+_BYTES_LEFT = 4 << 20
+
+
+class Disk:
+    """A file system of its own, ext4 in a file, that can be full, read-only or frozen. Needs root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.image, self.path = folder.with_suffix(".ext4"), folder
+        with self.image.open("wb") as file:
+            file.truncate(DISK_MIB << 20)
+        folder.mkdir()
+        _run("mkfs.ext4", "-q", "-F", "-m", "0", str(self.image))
+        _run("mount", "-o", "loop", str(self.image), str(folder))
+
+    def close(self) -> None:
+        """Everything that is open on it goes on until it ends."""
+        subprocess.run(["umount", "--lazy", str(self.path)], check=False, capture_output=True)
+        self.image.unlink()
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """No byte is left."""
+        filler = self.path / "filler"
+        with filler.open("wb") as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+                file.flush()
+        with filler.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(512))
+        try:
+            yield
+        finally:
+            filler.unlink()
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """What is opened now cannot be written; files that are open can, which no server would refuse them either."""
+        _run("mount", "--bind", str(self.path), str(self.path))
+        _run("mount", "-o", "remount,ro,bind", str(self.path))
+        try:
+            yield
+        finally:
+            _run("umount", "--lazy", str(self.path))
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Whoever writes waits."""
+        _run("fsfreeze", "--freeze", str(self.path))
+        try:
+            yield
+        finally:
+            _run("fsfreeze", "--unfreeze", str(self.path))
+
+
+@contextmanager
+def refused(proxy: CuttingProxy, status: int, code: str) -> Iterator[None]:
+    """The store refuses all requests."""
+    proxy.refuses = status, code
+    try:
+        yield
+    finally:
+        proxy.refuses = None
+
+
+@contextmanager
+def halved(proxy: CuttingProxy) -> Iterator[None]:
+    """The store cuts every body in half."""
+    proxy.halves = True
+    try:
+        yield
+    finally:
+        proxy.halves = False
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def without_controller(cluster: SlurmCluster) -> Iterator[None]:
+    """slurmctld was killed."""
+    cluster.kill_controller()
+    try:
+        yield
+    finally:
+        cluster.start_controller()
+
+
+def starve(pid: int, group: str) -> None:
+    """The kernel's out-of-memory killer ends the process in a control group (version 1) that has no memory left."""
+    folder = _CGROUP / group
+    folder.mkdir(exist_ok=True)
+    (folder / "memory.limit_in_bytes").write_text(str(_BYTES_LEFT))
+    (folder / "cgroup.procs").write_text(str(pid))
+
+
+def forget_group(group: str) -> None:
+    """Removes the control group, which must be empty."""
+    with suppress(OSError):
+        (_CGROUP / group).rmdir()
+
+
+def has_memory_groups() -> bool:
+    """Whether control groups (version 1) limit memory here."""
+    return (_CGROUP / "memory.limit_in_bytes").exists()
+
+
+class Processes:
+    """The processes of a cluster's jobs, by what they do."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self.cluster = cluster
+
+    def of(self, place: str) -> list[int]:
+        """Of a place of the matrix, in the order of their ids."""
+        return [pid for pid in sorted(self.cluster.processes()) if _IS[place](pid)]
+
+
+def _words(pid: int) -> list[bytes]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
+
+
+def _python_with(*words: bytes) -> Callable[[int], bool]:
+    def is_so(pid: int) -> bool:
+        try:
+            is_python = Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+        except OSError:
+            return False
+        found = _words(pid)
+        return is_python and any(word in found for word in words)
+
+    return is_so
+
+
+def _batch_script(pid: int) -> bool:
+    words = _words(pid)
+    return len(words) > 1 and words[1].endswith(b"slurm_script") and _parent_name(pid).startswith("slurmstepd")
+
+
+def _parent_name(pid: int) -> str:
+    with suppress(OSError, IndexError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        parent = next(line.split()[1] for line in lines if line.startswith("PPid:"))
+        return Path(f"/proc/{parent}/comm").read_text().strip()
+    return ""
+
+
+_IS: dict[str, Callable[[int], bool]] = {
+    "rank": _python_with(b"pretrain"),
+    "writer": _python_with(b"pipeline.checkpoints.writer.process"),
+    "launcher": lambda pid: (
+        Path(_words(pid)[0].decode() if _words(pid) else "").name == "srun"
+        and _parent_name(pid) in ("slurm_script", "bash")
+    ),
+    "batch script": _batch_script,
+    "gate": _python_with(b"__gate"),
+    "evaluation": _python_with(b"evaluate"),
+    "packing task": _python_with(b"pack"),
+}
+
+
+def end(pids: list[int]) -> None:
+    """Ends what is left of a cell."""
+    for pid in pids:
+        for number in (signal.SIGKILL, signal.SIGCONT):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def hold() -> None:
+    """The time that a passing fault takes."""
+    time.sleep(HELD_SECONDS)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}: {done.stderr.strip()}")
