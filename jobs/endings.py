@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jobs import exit_codes
 from jobs.interrupts import SHELL_ADDS, exit_code_of
 from jobs.output import has_no_reader
-from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.errors import TransientError, UserError, WillNotSucceedError, disk_fault
 from shards.output.terminal import printable_name
 
 _ROOM = "make room, and run the same command to continue"
@@ -51,6 +51,9 @@ class End:
 def end_of(error: BaseException) -> End:
     """What `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback."""
     match error:
+        case UserError() if fault := disk_fault(error):
+            what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
+            return End(code=exit_codes.CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
         case UserError():
             return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
         case TransientError():

@@ -1,6 +1,10 @@
 """Errors that end a command with a message instead of a traceback. jobs/endings.py gives each family its exit code."""
 
+import errno
+
 from shards.output.terminal import printable
+
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
 class PrintableError(Exception):
@@ -41,3 +45,12 @@ class WillNotSucceedError(PrintableError):
 
 class ImageRefusedError(PrintableError):
     """These bytes cannot go into a shard. The message is the reason in the quarantine list."""
+
+
+def disk_fault(error: BaseException) -> OSError | None:
+    """Returns the answer of a full, read-only or failing disk or file server that this error is, or was raised from.
+    It is a fault outside, whatever was being written; None if the error has another reason."""
+    for one in (error, error.__cause__):
+        if isinstance(one, OSError) and one.errno in _OF_DISKS:
+            return one
+    return None

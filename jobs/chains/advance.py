@@ -35,7 +35,8 @@ from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
 from jobs.submittable import Override
 from jobs.train.sweep import write
-from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError
+from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError, disk_fault
+from shards.files.json_lines import write_whole
 from shards.output.quantities import plural
 
 log = logging.getLogger(__name__)
@@ -83,16 +84,18 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
     number = environ.get("SLURM_JOB_ID", "")
     me = int(number) if number.isdecimal() else 0
     chain = open_chain(state_folder(words[0]), environ=environ, override=override, me=me)
-    deadline, refusals = time.monotonic() + PATIENCE_SECONDS, 0
+    deadline, refusals, refusal = time.monotonic() + PATIENCE_SECONDS, 0, Exception()
     while True:
         try:
-            return advance(chain)
-        except (UserError, TransientError) as error:
-            is_storage = isinstance(error, UnreachableError | TransientError)
-            if not is_storage and answers(environ):
-                refusals += 1
             if refusals >= _REFUSALS:
-                return give_up(chain, str(error))
+                return give_up(chain, str(refusal))
+            return advance(chain)
+        except (UserError, TransientError, OSError) as error:
+            is_storage = isinstance(error, UnreachableError | TransientError) or disk_fault(error) is not None
+            if isinstance(error, OSError) and not is_storage:
+                raise
+            if not is_storage and answers(environ):
+                refusals, refusal = refusals + 1, error
             log.warning("%s; asking again", error)
         if time.monotonic() > deadline:
             log.error("Slurm or the storage has not answered for %.0f s", PATIENCE_SECONDS)
@@ -119,7 +122,7 @@ def advance(chain: Chain) -> int:
 def give_up(chain: Chain, message: str) -> int:
     """Ends the chain: nothing more is submitted."""
     if not ending(chain.state):
-        (chain.state / GAVE_UP).write_text(message + "\n")
+        write_whole(chain.state / GAVE_UP, f"{message}\n".encode())
     log.error("the chain ends here: %s", message)
     return exit_codes.WILL_NOT_SUCCEED
 

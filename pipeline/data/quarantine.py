@@ -1,11 +1,12 @@
 """Samples that could not be used: listed with source and reason, counted, and too many stop the run."""
 
-import json
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 
 from shards.errors import WillNotSucceedError
+from shards.files.json_lines import KeptWrites, append_line
 from shards.reading.read import RawSample
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ class Quarantine:
     def __init__(self, path: Path, *, max_share: float) -> None:
         self.path, self.max_share = path, max_share
         self.num_read = self.num_replaced = 0
+        self._writes = KeptWrites(path)
         self._listed: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
@@ -48,8 +50,7 @@ class Quarantine:
         with self._lock:
             self.num_replaced += is_first
             if (url, sample.sample_id) not in self._listed:
-                with self.path.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+                self._writes.do(partial(append_line, self.path, line))
                 self._listed.add((url, sample.sample_id))
             if self.num_replaced == 1 and is_first:
                 log.warning(

@@ -20,7 +20,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import SpikeVerdict, judge, with_loss
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
-from shards.files.json_lines import append_line
+from shards.files.json_lines import append_or_say
 
 FILE_NAME = "guard.jsonl"
 
@@ -53,7 +53,8 @@ class BadStep:
 
 def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> None:
     """Appends a finding and what was done about it; on rank 0."""
-    append_line(Path(run_dir) / FILE_NAME, {**asdict(finding), "action": action, **more})
+    line = {**asdict(finding), "action": action, **more}
+    append_or_say(Path(run_dir) / FILE_NAME, line, what=finding.words())
 
 
 log = logging.getLogger(__name__)

@@ -5,20 +5,24 @@ The end of a file can be read without the rest: the metrics of 300,000 steps are
 """
 
 import json
+import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from shards.errors import InvalidDataError
+from shards.errors import InvalidDataError, disk_fault
 from shards.files.typed_json import MOST_DEPTH
 from shards.local_file import open_local_file, read_local_file
 
+log = logging.getLogger(__name__)
 MOST_FILE_BYTES = 1 << 30
 _MOST_LINE_BYTES = 1 << 20
+_MOST_KEPT = 10_000  # writes, of a kilobyte or two
 Line = dict[str, Any]
 
 
@@ -94,11 +98,77 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
     """Appends an object, on a line of its own even if a killed process has left half a line."""
-    with naming(path), path.open("a+b") as file:
+    with naming(path), open_to_append(path) as file:
+        append_to(file, line)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Opens a file for `append_to`. Ends the half line that a killed process or a full disk has left."""
+    file = path.open("a+b", buffering=0)
+    try:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
-        before = b"" if file.read(1) in (b"", b"\n") else b"\n"
-        file.write(before + json.dumps(line).encode() + b"\n")
+        if file.read(1) not in (b"", b"\n"):
+            file.write(b"\n")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
+    """Appends an object to a file from `open_to_append`. If it raises OSError, half a line may be there: open the file
+    again."""
+    text = json.dumps(line).encode() + b"\n"
+    while text:  # a disk with little room takes the beginning
+        text = text[file.write(text) :]
+
+
+def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
+    """Appends an object. If a full, read-only or failing disk refuses it, the log says so, and `what` it was about."""
+    try:
+        append_line(path, line)
+    except OSError as error:
+        if disk_fault(error) is None:
+            raise
+        log.warning("%s cannot be written: %s; it lacks this: %s", path, error.strerror, what)
+
+
+class KeptWrites:
+    """The writes to one file, in order. Those that a full, read-only or failing disk refuses are kept and repeated
+    before the next one, so that whoever writes works on meanwhile. Beyond `_MOST_KEPT` of them, the disk's error is
+    raised. `path`: for messages."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept = deque[Callable[[], object]]()
+        self._fault: OSError | None = None
+
+    def do(self, write: Callable[[], object]) -> None:
+        """Writes, now or later: `write` can be repeated after an OSError."""
+        self._kept.append(write)
+        try:
+            while self._kept:
+                self._kept[0]()
+                self._kept.popleft()
+        except OSError as error:
+            fault = disk_fault(error)
+            if fault is None or len(self._kept) > _MOST_KEPT:
+                raise
+            if self._fault is None:
+                log.warning("%s cannot be written: %s; its lines are kept until it can", self._path, fault.strerror)
+            self._fault = fault
+            return
+        if self._fault:
+            log.warning("%s can be written again; nothing is missing", self._path)
+        self._fault = None
+
+    def settle(self) -> None:
+        """Raises the disk's error if something is still to be written."""
+        if self._kept:
+            self.do(lambda: None)
+        if self._fault:
+            raise self._fault
 
 
 def is_number(value: object) -> bool:

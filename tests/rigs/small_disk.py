@@ -3,7 +3,7 @@
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,15 @@ def small_disk(folder: Path, *, num_bytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def filled(folder: Path) -> Path:
+    """Fills the disk of a folder to its last byte. Returns the file that takes the room."""
+    filler = folder / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    return filler
 
 
 def in_tmpdir() -> None:

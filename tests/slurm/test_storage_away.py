@@ -1,6 +1,8 @@
-"""slurm/stage.sbatch on a real Slurm while its S3 server does not answer."""
+"""slurm/stage.sbatch on a real Slurm while its S3 server does not answer, or its disk takes no file."""
 
 import os
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from shards.store import open_store
 from tests.rigs.cutting_proxy import cutting_proxy
 from tests.rigs.s3 import free_port
 from tests.rigs.slurm import SlurmCluster
-from tests.slurm.test_stage import PATCHLINE, SCRIPT, program, wait_until_ended
+from tests.rigs.small_disk import small_disk
+from tests.slurm.test_stage import PATCHLINE, SCRIPT, program, tries_of, wait_until_ended
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = pytest.mark.slurm
 
 
 def submit(cluster: SlurmCluster, folder: Path, command: Path, url: str, **environ: str) -> tuple[int, Path]:
@@ -23,6 +26,7 @@ def submit(cluster: SlurmCluster, folder: Path, command: Path, url: str, **envir
     return cluster.sbatch(SCRIPT, *words, options=[f"--output={log}"], env=env), log
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_at_the_start_is_waited_for(
     slurm_cluster: SlurmCluster, s3_bucket: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
@@ -36,6 +40,7 @@ def test_a_server_that_is_away_at_the_start_is_waited_for(
     assert open_store(url).exists("manifest.json")
 
 
+@pytest.mark.long
 def test_a_server_that_goes_as_the_ranks_start_is_no_mistake(
     slurm_cluster: SlurmCluster, s3_bucket: str, s3_endpoint: str, tmp_path: Path
 ) -> None:
@@ -59,6 +64,7 @@ def test_a_server_that_goes_as_the_ranks_start_is_no_mistake(
     assert open_store(url).exists("manifest.json")
 
 
+@pytest.mark.long
 def test_the_last_try_gives_a_server_two_minutes(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Of a storage that answers, but with errors: exit code 74. The pause is read from the words of `sleep`."""
     tools = tmp_path / "bin"
@@ -72,6 +78,7 @@ def test_the_last_try_gives_a_server_two_minutes(slurm_cluster: SlurmCluster, tm
     assert (tmp_path / "sleeps").read_text().split() == ["120"]
 
 
+@pytest.mark.long
 def test_an_endpoint_of_awss_own_configuration_is_not_guessed(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Amazon's servers need not be within reach of a cluster with a store of its own."""
     (tmp_path / "config").write_text(
@@ -81,3 +88,35 @@ def test_an_endpoint_of_awss_own_configuration_is_not_guessed(slurm_cluster: Slu
     job_id, log = submit(slurm_cluster, tmp_path, ends, "s3://bucket/x", AWS_CONFIG_FILE=str(tmp_path / "config"))
     assert wait_until_ended(slurm_cluster, job_id)["ExitCode"] == "2:0"
     assert "waiting for it" not in log.read_text()
+
+
+def says(log: Path, words: str) -> bool:
+    return log.exists() and words in log.read_text()
+
+
+def test_a_disk_that_takes_no_file_is_waited_for(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """It fills up in the first try and is remounted read-only in the second; the third finds it well."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    program(tools / "sleep", "exec /bin/sleep 0.2")  # for the pauses of the script
+    with small_disk(tmp_path / "disk", num_bytes=1 << 20) as disk:
+        fails = program(
+            tmp_path / "fails",
+            f"echo began >>{tmp_path}/tries; case $(wc -l <{tmp_path}/tries) in",
+            f"    1) cat /dev/zero >{disk}/filler 2>/dev/null; exit 74 ;;",
+            f"    2) mount -o remount,ro {disk}; exit 74 ;;",
+            "esac",
+        )
+        environ = {"PATCHLINE_STATE": str(disk), "PATCHLINE_RETRIES": "0"}
+        environ["PATH"] = f"{tools}:{slurm_cluster.job_environment()['PATH']}"
+        job_id, log = submit(slurm_cluster, tmp_path, fails, str(tmp_path / "out"), **environ)
+        for words, mend in (
+            ("takes no file (No space left on device): waiting", ["rm", f"{disk}/filler"]),
+            ("takes no file (Read-only file system): waiting", ["mount", "-o", "remount,rw", str(disk)]),
+        ):
+            slurm_cluster.wait_for(partial(says, log, words), deadline_seconds=60)
+            subprocess.run(mend, check=True)
+        job = wait_until_ended(slurm_cluster, job_id)
+        assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log.read_text()
+        assert [each["end"] for each in tries_of(disk / f"patchline-{job_id}")] == ["done"], log.read_text()
+    assert log.read_text().count("this end is not on record") == 2

@@ -4,11 +4,12 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
-from shards.files.json_lines import Line, append_line, is_finite, is_step, read_lines
+from shards.files.json_lines import KeptWrites, Line, append_line, is_finite, is_step, read_lines
 
 log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
@@ -27,6 +28,7 @@ class Ledger:
 
     def __init__(self, run_dir: Path, *, says: bool = False) -> None:
         self.run_dir = run_dir
+        self._writes = KeptWrites(run_dir / FILE_NAME)
         self.seconds: dict[Account, float] = dict.fromkeys(ACCOUNTS, 0.0)
         self.resume(says=says)
 
@@ -67,9 +69,10 @@ class Ledger:
         return _record(self.seconds)
 
     def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int]) -> None:
-        """One line of RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`; `more` is for people."""
+        """One line of RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`; `more` is for people. If there
+        is no room, the line is written later."""
         line = {"step": step, "attempt": attempt, "unix_time": round(time.time(), 3), "seconds": self.record()}
-        append_line(run_dir / FILE_NAME, {**line, **more})
+        self._writes.do(partial(append_line, run_dir / FILE_NAME, {**line, **more}))
 
 
 def _record(seconds: Mapping[Account, float]) -> dict[str, float]:

@@ -6,14 +6,26 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from pipeline.training.settings.loggers import CurveWriter
 from pipeline.training.zero.deepspeed_import import without
-from shards.files.json_lines import Line, Lines, is_step, naming, read_lines, write_whole
+from shards.files.json_lines import (
+    KeptWrites,
+    Line,
+    Lines,
+    append_to,
+    is_step,
+    naming,
+    open_to_append,
+    read_lines,
+    write_whole,
+)
 
 with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -37,15 +49,16 @@ _FLUSH_SECONDS = 10  # what a killed process may lose
 
 
 class Metrics:
-    """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps. `follower`: gets all of
-    it, too, once it is written here."""
+    """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps. Lines for which there
+    is no room are written later. `follower`: gets all of it, too, once it is written here."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
         self.follower: CurveWriter | None = None
         cut_after(self._path, step=step)
         self._first_step = step + 1
-        self._file = self._path.open("a", buffering=1)
+        self._file: BinaryIO | None = open_to_append(self._path)
+        self._writes = KeptWrites(self._path)
         old = run_dir / _OLD_FOLDER  # where earlier versions began the curves
         folder = old if old.is_dir() else run_dir  # TensorBoard calls a run by its folder
         self._hook_before = threading.excepthook
@@ -54,7 +67,7 @@ class Metrics:
             with naming(run_dir):
                 self._board = SummaryWriter(str(folder), purge_step=self._first_step, flush_secs=_FLUSH_SECONDS)
         except BaseException:
-            self._file.close()
+            self._close_file()
             threading.excepthook = self._hook_before
             raise
         self._events = self._board._get_file_writer()  # type: ignore[no-untyped-call]
@@ -62,8 +75,8 @@ class Metrics:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line, and one point per curve. Floats read back bit for bit."""
         points = [Summary.Value(tag=tag_of(name), simple_value=value) for name, value in values.items()]
+        self._writes.do(partial(self._append, {"step": step, **values}))
         with naming(self._path.parent):
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._events.add_summary(Summary(value=points), step)  # one event for all of them
         if self.follower:
             self.follower.write(step, values)
@@ -97,23 +110,45 @@ class Metrics:
 
     def amend(self, step: int, values: dict[str, float]) -> None:
         """Adds values to the last line; killed meanwhile, the file has it with them or without them."""
-        lines = _lines(self._path)
-        is_there = bool(lines.objects) and lines.objects[-1]["step"] == step
-        before = lines.objects[-1] if is_there else {"step": step}
-        texts = [*lines.texts[: len(lines.texts) - is_there], json.dumps(before | values).encode()]
-        self._file.close()
-        write_whole(self._path, b"".join(text + b"\n" for text in texts))
-        self._file = self._path.open("a", buffering=1)
+        self._writes.do(partial(self._rewrite, step, values))
         for name, value in values.items():
             self._board.add_scalar(tag_of(name), value, step)
         if self.follower:
             self.follower.amend(step, values)
 
+    def settle(self) -> None:
+        """Raises the disk's error if lines are still to be written."""
+        self._writes.settle()
+
+    def _append(self, line: Line) -> None:
+        with naming(self._path):
+            try:
+                self._file = self._file or open_to_append(self._path)
+                append_to(self._file, line)
+            except OSError:
+                self._close_file()
+                raise
+
+    def _rewrite(self, step: int, values: Mapping[str, float]) -> None:
+        lines = _lines(self._path)
+        is_there = bool(lines.objects) and lines.objects[-1]["step"] == step
+        before = lines.objects[-1] if is_there else {"step": step}
+        texts = [*lines.texts[: len(lines.texts) - is_there], json.dumps({**before, **values}).encode()]
+        self._close_file()
+        write_whole(self._path, b"".join(text + b"\n" for text in texts))
+
+    def _close_file(self) -> None:
+        """It is opened again by the next line. What a file server says only now was said of the line, too."""
+        file, self._file = self._file, None
+        if file:
+            with suppress(OSError):
+                file.close()
+
     def close(self) -> None:
         """Flushes and closes both."""
         try:
+            self._close_file()
             with naming(self._path.parent):
-                self._file.close()
                 self._board.close()
         finally:
             threading.excepthook = self._hook_before

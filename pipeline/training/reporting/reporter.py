@@ -318,6 +318,7 @@ class Reporter:
         if self._once and self._line_step:
             self.metrics.amend(self._line_step, self._once)
         self._once = {}
+        self.metrics.settle()
 
     @property
     def is_done(self) -> bool:

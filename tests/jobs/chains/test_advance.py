@@ -1,5 +1,6 @@
 """Gates when Slurm is away or refuses: programs that stand in for Slurm's."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from jobs.chains.unit_jobs import requests_of
 from jobs.chains.units import Unit
 from shards.errors import StorageError, UnreachableError
 from tests.rigs.processes import patchline
+from tests.rigs.small_disk import small_disk
 
 NAME = "patchline-chain-0"
 UNIT = Unit(name="report", step="report", stage="report", words=(("report", "run"),))
@@ -193,6 +195,21 @@ def test_storage_that_is_away_is_no_reason_to_give_up(
     monkeypatch.setattr(advance, "missing_tasks", missing)
     assert run_gate(state, programs(tmp_path, squeue="exit 0")) == exit_codes.DONE
     assert (state / "done").exists()
+
+
+def test_a_full_disk_is_no_reason_to_give_up(state: Path, tmp_path: Path) -> None:
+    """It fills up when the first job is submitted, and is freed after a while, in which the gate asks again."""
+    with small_disk(tmp_path / "disk", num_bytes=1 << 20) as disk:
+        folder, filler, asked = disk / "a chain", disk / "filler", tmp_path / "asked"
+        shutil.copytree(state.parent, folder)
+        fills = f'echo 7; test -e "{asked}" || {{ touch "{asked}"; cat /dev/zero >"{filler}" 2>/dev/null; }}; exit 0'
+        told = f"echo '7 PENDING -,{NAME},report.e1.r0.p0'"
+        frees = f'echo again >>"{asked}"; test $(wc -l <"{asked}") -lt 5 || rm -f "{filler}"'
+        environ = programs(tmp_path, squeue=f'test -e "{asked}" || exit 0; {told}; {frees}', sbatch=fills)
+        assert run_gate(folder / "chain", environ) == exit_codes.DONE
+        scripts = [path.read_text() for path in (folder / "chain" / "jobs").glob(f"{GATE}.*.sbatch")]
+        assert any("__gate" in text for text in scripts), "the gate behind the job was submitted once there was room"
+        assert not (folder / "chain" / "gave-up").exists()
 
 
 def test_an_array_beyond_slurms_limit_is_submitted_in_pieces(state: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -9,7 +10,19 @@ import pytest
 
 from shards.errors import InvalidDataError
 from shards.files import json_lines
-from shards.files.json_lines import Line, append_line, is_finite, is_number, is_step, naming, read_lines, write_whole
+from shards.files.json_lines import (
+    KeptWrites,
+    Line,
+    append_line,
+    append_or_say,
+    is_finite,
+    is_number,
+    is_step,
+    naming,
+    read_lines,
+    write_whole,
+)
+from tests.rigs.small_disk import filled, small_disk
 
 BAD = (
     b'{"step": 2, "lo',
@@ -108,6 +121,31 @@ def test_a_line_is_appended_on_a_line_of_its_own(tmp_path: Path) -> None:
         file.write('{"torn": ')
     append_line(path, {"c": float("nan")})
     assert path.read_text().splitlines()[2:] == ['{"torn": ', '{"c": NaN}']
+
+
+def test_writes_that_find_no_room_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path / "disk", num_bytes=64 << 10) as folder:
+        path, filler = folder / "lines.jsonl", filled(folder)
+        writes = KeptWrites(path)
+        for number in range(1000):  # far more than one page
+            writes.do(partial(append_line, path, {"number": number}))
+        append_or_say(folder / "others.jsonl", {"a": 1}, what="a finding")
+        filler.unlink()
+        writes.settle()
+        found = read_lines(path, is_usable=lambda line: "number" in line)
+    assert [line["number"] for line in found.objects] == list(range(1000)), "in order, and each once"
+    assert "others.jsonl cannot be written: No space left on device; it lacks this: a finding" in caplog.text
+
+
+def test_kept_writes_are_bounded_and_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_MOST_KEPT", 2)
+    writes = KeptWrites(tmp_path / "a")
+    for _ in range(2):
+        writes.do(partial(Path("/dev/full").write_text, "x"))
+    with pytest.raises(OSError, match="No space left"):
+        writes.do(partial(Path("/dev/full").write_text, "x"))
+    with pytest.raises(FileNotFoundError):
+        KeptWrites(tmp_path / "a").do(partial((tmp_path / "missing" / "a").write_text, "x"))
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.training.reporting.metrics import Metrics, cut_after, grid, read_metrics, tag_of
 from shards.errors import InvalidDataError
-from tests.rigs.small_disk import small_disk
+from tests.rigs.small_disk import filled, small_disk
 
 
 def line(step: int) -> str:
@@ -89,6 +89,31 @@ def test_a_full_disk_is_one_error_that_names_the_run(tmp_path: Path, capfd: pyte
         assert caught.value.filename == str(folder)
     assert capfd.readouterr().err == ""
     assert threading.excepthook is before
+
+
+def test_lines_that_find_no_room_are_written_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(tmp_path / "disk", num_bytes=64 << 10) as folder:
+        (tmp_path / "curves").mkdir()
+        (folder / "tensorboard").symlink_to(tmp_path / "curves")  # TensorBoard's files are on another disk
+        metrics = Metrics(folder, step=0)
+        metrics.write(1, {"loss": 0.5})
+        filler = filled(folder)
+        for step in range(2, 200):  # more than fits into the file's last page
+            metrics.write(step, {"loss": step / 7})
+        metrics.amend(199, {"test_loss": 1.5})
+        with pytest.raises(OSError, match="No space left"):
+            metrics.settle()
+        filler.unlink()
+        metrics.write(200, {"loss": 0.25})
+        metrics.settle()
+        metrics.close()
+        found = read_metrics(folder)
+    assert [one["step"] for one in found] == list(range(1, 201))
+    assert [one["loss"] for one in found[1:199]] == [step / 7 for step in range(2, 200)]
+    assert found[198]["test_loss"] == 1.5
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 2, said
+    assert said[0].startswith(f"{folder}/metrics.jsonl cannot be written: No space left on device; its lines are kept")
 
 
 def test_a_pipe_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
