@@ -122,7 +122,7 @@ BY_NAME = (
 # Library -> where it may be imported: files or folders, relative to the checkout.
 DOORS = {
     "boto3": ("shards/storage/s3_client.py",),
-    "botocore": ("shards/storage/s3_client.py",),
+    "botocore": ("shards/storage/s3_client.py", "shards/storage/s3_credentials.py"),
     "webdataset": ("shards/",),
     "pyarrow": ("shards/",),
     "sklearn": ("shards/sources/digits.py",),

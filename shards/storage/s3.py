@@ -194,6 +194,7 @@ class S3Store:
             errors=partial(self._errors, path),
             budget=self.budget,
             traffic=self.traffic,
+            renew=self.clients.renew,
             stop=stop,
         )
         return ObjectRead(source, first, end)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import boto3
 import botocore.exceptions as boto_errors
+import botocore.session
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from urllib3.exceptions import HTTPError
@@ -19,6 +20,7 @@ from urllib3.exceptions import HTTPError
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.storage.fork_lock import ForkLock
 from shards.storage.objects import MissingObjectError, without_secrets
+from shards.storage.s3_credentials import CREDENTIALS_FAILED, RenewedCredentials, says_expired
 
 log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_SECONDS = 5
@@ -28,7 +30,7 @@ PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
 
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
-_DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken")
+_DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _SKEWED = ("RequestTimeTooSkewed", "RequestExpired")
 _MOST_SKEW_SECONDS = 15 * 60  # that S3 allows
 _REPLACED = ("PreconditionFailed", "412")
@@ -45,14 +47,8 @@ _PASSING_STATUS = (*_THROTTLES, 500, 502, 504)
 _THROTTLE_CODES = ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests")
 _PASSING_CODES = (*_THROTTLE_CODES, "RequestTimeout", "InternalError", "ServiceUnavailable")
 _NO_CREDENTIALS = (boto_errors.NoCredentialsError, boto_errors.PartialCredentialsError, boto_errors.ProfileNotFound)
-# The process or service that provides credentials failed this time.
-_CREDENTIALS_FAILED = (
-    boto_errors.CredentialRetrievalError,
-    boto_errors.TokenRetrievalError,
-    boto_errors.MetadataRetrievalError,
-)
 # The errors of requests that `fault_of` knows.
-REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *_CREDENTIALS_FAILED)
+REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *CREDENTIALS_FAILED)
 
 
 class BadAnswerError(StorageError):
@@ -69,7 +65,8 @@ class RequestFault:
 
     name: str
     is_throttle: bool
-    is_answer: bool = True  # an answer of the storage; False: there was none
+    is_answer: bool = True  # an answer of the storage, which costs it something; False: there was none
+    is_expired: bool = False  # the credentials are, and are to be read again
 
 
 def fault_of(error: Exception) -> RequestFault | None:
@@ -78,6 +75,8 @@ def fault_of(error: Exception) -> RequestFault | None:
         return RequestFault(name=type(error).__name__, is_throttle=False, is_answer=False)
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if says_expired(code, error.operation_name):
+        return RequestFault(name=code, is_throttle=False, is_answer=False, is_expired=True)
     if code not in _PASSING_CODES and status not in _PASSING_STATUS:
         return None
     name = code if code == str(status) else f"{status} {code}"
@@ -125,6 +124,7 @@ class _Clients:
     reading: Any
     fresh: Any
     retrying: Any
+    credentials: RenewedCredentials
 
 
 class ClientOfProcess:
@@ -150,6 +150,19 @@ class ClientOfProcess:
     def retrying(self) -> Any:
         """The client for everything else."""
         return self._of_process().retrying
+
+    def renew(self) -> bool:
+        """Has the clients sign with the credentials that are found now; False if none were ever accepted, which are
+        probably the wrong ones."""
+        credentials = self._of_process().credentials
+        if credentials.is_accepted:
+            credentials.renew()
+        return credentials.is_accepted
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the credentials of this process were."""
+        return self._clients is not None and self._clients.credentials.is_accepted
 
     def _of_process(self) -> _Clients:
         with self._lock:
@@ -199,7 +212,9 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
     try:
         yield
     except boto_errors.ClientError as error:
-        _raise_client_error(error, path, url=url, where=f"bucket {bucket!r} at {_endpoint(clients)} (for {url})")
+        where = f"bucket {bucket!r} at {_endpoint(clients)} (for {url})"
+        ended = StorageError if clients.is_accepted else UserError  # once the credentials have expired
+        _raise_client_error(error, path, url=url, where=where, ended=ended)
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
         raise UserError(f"cannot use {url}: {what}; correct the URL or AWS_ENDPOINT_URL") from error
@@ -207,7 +222,7 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         what = f"no usable S3 credentials for {url}"
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         raise UserError(f"{what} ({type(error).__name__}); {todo}") from error
-    except _CREDENTIALS_FAILED as error:
+    except CREDENTIALS_FAILED as error:
         # Without the error's text: it may contain what the credential process printed.
         what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
         todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -221,15 +236,20 @@ def _away(clients: ClientOfProcess) -> type[StorageError | UnreachableError]:
     return StorageError if clients.has_answered else UnreachableError
 
 
-def _raise_client_error(error: boto_errors.ClientError, path: str, *, url: str, where: str) -> NoReturn:
+def _raise_client_error(
+    error: boto_errors.ClientError, path: str, *, url: str, where: str, ended: type[StorageError | UserError]
+) -> NoReturn:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket" or (code in _NO_OBJECT and error.operation_name == "HeadBucket"):
         raise UserError(f"there is no {where}; create the bucket or correct the URL") from error
     if code in _NO_OBJECT:
         raise MissingObjectError(path, url=url) from None
-    if code in (*_SKEWED, *_DENIED) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
+    is_expired = says_expired(code, operation="")  # a HEAD's answer may be about anything
+    if (is_expired or code in (*_SKEWED, *_DENIED)) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
         message = f"{where} refuses requests because {skew}; set the clock of this machine"
         raise UserError(message) from error
+    if is_expired:
+        raise ended(f"the credentials for {where} have expired ({code}); renew them, then run it again") from error
     if code in _DENIED:
         allowed = "credentials that may read it, and write to it when packing"
         raise UserError(f"access denied ({code}) to {where}; use {allowed}") from error
@@ -259,13 +279,18 @@ def _endpoint(clients: ClientOfProcess) -> str:
 
 def _new_clients(answered: Callable[..., None]) -> _Clients:
     """`answered` is called with every answer."""
-    session = boto3.session.Session()
+    credentials = RenewedCredentials()
+    core = botocore.session.get_session()
+    core.register_component("credential_provider", credentials)
+    session = boto3.session.Session(botocore_session=core)
     reading, fresh = (_new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS) for _ in range(2))
     fresh.meta.events.register("before-send.s3", _close_afterwards)
     retrying = _new_client(session, attempts=4, read_timeout_seconds=WORK_TIMEOUT_SECONDS)
+    retrying.meta.events.register("needs-retry.s3", credentials.retry)
     for client in (reading, fresh, retrying):
         client.meta.events.register("after-call.s3", answered)
-    return _Clients(reading=reading, fresh=fresh, retrying=retrying)
+        client.meta.events.register("after-call.s3", credentials.answered)
+    return _Clients(reading=reading, fresh=fresh, retrying=retrying, credentials=credentials)
 
 
 def _new_client(

@@ -22,7 +22,8 @@ RESTARTS = 3  # of a range, if its object is replaced while it is read
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectSource:
-    """How to request an object: `get` takes GetObject's arguments; `errors` translates what `get` raises."""
+    """How to request an object: `get` takes GetObject's arguments; `errors` translates what `get` raises; `renew` has
+    it sign with the credentials that are found now, and returns whether any were ever accepted."""
 
     name: str  # for messages
     get: Callable[[dict[str, str]], dict[str, Any]]
@@ -30,6 +31,7 @@ class ObjectSource:
     errors: Callable[[], AbstractContextManager[None]]
     budget: RetryBudget
     traffic: Traffic
+    renew: Callable[[], bool] = lambda: False
     stop: threading.Event | None = None  # ends the read, and any pause before a retry
 
 
@@ -162,6 +164,10 @@ class ObjectRead:
             return answer
 
     def _again(self, fault: RequestFault) -> bool:
+        if fault.is_expired:
+            if not self._source.renew():
+                return False
+            self._source.budget.has_answered = True
         log.info("reading %s failed: %s", self._source.name, fault.name)
         self._count(throttled=int(fault.is_throttle))
         if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):

@@ -17,6 +17,7 @@ REFUSALS = {
     "503": ("503 Slow Down", "SlowDown"),
     "429": ("429 Too Many Requests", "TooManyRequests"),
 }
+EXPIRED = ("400 Bad Request", "ExpiredToken")
 KINDS = (*REFUSALS, "reset", "short", "stall", "silence", "etag", "range")
 
 
@@ -55,6 +56,8 @@ class FaultyProxy:
     rates: dict[str, float] = field(default_factory=dict)
     seed: int = 0
     is_lax: bool = False
+    expired_keys: frozenset[str] = frozenset()
+    num_expired: int = 0  # requests that were refused for it
     seen: list[Seen] = field(default_factory=list)
     stalling: threading.Event = field(default_factory=threading.Event)  # set while an answer is stalled
     num_standing: int = 0  # connections that are stalled now
@@ -122,6 +125,11 @@ class Connection:
             while True:
                 request = await self._head(self.client, left)
                 method, path, _ = request.lines[0].split(" ", 2)
+                key = request.header("authorization").partition("Credential=")[2].partition("/")[0]
+                if key in self.proxy.expired_keys:
+                    self.proxy.num_expired += 1
+                    await self._refuse(EXPIRED[0], EXPIRED[1] if method != "HEAD" else "")
+                    break
                 if method != "GET" or "?" in path:
                     if self.proxy.is_lax:
                         request.lines = [one for one in request.lines if not one.lower().startswith("if-none-match:")]
@@ -141,10 +149,7 @@ class Connection:
         asked, if_match = request.header("range"), request.header("if-match")
         self.proxy.seen.append(Seen(range=asked, if_match=if_match, closes=closes, fault=fault.kind if fault else ""))
         if fault and fault.kind in REFUSALS:
-            status, code = REFUSALS[fault.kind]
-            body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>" if code else ""
-            head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nContent-Type: application/xml\r\n\r\n"
-            await self.loop.sock_sendall(self.client, (head + body).encode())
+            await self._refuse(*REFUSALS[fault.kind])
             return
         if fault and fault.kind == "silence":
             await self._stand_still()
@@ -159,6 +164,11 @@ class Connection:
         await self._body(answer.rest, length, fault)
         if "close" in (answer.header("connection").lower(), request.header("connection").lower()):
             raise _ClosedError
+
+    async def _refuse(self, status: str, code: str) -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>" if code else ""
+        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nContent-Type: application/xml\r\n\r\n"
+        await self.loop.sock_sendall(self.client, (head + body).encode())
 
     async def _answer(self, request: _Head) -> _Head:
         """The server's answer, over the existing connection or, if the server has closed it, over a new one."""

@@ -1,10 +1,14 @@
 """S3's faults end in messages that say what to do, and that hold no secret."""
 
 import io
+import json
+import os
 import re
 import ssl
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
@@ -15,10 +19,13 @@ import urllib3
 from botocore.response import StreamingBody
 
 from shards.errors import StorageError, UnreachableError, UserError
+from shards.files.json_lines import write_whole
 from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_client import Body, ClientOfProcess, RequestFault, fault_of, storage_errors
 from shards.store import open_store
+from tests.rigs.faulty_connection import FaultyProxy
+from tests.rigs.faulty_proxy import faulty_proxy
 from tests.rigs.s3 import free_port
 
 
@@ -300,3 +307,110 @@ def test_a_wrong_clock_is_said_to_be_wrong(s3_endpoint: str, code: str, minutes:
     clients = ClientOfProcess()
     with pytest.raises(UserError, match=said), storage_errors("x", bucket="b", url="s3://b", clients=clients):
         raise error
+
+
+@pytest.fixture
+def proxy(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """In front of a server whose bucket has the object x; no credentials are in the environment."""
+    S3Store(bucket=s3_bucket).write("x", b"0123456789")
+    with faulty_proxy(os.environ["AWS_ENDPOINT_URL"]) as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+        monkeypatch.setattr("shards.storage.s3_credentials.PAUSE_SECONDS", 0.1)
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        yield running
+
+
+def written_later(path: Path, text: str, *, seconds: float = 0.5) -> threading.Timer:
+    """Replaces a file in a while, as those who renew credentials do."""
+    timer = threading.Timer(seconds, write_whole, [path, text.encode()])
+    timer.start()
+    return timer
+
+
+def keys_of(name: str) -> str:
+    """A file of credentials."""
+    return f"[default]\naws_access_key_id = {name}\naws_secret_access_key = secret\n"
+
+
+def created(store: S3Store, data: bytes) -> None:
+    with store.create("y") as file:
+        file.write(data)
+
+
+OPERATIONS: dict[str, Callable[[S3Store], object]] = {
+    "read": lambda store: store.read("x") == b"0123456789",
+    "read a range": lambda store: store.read_range("x", 2, 4) == b"23",
+    "size": lambda store: store.size("x") == 10,
+    "exists": lambda store: not store.exists("z"),
+    "list": lambda store: "x" in list(store.list()),
+    "write": lambda store: store.write("y", b"1") is None,
+    "create": lambda store: created(store, b"1") is None,
+    "create in parts": lambda store: created(store, bytes(70 << 20)) is None,
+    "delete": lambda store: store.delete("y") is None,
+}
+
+
+def test_credentials_of_a_file_are_read_again_once_they_have_expired(
+    s3_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By every operation."""
+    path = tmp_path / "credentials"
+    path.write_text(keys_of("KEY0"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    store = S3Store(bucket=s3_bucket)
+    assert store.exists("x")
+    for number, (name, operation) in enumerate(OPERATIONS.items(), start=1):
+        proxy.expired_keys |= {f"KEY{number - 1}"}
+        before = proxy.num_expired
+        timer = written_later(path, keys_of(f"KEY{number}"), seconds=0.3)
+        assert operation(store), name
+        timer.join()
+        assert proxy.num_expired > before, name
+
+
+def test_a_provider_that_answers_late_is_waited_for(
+    s3_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether it fails or says what has expired."""
+
+    def credentials(seconds: float) -> str:
+        end = datetime.fromtimestamp(time.time() + seconds, tz=UTC).isoformat()
+        return json.dumps({"Version": 1, "AccessKeyId": "A", "SecretAccessKey": "S", "Expiration": end})
+
+    path, config = tmp_path / "found.json", tmp_path / "config"
+    config.write_text(f"[profile me]\ncredential_process = cat {path}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "me")
+    path.write_text(credentials(1.0))
+    store = S3Store(bucket=s3_bucket)
+    assert store.exists("x")
+    time.sleep(1.0)
+    timer = written_later(path, credentials(1.0))
+    assert store.read("x") == b"0123456789"
+    timer.join()
+    path.unlink()
+    time.sleep(1.0)
+    timer = written_later(path, credentials(3600))
+    store.write("y", b"1")
+    timer.join()
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_credentials_that_stay_expired_end_after_the_deadline_and_at_once_if_they_were_never_accepted(
+    s3_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OLD")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setattr("shards.storage.s3_credentials.DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.05, deadline_seconds=0.5))
+
+    accepted, new = S3Store(bucket=s3_bucket), S3Store(bucket=s3_bucket)
+    assert OPERATIONS[operation](accepted)
+    proxy.expired_keys = frozenset({"OLD"})
+    with pytest.raises(UserError, match=r"credentials for bucket .* have expired \(ExpiredToken\); renew them"):
+        OPERATIONS[operation](new)
+    assert proxy.num_expired == 1
+    with pytest.raises(StorageError, match="ExpiredToken"):
+        OPERATIONS[operation](accepted)
+    assert proxy.num_expired > 3
