@@ -64,7 +64,7 @@ def _is_of_run(folder: Path) -> bool:
 
 def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
     """Shows the figures in TensorBoard at the run's last step, as a run of their own, RUN/inspect."""
-    from pipeline.training.reporting.metrics import show_files  # noqa: PLC0415 - as above
+    from pipeline.training.reporting.board import show_files  # noqa: PLC0415 - as above
 
     step = read_facts(folder.parent, num_steps=None, is_scored=False).step or 0
     show_files(folder, [folder / name for name in names], step=step)

@@ -246,11 +246,16 @@ def _of_disk(found: Evidence) -> Iterator[Cause]:
         )
 
 
+_FINDINGS = {"spike": "a spike of the loss", "evaluation_failed": "an evaluation that failed"}
+
+
 def _of_guard(found: Evidence) -> Iterator[Cause]:
     """The last finding. Of a run that goes on or is done, the guard has dealt with it."""
     for last in found.facts.findings[-1:]:
-        step, kind = last["step"], "a spike of the loss" if last["kind"] == "spike" else "a loss that is not finite"
+        step = last["step"]
+        kind = _FINDINGS.get(last["kind"], "a loss that is not finite")
         is_late = found.facts.run.state == "failed" and step >= (found.facts.run.step or 0) - 1
+        is_late = is_late and last["kind"] != "evaluation_failed"  # which has ended nothing
         words = (
             f"the guard found {kind} at step {step:,}, the last of {len(found.facts.findings)} (did: {last['action']})"
         )

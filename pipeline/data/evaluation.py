@@ -1,10 +1,11 @@
 """Evaluation batches: every sample once (or each of some) over all ranks, with a mask where the last batch is short."""
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,32 @@ from shards.reading.stream_reader import StreamReader
 _AHEAD = 2  # batches read and decoded while one is used
 _READS = 16  # of samples that lie apart, at a time
 _FEW_SLICES = 2
+
+
+BeforeBatch = Callable[[Exception | None], None]
+"""Called on every rank before each of the same batches, with the error of reading it, if there is one. So ranks can
+agree to leave an evaluation together. It raises what is to leave it; if it raises nothing, the error does."""
+Item = TypeVar("Item")
+
+
+def raised(error: Exception | None) -> None:
+    """A `BeforeBatch` of ranks that agree on nothing."""
+    if error:
+        raise error
+
+
+def taken(batches: Iterator[Item], before_batch: BeforeBatch) -> Iterator[Item]:
+    """The batches, each announced before it is used."""
+    while True:
+        try:
+            batch = next(batches, None)
+        except Exception as error:
+            before_batch(error)
+            raise
+        if batch is None:
+            return
+        before_batch(None)
+        yield batch
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:

@@ -5,7 +5,6 @@ layer of pre-training if the model has one: big_vision's `pre_logits`. For a BiT
 a model of masked patches the mean over its patches after the last LayerNorm: its class token is not trained.
 """
 
-from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.data.config import Share
-from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.evaluation import BeforeBatch, evaluation_batches, raised, taken
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
 from pipeline.ranks.collectives import gather_rows
@@ -30,12 +29,12 @@ def features_of(
     transform: EvaluationTransform,
     batch_size: int,
     world: World,
-    before_batch: Callable[[], None] = lambda: None,
+    before_batch: BeforeBatch = raised,
 ) -> torch.Tensor:
     """float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
 
-    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: called
-    on all ranks before each of the same batches.
+    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
+    BeforeBatch.
     """
     batches = evaluation_batches(
         dataset,
@@ -49,8 +48,7 @@ def features_of(
     kept = []
     total = sample_ids.size if world.is_first else 0
     with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
-        for batch, _ in batches:
-            before_batch()
+        for batch, _ in taken(batches, before_batch):
             rows_BD = gather_rows(represented(model, batch.images.to(world.device))[0].float())
             if world.is_first:
                 kept.append(rows_BD.cpu())

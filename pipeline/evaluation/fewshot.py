@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.data.evaluation import BeforeBatch, raised
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining, FewshotTransform
 from pipeline.evaluation.features import features_of
 from pipeline.evaluation.probe import fit_probe
@@ -152,7 +153,7 @@ def represented(
     transform: EvaluationTransform,
     batch_size: int,
     world: World,
-    before_batch: Callable[[], None] = lambda: None,
+    before_batch: BeforeBatch = raised,
 ) -> Represented | None:
     """Computes the features of all images, each once. Collective over all ranks; None but on rank 0. `before_batch`:
     called on all ranks before each of the same batches."""

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from torch import nn
 from pipeline.config_values import LossName
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
-from pipeline.data.evaluation import evaluation_batches
+from pipeline.data.evaluation import BeforeBatch, evaluation_batches, raised, taken
 from pipeline.evaluation.config import EvaluatedData, EvaluationConfig
 from pipeline.evaluation.counts import Counts
 from pipeline.evaluation.examples import Examples
@@ -61,7 +61,7 @@ def evaluate(
     loss: LossName,
     world: World,
     label_weights: bool = False,
-    before_batch: Callable[[], None] = lambda: None,
+    before_batch: BeforeBatch = raised,
     targets: Targets | None = None,
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
@@ -70,15 +70,14 @@ def evaluate(
 
     `targets`: what is right for an image; else its labels by name, of which a dataset may lack some, but has no others
     (UserError, also if no image has a label). `label_weights`: the loss is of targets by the labels' weights; of weight
-    0, a label is none. `before_batch` is called before each batch on every rank. `examples`: of this rank's images.
+    0, a label is none. `before_batch`: see BeforeBatch. `examples`: of this rank's images.
     """
     targets = targets or by_name(dataset, labels)
     batches = _batches(model, dataset, config, world=world, label_weights=label_weights)
     total = dataset.num_samples if world.is_first else 0
     counts = Counts(num_groups=len(dataset.label_names), num_classes=len(labels))
     with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
-        for batch, mask_B in batches:
-            before_batch()
+        for batch, mask_B in taken(batches, before_batch):
             _count((counts, examples or Examples(0)), model, batch, mask_B, targets, loss=loss, world=world)
             if world.is_first:
                 progress.advance(min(int(mask_B.sum()) * world.num_ranks, progress.total - progress.done))

@@ -88,8 +88,9 @@ class Gradients:
         self.times = times or StepTimes()
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
-    def accumulate(self, batch: Batch) -> torch.Tensor:
-        """The gradient of all micro-batches, left in the engine; their mean loss, still on the device."""
+    def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
+        """The gradient of all micro-batches, left in the engine; their mean loss, still on the device. `is_void`: both
+        are NaN, so that no rank makes an update."""
         losses = []
         for micro in range(self.plan.accumulation):
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
@@ -107,8 +108,10 @@ class Gradients:
                 y: torch.Tensor = targets,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
-                    return masked_loss(model(*x), y, target=self.job.model.masked_target)
-                return classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
+                    loss = masked_loss(model(*x), y, target=self.job.model.masked_target)
+                else:
+                    loss = classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
+                return loss * torch.nan if is_void else loss
 
             with self.times.part("forward_backward"):
                 losses.append(self.engine.accumulate(loss_of))

@@ -22,6 +22,7 @@ from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
 from shards.files.json_lines import append_or_say
 
+log = logging.getLogger(__name__)
 FILE_NAME = "guard.jsonl"
 
 
@@ -57,7 +58,12 @@ def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> 
     append_or_say(Path(run_dir) / FILE_NAME, line, what=finding.words())
 
 
-log = logging.getLogger(__name__)
+def add_alarm(run_dir: str, *, step: int, kind: str, reason: str) -> None:
+    """Appends what else went wrong and was skipped; on rank 0."""
+    line = {"kind": kind, "step": step, "action": "skipped", "reason": reason}
+    append_or_say(Path(run_dir) / FILE_NAME, line, what=reason)
+
+
 LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is running; collective
 
 

@@ -4,9 +4,11 @@ A step's outcome is read after the next step has been launched, so the device ne
 stop takes one step more. Before an evaluation, a save and the end, the outcome is read at once.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
+from typing import NoReturn
 
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import CheckpointManifest
@@ -16,6 +18,7 @@ from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.data.batches import Batch
 from pipeline.data.stream import BatchStream, open_stream
+from pipeline.evaluation.scores import Scores
 from pipeline.models.loss import balanced_weights
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
@@ -39,6 +42,9 @@ from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import batches_on
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gpu_streams import streams_of
+from shards.errors import TransientError
+
+log = logging.getLogger(__name__)
 
 
 class LoopEnd(Enum):
@@ -116,7 +122,7 @@ class Loop:
     def _train_on(self, batch: Batch) -> StopRequest:
         """Launches one step; returns what the ranks are asked to do after the steps whose outcomes were read."""
         launched = self.train_step.launch(batch)
-        self.position = self.train_step.stream.typed_position
+        self.position = self.position.at(batch.step + 1)
         if self.reporter:
             self.reporter.launched(launched.step)
             attempt = self.controls.stopping.progress.attempt
@@ -133,10 +139,11 @@ class Loop:
             return StopRequest.NOTHING
         result, self._unread = self.train_step.read(self._unread), None
         self.saving.advance(result)
+        if result.num_without_data:
+            self._end_without_data(result.step)
         self.guard.count(result, last_saved=self.saving.last_step)
         self.when.look()
-        scores = self.held_out.scores(result.step)
-        self.when.scored(result.step, scores)
+        scores = self._scores(result.step)
         if self.reporter:
             self.reporter.step(
                 result.step,
@@ -153,11 +160,32 @@ class Loop:
                 self.reporter.shows_positions(result.step, result.similarity)
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
 
+    def _scores(self, step: int) -> Scores | None:
+        """The scores after `step`, if they are due; what of them failed is counted for the metrics."""
+        num_before = self.held_out.num_failed
+        scores = self.held_out.scores(step)
+        self.when.scored(step, scores)
+        if self.reporter and self.held_out.num_failed > num_before:
+            self.reporter.not_scored(self.held_out.num_failed)
+        return scores
+
     def _stop_here(self) -> LoopEnd:
         """The end of a rank that runs alone and has waited for data in vain: what is done so far is saved."""
         if not self._is_saved() and self.step > 0 and self.guard.updates.is_sound:
             self._save()
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
+
+    def _end_without_data(self, step: int) -> NoReturn:
+        """Ends the run because the data of a rank has failed before `step`, whose update no rank has made: saves the
+        step before it, and raises the fault. Collective."""
+        self.position = self.position.at(step - 1)
+        try:
+            if not self._is_saved() and self.guard.updates.is_sound:
+                self._save()
+                self.saving.wait()
+        except TransientError as error:
+            log.error("%s", error)
+        self.train_step.end_without_data()
 
     def _save(self, *, may_be_skipped: bool = False) -> None:
         """`may_be_skipped`: if a save is running, and the model is not the best so far."""
@@ -175,8 +203,7 @@ class Loop:
 
     def _score_the_last(self) -> bool:
         """Scores a run whose last step is saved, but whose last evaluation was given up; False if this one was too."""
-        scores = self.held_out.scores(self.step)
-        self.when.scored(self.step, scores)
+        scores = self._scores(self.step)
         if (scores or self.held_out.of_others) and self.reporter:
             self.reporter.scored_late(self.step, scores, self.held_out.of_others)
         return not self.held_out.was_given_up

@@ -1,30 +1,40 @@
-"""Scores on the held-out datasets while a run trains."""
+"""Scores on the held-out datasets while a run trains.
+
+A dataset that cannot be read ends no run: its scores are left out, with an alarm, until an evaluation succeeds again.
+"""
 
 import logging
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 from pipeline.evaluation.fewshot import FewshotData, mean_and_deviation, measured, represented, transform_of
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.build import Model
-from pipeline.ranks.collectives import all_agree
+from pipeline.ranks.collectives import gather_json, sums
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.guard import add_alarm
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.watchdog.rank_progress import Phase
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.watchdog.stopping import WaitGivenUpError
 from pipeline.training.zero.engine import Engine
 from shards.dataset import Dataset
+from shards.errors import UserError
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class EvaluationFailedError(Exception):
+    """A rank could not read its images; raised on all ranks."""
 
 
 class HeldOut:
     """`sets`: datasets by their names, empty for the one that the best model is by. `labels`: the names of the model's
     classes. `of_others`: values of the others' scores after the step that was asked for last, few-shot scores, and at
     the end the scores of averaged weights, for the metrics. `was_given_up`: an evaluation that was due gave way to a
-    stop request."""
+    stop request. `num_failed`: measurements that were left out so far, because what they need could not be read."""
 
     def __init__(
         self,
@@ -42,6 +52,7 @@ class HeldOut:
         self.dataset, self.of_others = sets.get(""), dict[str, float]()
         self.also = {name: dataset for name, dataset in sets.items() if name}
         self.controls, self.was_given_up, self._num_batches = controls, False, 0
+        self.num_failed = self._step = 0
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation follows `step`."""
@@ -57,11 +68,12 @@ class HeldOut:
         return step == self.job.steps or (every > 0 and step % every == 0)
 
     def scores(self, step: int) -> Scores | None:
-        """Accuracy and loss after `step`; None if none are due, or if the evaluation was given up. Collective."""
+        """Accuracy and loss after `step`; None if none are due, or if the evaluation was given up or failed.
+        Collective."""
         self.of_others = {}
         if not self.is_due(step):
             return None
-        self._num_batches, scores = 0, None
+        self._step, self._num_batches, scores = step, 0, None
         try:
             with self.controls.waiting("evaluation", "evaluating"):
                 self.engine.train(False)
@@ -71,7 +83,8 @@ class HeldOut:
                     if step == self.job.steps and self.engine.has_averages:
                         self.of_others |= self._averaged_scores(self.dataset)
                 if self.fewshot is not None and self._is_fewshot(step):
-                    self.of_others |= self._fewshot_scores(self.fewshot)
+                    data = self.fewshot
+                    self.of_others |= self._tried(lambda: self._fewshot_scores(data), on=self.job.fewshot.url) or {}
                 return scores
         except WaitGivenUpError:
             self.was_given_up, self.of_others = True, {}
@@ -82,32 +95,54 @@ class HeldOut:
     def _scores_on_others(self, ending: str) -> dict[str, float]:
         found: dict[str, float] = {}
         for name, dataset in self.also.items():
-            found |= self._scores_on(dataset).values(f"eval/{name}/{ending}")
+            scores = self._scores_on(dataset)
+            found |= scores.values(f"eval/{name}/{ending}") if scores else {}
         return found
 
     def _averaged_scores(self, dataset: Dataset) -> dict[str, float]:
         """The scores of the averaged weights, which the run ends with."""
         self.engine.swap_averages()
         try:
-            found = self._scores_on(dataset).values("test_ema_") | self._scores_on_others("ema_")
+            scores = self._scores_on(dataset)
+            found = (scores.values("test_ema_") if scores else {}) | self._scores_on_others("ema_")
         except WaitGivenUpError:  # on all ranks; after any other error nothing is saved
             self.engine.swap_averages()
             raise
         self.engine.swap_averages()
         return found
 
-    def _scores_on(self, dataset: Dataset) -> Scores:
-        scores, _ = evaluate(
-            self.engine.module,
-            dataset,
-            self.job.evaluation,
-            labels=self.labels,
-            loss=self.job.loss,
-            world=self.world,
-            label_weights=self.job.data.label_weights,
-            before_batch=self._begin_batch,
-        )
-        return scores
+    def _scores_on(self, dataset: Dataset) -> Scores | None:
+        def scored() -> Scores:
+            scores, _ = evaluate(
+                self.engine.module,
+                dataset,
+                self.job.evaluation,
+                labels=self.labels,
+                loss=self.job.loss,
+                world=self.world,
+                label_weights=self.job.data.label_weights,
+                before_batch=self._begin_batch,
+            )
+            return scores
+
+        return self._tried(scored, on=dataset.url)
+
+    def _tried(self, measure: Callable[[], Result], *, on: str) -> Result | None:
+        """What is measured; None, and an alarm, if that fails, which it does on all ranks alike. Of a UserError, all
+        ranks have the same images and labels."""
+        try:
+            return measure()
+        except (EvaluationFailedError, UserError) as error:
+            self.num_failed += 1
+            if self.world.is_first:
+                is_last = self._step == self.job.steps
+                then = f"patchline evaluate {self.job.run_dir} --data.url {on}" if is_last else "the next evaluation"
+                log.warning(
+                    "step %d: no scores on %s, and training continues: %s; %s tries again",
+                    *(self._step, on, error, then),
+                )
+                add_alarm(self.job.run_dir, step=self._step, kind="evaluation_failed", reason=f"{on}: {error}")
+            return None
 
     def _fewshot_scores(self, data: FewshotData) -> dict[str, float]:
         """Mean accuracy over the seeds for each number of shots, on rank 0; empty on the others."""
@@ -130,10 +165,17 @@ class HeldOut:
         by_name |= {f"fewshot/{one.shots}_shots_probe": one.probe for one in results if one.probe}
         return {name: mean_and_deviation(accuracies)[0] for name, accuracies in by_name.items()}
 
-    def _begin_batch(self) -> None:
-        """Raises WaitGivenUpError on all ranks if one is asked to exit. Collective."""
+    def _begin_batch(self, error: Exception | None) -> None:
+        """Raises on all ranks alike: WaitGivenUpError if one is asked to exit, EvaluationFailedError if one cannot read
+        the batch. Collective, but for a rank that runs alone and was interrupted while it waited."""
+        if isinstance(error, WaitGivenUpError):
+            raise error
         self._num_batches += 1
         self.controls.stopping.progress.enters(Phase.EVALUATING, batch=self._num_batches)
         is_asked = self.controls.request() == StopRequest.SAVE_AND_EXIT
-        if not all_agree(not is_asked, device=self.world.device):
+        num_asked, num_failed = sums([float(is_asked), float(error is not None)], device=self.world.device)
+        if num_asked:
             raise WaitGivenUpError("evaluating")
+        if num_failed:
+            told = gather_json(f"{type(error).__name__}: {error}" if error else "", device=self.world.device)
+            raise EvaluationFailedError(next(filter(None, told))) from error

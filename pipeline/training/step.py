@@ -5,21 +5,25 @@ reduction carries everything that the ranks agree on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from pipeline.data.batches import COUNT_NAMES, Batch
+from pipeline.ranks.collectives import gather_json
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.schedule import average_decay, learning_rate
 from pipeline.training.watchdog.signals import StopRequest
+from pipeline.training.watchdog.stopping import WaitGivenUpError
 from pipeline.training.zero.device_batches import Batches
 from pipeline.training.zero.gpu_streams import ReadBack, Streams, read_back, streams_of
+from shards.errors import InvalidDataError, TransientError, WillNotSucceedError
 
-LOSS, GRAD_NORM = "loss", "grad_norm"
+LOSS, GRAD_NORM, WITHOUT_DATA = "loss", "grad_norm", "data/failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,9 @@ class StepResult:
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's norm before clipping, `rate` the learning rate,
     `request` the highest stop request of any rank. `counts`: what all ranks have read, by name of COUNT_NAMES. `sums`:
-    all sums over ranks, by name. `norms`: of gradients and parameters, by group, if they are due. `similarity`: rank
-    0's levels of the position embeddings' similarities after the update, if they are due.
+    all sums over ranks, by name. `num_without_data`: ranks whose data had failed; then no rank made the update.
+    `norms`: of gradients and parameters, by group, if they are due. `similarity`: rank 0's levels of the position
+    embeddings' similarities after the update, if they are due.
     """
 
     step: int
@@ -52,6 +57,7 @@ class StepResult:
     request: StopRequest
     counts: dict[str, float]
     sums: dict[str, float]
+    num_without_data: int = 0
     norms: dict[str, float] = field(default_factory=dict)
     similarity: torch.Tensor | None = None
 
@@ -104,7 +110,7 @@ class StepSums:
 class TrainStep:
     """Takes batches from a stream and updates the engine with them. `sources`: what else the ranks add up. `discard`:
     whether the update of a loss is not to be made; if it is given, the host waits for every loss before its update.
-    `norms`, `view`: what is looked at in some steps only."""
+    `norms`, `view`: what is looked at in some steps only. `fault`: why this rank's data has failed."""
 
     def __init__(
         self,
@@ -119,17 +125,49 @@ class TrainStep:
     ) -> None:
         self.gradients, self.stream, self.controls, self.discard = gradients, stream, controls, discard
         self.norms, self.view = norms, view
+        self.fault: Exception | None = None
+        self._batch: Batch | None = None
         own = (
             SumSource(names=tuple(map(_name_of, StopRequest)), read=self._request),
             SumSource(names=COUNT_NAMES, read=stream.counts),
+            SumSource(names=(WITHOUT_DATA,), read=lambda: {WITHOUT_DATA: float(self.fault is not None)}),
         )
         self.step_sums = StepSums((*own, *sources), device=gradients.world.device, streams=stream.streams)
 
     def next_batch(self) -> Batch:
-        """The batch of the next step. WaitGivenUpError if this rank, alone, is asked to stop while it waits."""
-        self.controls.step_begins(self.stream.typed_position.next_step + 1)
-        with self.controls.waiting("data_wait", "waiting for data"):
-            return next(self.stream)
+        """The batch of the next step. WaitGivenUpError if this rank, alone, is asked to stop while it waits.
+
+        Once this rank's data has failed, it is the batch before. The other ranks may have begun the step by then, so
+        this one takes part in it, with a loss that is not finite: no rank makes the update, and all learn why from the
+        sums. Without a batch before, the fault is raised.
+        """
+        if self.fault is None:
+            self.controls.step_begins(self.stream.typed_position.next_step + 1)
+            try:
+                with self.controls.waiting("data_wait", "waiting for data"):
+                    self._batch = next(self.stream)
+                return self._batch
+            except WaitGivenUpError:
+                raise
+            except Exception as error:
+                self.fault = error
+        if self._batch is None:
+            raise self.fault
+        self._batch = replace(self._batch, step=self._batch.step + 1)
+        return self._batch
+
+    def end_without_data(self) -> NoReturn:
+        """Raises the fault of this rank's data or, if that is well, an error of the same family as that of the first
+        rank whose data is not. Collective."""
+        fault = self.fault
+        is_final = isinstance(fault, (InvalidDataError, WillNotSucceedError))
+        told = {"what": str(fault) or type(fault).__name__, "is_final": is_final} if fault else None
+        faults = gather_json(told, device=self.gradients.world.device)
+        if fault:
+            raise fault
+        rank = next(rank for rank, one in enumerate(faults) if one)
+        family = WillNotSucceedError if faults[rank]["is_final"] else TransientError
+        raise family(f"the data of rank {rank} failed: {faults[rank]['what']}")
 
     def first_images(self, batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Up to `most` images of a batch as the model gets them, augmented and mixed, and their labels."""
@@ -142,11 +180,12 @@ class TrainStep:
         rate = learning_rate(batch.step, config=job.schedule, num_steps=job.steps)
         decay = average_decay(batch.step, ema_decay=job.ema_decay, ema_warmup=job.ema_warmup)
         with self.controls.ledger.time("compute"):
-            loss = gradients.accumulate(batch)
+            loss = gradients.accumulate(batch, is_void=self.fault is not None)
             norms = self._due_norms(batch.step + 1)
             sums = self.step_sums.reduced(loss, more=norms.squares() if norms else None)
             is_bad = self.discard is not None and self.discard(float(sums[0]) / gradients.world.num_ranks)
-            self.stream.launched()  # before the update, for which DeepSpeed makes the host wait
+            if self.fault is None:
+                self.stream.launched()  # before the update, for which DeepSpeed makes the host wait
             with self.controls.times.part("optimizer"):
                 update = gradients.engine.update(learning_rate=rate, ema_decay=decay, discard=is_bad)
             own = self.step_sums.read_back(sums, grad_norm=update.grad_norm)
@@ -167,6 +206,7 @@ class TrainStep:
             request=max(request for request in StopRequest if sums[_name_of(request)] > 0),
             counts={name: sums[name] for name in COUNT_NAMES},
             sums=sums,
+            num_without_data=int(sums[WITHOUT_DATA]),
             norms=norms.values(sums) if norms else {},
             similarity=launched.similarity.arrived() if launched.similarity else None,
         )

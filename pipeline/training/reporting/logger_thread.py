@@ -165,8 +165,6 @@ class LoggerThread:
             self._insist(lambda: self.logger.close(self._ending or StartEnding.FAILED))
         except _LeftError:
             pass
-        except (OSError, InvalidDataError) as error:  # of metrics.jsonl: the run itself fails, too
-            self._fault = _words(error)
 
     def _open(self) -> None:
         self._sent = self.logger.open()
@@ -188,11 +186,21 @@ class LoggerThread:
             is_behind, self._is_behind = self._is_behind, False
             newest = self._newest
         if is_behind and self._sent < newest:
-            for some in lines_between(self._path, after=self._sent, last=newest, most_at_once=_MOST_AT_ONCE):
-                self._send(some)
+            try:
+                for some in lines_between(self._path, after=self._sent, last=newest, most_at_once=_MOST_AT_ONCE):
+                    self._send(some)
+            except (OSError, InvalidDataError) as error:  # of metrics.jsonl
+                return self._is_to_read_again(error)
         for first in range(0, len(lines), _MOST_AT_ONCE):
             self._send(lines[first : first + _MOST_AT_ONCE])
         return True
+
+    def _is_to_read_again(self, error: Exception) -> bool:
+        """After a pause; False once the run has ended."""
+        log.info("%s waits for lines of %s: %s", self.logger.title, self._path, _words(error))
+        with self._changed:
+            self._is_behind = True
+            return not self._changed.wait_for(lambda: self._ending, timeout=_LONGEST_PAUSE)
 
     def _show(self, text: str, settings: Settings) -> None:
         """Settings that a service does not take keep no line from it."""

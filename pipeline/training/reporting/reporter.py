@@ -313,6 +313,10 @@ class Reporter:
         """A checkpoint could not be written: `num_failed` so far."""
         self._once |= {"checkpoint/failed": float(num_failed)}
 
+    def not_scored(self, num_failed: int) -> None:
+        """Measurements of an evaluation failed: `num_failed` so far."""
+        self._once |= {"evaluation/failed": float(num_failed)}
+
     def write_rest(self) -> None:
         """Adds, at the end, what the next line was to have to the last one, such as the last commit."""
         if self._once and self._line_step:

@@ -89,3 +89,22 @@ def test_substitutes_that_can_not_be_used_either_are_listed_and_not_counted(tmp_
         quarantine.replace(sample(i), url="data", substitute=i + 1, is_first=i == 0)
     assert quarantine.num_replaced == 1
     assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 30
+
+
+def test_a_list_that_cannot_be_written_is_said_once_and_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    quarantine = Quarantine(path, max_share=1.0)
+    quarantine.count(40)
+    path.symlink_to("/dev/full")
+    for sample_id in (1, 2):
+        quarantine.replace(sample(sample_id), url="data", substitute=9, is_first=True)
+    assert [one for one in caplog.messages if "cannot be written: No space left" in one] == [
+        f"{path} cannot be written: No space left on device; its lines are kept until it can"
+    ]
+    path.unlink()
+    for sample_id in (2, 3):
+        quarantine.replace(sample(sample_id), url="data", substitute=9, is_first=True)
+    assert [json.loads(line)["sample_id"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    assert quarantine.num_replaced == 4

@@ -156,8 +156,9 @@ def batches_before_it_was_left(world: World, url: str, most: int) -> int:
     """How often a caller was called that stops before this batch; all batches if it never stops."""
     num = 0
 
-    def leave() -> None:
+    def leave(error: Exception | None) -> None:
         nonlocal num
+        assert error is None
         num += 1
         if num > most:
             raise InterruptedError

@@ -305,8 +305,8 @@ def test_a_step_that_reads_from_the_device_is_found(tmp_path: Path, monkeypatch:
     """The test above can fail."""
     found = Gradients.accumulate
 
-    def reads(self: Gradients, batch: Batch) -> torch.Tensor:
-        loss = found(self, batch)
+    def reads(self: Gradients, batch: Batch, *, is_void: bool) -> torch.Tensor:
+        loss = found(self, batch, is_void=is_void)
         return loss * float(loss)
 
     monkeypatch.setattr(Gradients, "accumulate", reads)

@@ -339,15 +339,15 @@ def created(store: S3Store, data: bytes) -> None:
 
 
 OPERATIONS: dict[str, Callable[[S3Store], object]] = {
-    "read": lambda store: store.read("x") == b"0123456789",
-    "read a range": lambda store: store.read_range("x", 2, 4) == b"23",
-    "size": lambda store: store.size("x") == 10,
-    "exists": lambda store: not store.exists("z"),
-    "list": lambda store: "x" in list(store.list()),
-    "write": lambda store: store.write("y", b"1") is None,
-    "create": lambda store: created(store, b"1") is None,
-    "create in parts": lambda store: created(store, bytes(70 << 20)) is None,
-    "delete": lambda store: store.delete("y") is None,
+    "read": lambda store: store.read("x"),
+    "read a range": lambda store: store.read_range("x", 2, 4),
+    "size": lambda store: store.size("x"),
+    "exists": lambda store: store.exists("z"),
+    "list": lambda store: next(store.list()),
+    "write": lambda store: store.write("y", b"1"),
+    "create": lambda store: created(store, b"1"),
+    "create in parts": lambda store: created(store, bytes(70 << 20)),
+    "delete": lambda store: store.delete("y"),
 }
 
 
@@ -364,7 +364,7 @@ def test_credentials_of_a_file_are_read_again_once_they_have_expired(
         proxy.expired_keys |= {f"KEY{number - 1}"}
         before = proxy.num_expired
         timer = written_later(path, keys_of(f"KEY{number}"), seconds=0.3)
-        assert operation(store), name
+        operation(store)
         timer.join()
         assert proxy.num_expired > before, name
 
@@ -406,7 +406,7 @@ def test_credentials_that_stay_expired_end_after_the_deadline_and_at_once_if_the
     monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.05, deadline_seconds=0.5))
 
     accepted, new = S3Store(bucket=s3_bucket), S3Store(bucket=s3_bucket)
-    assert OPERATIONS[operation](accepted)
+    OPERATIONS[operation](accepted)
     proxy.expired_keys = frozenset({"OLD"})
     with pytest.raises(UserError, match=r"credentials for bucket .* have expired \(ExpiredToken\); renew them"):
         OPERATIONS[operation](new)

@@ -234,13 +234,15 @@ def test_added_values_come_once(tmp_path: Path, waits: bool) -> None:
     assert sorted(of_step_2) == ["train/loss", "train/num_epochs", "val/accuracy"]
 
 
-def test_a_file_that_is_gone_ends_the_thread_in_peace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The run itself fails then, and says why."""
+def test_a_thread_whose_file_stays_away_ends_with_the_run_in_peace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     thread = LoggerThread(Book(), tmp_path / "metrics.jsonl", step=3)
-    until(lambda: not thread._thread.is_alive())
+    until(lambda: any("waits for lines of" in message for message in caplog.messages))
     thread.write(4, {"loss": 1.0})
     thread.end(StartEnding.FAILED)
     thread.join(StartEnding.FAILED)
+    assert not thread._thread.is_alive()
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -253,3 +255,35 @@ def test_lines_of_other_hands_are_left_out(tmp_path: Path) -> None:
     thread.join(StartEnding.DONE)
     assert [(line.step, line.values) for line in book.rows] == [(1, {"train/loss": 1.0}), (2, {"val/loss": 2.0})]
     assert json.dumps(book.endings[0].value) == '"done"'
+
+
+def test_a_file_that_cannot_be_read_for_a_while_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes meanwhile is read from it, too."""
+    monkeypatch.setattr(logger_thread, "_LONGEST_PAUSE", 0.01)
+    path, book = tmp_path / "metrics.jsonl", Book()
+    run = Run(tmp_path, book)
+    run.train(1, 2)
+    until(lambda: book.steps == [1, 2])
+    path.rename(tmp_path / "aside")
+    path.mkdir()  # what is read is no file
+    run.thread._is_behind = True
+    run.train(3, 4)
+    num_waits: list[Exception] = []
+    monkeypatch.setattr(run.thread, "_is_to_read_again", counted(run.thread._is_to_read_again, num_waits))
+    until(lambda: len(num_waits) > 2)
+    assert book.steps == [1, 2]
+    path.rmdir()
+    (tmp_path / "aside").rename(path)
+    until(lambda: book.steps == [1, 2, 3, 4])
+    run.end()
+    assert book.endings == [StartEnding.DONE]
+
+
+def counted(call: Callable[[Exception], bool], calls: list[Exception]) -> Callable[[Exception], bool]:
+    """The same function, which adds to `calls`."""
+
+    def called(error: Exception) -> bool:
+        calls.append(error)
+        return call(error)
+
+    return called

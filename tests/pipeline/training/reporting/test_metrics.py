@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 import shutil
 import struct
 import threading
+from contextlib import ExitStack, suppress
 from io import BytesIO
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipeline.training.reporting.board import Board
 from pipeline.training.reporting.metrics import Metrics, cut_after, grid, read_metrics, tag_of
 from shards.errors import InvalidDataError
 from tests.rigs.small_disk import filled, small_disk
@@ -114,6 +117,52 @@ def test_lines_that_find_no_room_are_written_later(tmp_path: Path, caplog: pytes
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 2, said
     assert said[0].startswith(f"{folder}/metrics.jsonl cannot be written: No space left on device; its lines are kept")
+
+
+@pytest.mark.parametrize("fault", ["its folder is removed", "its disk is full"])
+def test_curves_that_cannot_be_written_are_closed_said_once_and_opened_again(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    monkeypatch.setattr("pipeline.training.reporting.board._FIRST_PAUSE_SECONDS", 0.0)
+    with ExitStack() as stack:
+        run_dir = tmp_path / "run"
+        if fault == "its disk is full":
+            stack.enter_context(small_disk(run_dir, num_bytes=64 << 10))
+        (run_dir / "tensorboard").mkdir(parents=True)
+        board = Board(run_dir, first_step=1)
+        board.show_job("stage: pretrain", {"steps": 300})
+        board.points(1, {"train/loss": 1.0})
+        board.flush()
+        if fault == "its disk is full":
+            with suppress(OSError), (run_dir / "others").open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(512))
+        else:
+            shutil.rmtree(run_dir / "tensorboard")
+        board.text("filler", "x" * 10_000, 2)  # more than the rest of the file's last page
+        board.flush()
+        if fault == "its disk is full":
+            for step in range(3, 6):
+                board.points(step, {"train/loss": 9.0})
+            assert len(caplog.messages) == 1
+            (run_dir / "others").unlink()
+        with caplog.at_level("INFO"):
+            board.points(6, {"train/loss": 6.0})
+        board.close()
+        what = "No such file" if fault == "its folder is removed" else "No space left"
+        assert len(caplog.messages) == 2
+        assert re.search(rf"^TensorBoard's curves cannot be written \({what}.*training continues", caplog.messages[0])
+        assert caplog.messages[1].startswith("TensorBoard's curves are written again from step 6 on")
+        folder = run_dir if fault == "its folder is removed" else run_dir / "tensorboard"
+        found = board_of(folder)
+        assert found.Scalars("train/loss")[-1].value == 6.0
+        assert 9.0 not in [point.value for point in found.Scalars("train/loss")]
+        assert "job/text_summary" in found.Tags()["tensors"], "the job is shown again"
+    assert capfd.readouterr().err == ""
 
 
 def test_a_pipe_in_place_of_the_file_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""The curves of a run in TensorBoard, on rank 0. If they cannot be written, training goes on without them."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from pipeline.training.settings.loggers import Settings
+from pipeline.training.zero.deepspeed_import import without
+from shards.files.json_lines import naming
+
+with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+log = logging.getLogger(__name__)
+_OLD_FOLDER = "tensorboard"
+_FLUSH_SECONDS = 10  # what a killed process may lose
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 10.0, 600.0  # before another file is opened
+
+
+class Board:
+    """Writes events from `first_step` on; what an earlier start wrote for later steps is not shown any more.
+
+    If the file cannot be written, because its disk is full or faulty or its folder was removed, it is closed, which the
+    log says once. Another one is opened after a pause. Raises OSError only at the start, and if the run directory
+    itself is gone.
+    """
+
+    def __init__(self, run_dir: Path, *, first_step: int) -> None:
+        self._run_dir, self._first_step = run_dir, first_step
+        self._job: tuple[str, Settings] | None = None
+        self._fault, self._opens_at, self._pause_seconds = "", 0.0, _FIRST_PAUSE_SECONDS
+        self._hook_before = threading.excepthook
+        threading.excepthook = self._thread_failed  # first: the thread writes at once
+        self._writer: SummaryWriter | None = None
+        try:
+            with naming(run_dir):
+                self._writer = self._opened(first_step)
+        except BaseException:
+            threading.excepthook = self._hook_before
+            raise
+
+    def points(self, step: int, values: Mapping[str, float]) -> None:
+        """A point for each curve, by TensorBoard's names: one event for all of them."""
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(step, lambda writer: writer._get_file_writer().add_summary(summary, step))  # type: ignore[no-untyped-call]
+
+    def show_job(self, text: str, settings: Settings) -> None:
+        """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
+
+        Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this
+        process, so that a later start from an earlier step removes it.
+        """
+        self._job = text, settings
+        self._write(self._first_step, self._show_job)
+
+    def text(self, tag: str, text: str, step: int) -> None:
+        """Markdown."""
+        self._write(step, lambda writer: writer.add_text(tag, text, step))
+
+    def picture(self, tag: str, picture_HW3: torch.Tensor, step: int) -> None:
+        """A picture, uint8[height, width, 3] on the host."""
+        pixels = picture_HW3.numpy()
+        self._write(step, lambda writer: writer.add_image(tag, pixels, step, dataformats="HWC"))
+
+    def flush(self) -> None:
+        """Waits until what was written is in the file."""
+        self._write(self._first_step, SummaryWriter.flush)
+
+    def close(self) -> None:
+        """Flushes and closes the file."""
+        try:
+            writer, self._writer = self._writer, None
+            if writer:
+                self._guarded(writer.close)
+        finally:
+            threading.excepthook = self._hook_before
+
+    def _opened(self, step: int) -> SummaryWriter:
+        old = self._run_dir / _OLD_FOLDER  # where earlier versions began the curves
+        folder = old if old.is_dir() else self._run_dir  # TensorBoard calls a run by its folder
+        return SummaryWriter(str(folder), purge_step=step, flush_secs=_FLUSH_SECONDS)
+
+    def _show_job(self, writer: SummaryWriter) -> None:
+        if self._job:
+            text, settings = self._job
+            shown = dict.fromkeys(("train/loss", "val/accuracy", "val/loss"))
+            experiment, session, _ = hparams(dict(settings), shown)  # type: ignore[no-untyped-call]
+            writer.add_text("job", f"```yaml\n{text.strip()}\n```", self._first_step)
+            for summary in (experiment, session):
+                writer._get_file_writer().add_summary(summary, self._first_step)  # type: ignore[no-untyped-call]
+
+    def _write(self, step: int, use: Callable[[SummaryWriter], None]) -> None:
+        """Has the writer used, if there is one, or if it is time to open another."""
+        if self._writer is None and time.monotonic() < self._opens_at:
+            return
+
+        def written() -> None:
+            if self._writer is None:
+                self._writer = self._opened(step)
+                self._show_job(self._writer)
+                self._writer.flush()
+                log.info("TensorBoard's curves are written again from step %d on; metrics.jsonl has those before", step)
+                self._fault, self._pause_seconds = "", _FIRST_PAUSE_SECONDS
+            use(self._writer)
+
+        self._guarded(written)
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        """Raises no OSError unless the run directory is gone."""
+        try:
+            with naming(self._run_dir):
+                write()
+        except OSError as error:
+            if not self._run_dir.is_dir():
+                raise
+            if not self._fault:
+                log.warning(
+                    "TensorBoard's curves cannot be written (%s); training continues, and metrics.jsonl has them",
+                    error.strerror or error,
+                )
+            self._fault = str(error)
+            writer, self._writer = self._writer, None
+            self._opens_at = time.monotonic() + self._pause_seconds
+            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+            if writer:
+                with suppress(OSError):
+                    writer.close()
+
+    def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
+        """TensorBoard's writer raises the error of its thread again: no traceback of the thread, too."""
+        is_told = isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"
+        if not is_told:
+            self._hook_before(failed)
+
+
+def show_files(folder: Path, files: Sequence[Path], *, step: int) -> None:
+    """PNG files as pictures of TensorBoard, by their names, instead of those that the folder has of this step and
+    later. Not the folder that a run writes to: TensorBoard would follow the new file alone."""
+    pictures = []
+    for path in files:
+        data = path.read_bytes()
+        width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # of IHDR, the first chunk
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
+        pictures.append(Summary.Value(tag=f"weights/inspect/{path.stem}", image=image))
+    with naming(folder), SummaryWriter(str(folder), purge_step=step) as board:
+        board._get_file_writer().add_summary(Summary(value=pictures), step)
