@@ -21,7 +21,7 @@ class RetryConfig:
     """When requests are retried, and when a read gives up."""
 
     fruitless_tries: Annotated[int, Range(1)] = 6
-    """Requests in a row of a read that gets no byte, or to a store that has never answered, before it gives up."""
+    """Requests in a row to a store that has never answered, or never with bytes of a range, before a read gives up."""
     backoff_seconds: Annotated[float, Range(0)] = 0.2
     """Longest pause before the first retry; it doubles with each further one."""
     most_backoff_seconds: Annotated[float, Range(0)] = 10.0
@@ -44,11 +44,12 @@ def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float
 
 
 class RetryBudget:
-    """The retries left to all reads of a store in this process, and whether the storage has ever answered."""
+    """The retries left to all reads of a store in this process, and whether the storage has ever answered, and ever
+    sent bytes of a range."""
 
     def __init__(self, config: RetryConfig) -> None:
         self.config = config
-        self.has_answered = False
+        self.has_answered = self.has_sent = False
         self._lock, self._left = ForkLock(), config.budget_reserve
 
     def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:
@@ -104,12 +105,13 @@ class RequestRetries:
 
     def again_after_answer(self, fault: str) -> bool:
         """Pauses, after an answer with too few bytes, and returns True; False after `fruitless_tries` of a read that
-        has never got a byte.
+        has never got a byte of a store that has never sent any of a range.
 
         StorageError if the budget or the deadline is used up.
         """
         self._fruitless += 1
-        is_allowed = self._has_progressed or self._fruitless < self._budget.config.fruitless_tries
+        has_sent = self._has_progressed or self._budget.has_sent
+        is_allowed = has_sent or self._fruitless < self._budget.config.fruitless_tries
         return self._again(fault, is_allowed, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:

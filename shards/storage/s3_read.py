@@ -137,6 +137,8 @@ class ObjectRead:
                 fault = self._fault_of(answer)
                 if not fault:
                     yield body
+                    if answer.get("ContentRange") and self._position > begun:
+                        self._source.budget.has_sent = True
                     if not self._left():
                         return
             self._check_stop()

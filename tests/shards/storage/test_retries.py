@@ -73,6 +73,17 @@ def test_bodies_that_bring_nothing_are_counted_apart() -> None:
     assert not attempts.again_after_answer("broke off")
 
 
+def test_a_store_that_has_sent_bytes_before_is_waited_for() -> None:
+    """Bodies without a byte, answers with another range: a read that begins in such a minute ends after it."""
+    time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=2, backoff_seconds=1.0, deadline_seconds=60.0))
+    retries.has_sent = True
+    attempts = time.attempts(retries)
+    for _ in range(8):
+        assert attempts.again_after_answer("broke off")
+    with pytest.raises(StorageError, match="the deadline is 60 s"):
+        attempts.again_after_answer("broke off")
+
+
 def test_progress_begins_anew() -> None:
     time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=3, backoff_seconds=1.0, deadline_seconds=5.0))
     attempts = time.attempts(retries)
