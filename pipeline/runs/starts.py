@@ -5,6 +5,7 @@ A killed process cannot say why it ended. The next start can: it finds the last 
 before it overwrites the one and cuts the other.
 """
 
+import logging
 import os
 import socket
 import time
@@ -16,11 +17,12 @@ from typing import Annotated, Literal
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.rank_progress import Phase
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, append_line, append_or_say, is_finite, is_step, read_lines, read_tail
+from shards.files.json_lines import Line, Tail, append_line, append_line, is_finite, is_step, read_lines, read_tail
 from shards.files.typed_json import read_record, record_from
 from shards.local_file import read_local_file
 from shards.schema.config_values import Range
 
+log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat behind the name, as in proc(5)
 _ENDED = ("Z", "X")
@@ -271,8 +273,12 @@ class StartTimes:
         self._is_over = True
         self.ends("first_step")
         seconds = {span: round(self.seconds.get(span, 0.0), 3) for span in START_SPANS}
-        line = {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds}
-        append_or_say(run_dir / FILE_NAME, line, what="how long this start took")
+        try:
+            append_line(run_dir / FILE_NAME, {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds})
+        except OSError as error:
+            if not run_dir.is_dir():
+                raise
+            log.warning("%s cannot be written (%s); a report will lack this start", run_dir / FILE_NAME, error.strerror)
 
 
 def read_start_times(run_dir: Path) -> list[Line]:

@@ -136,11 +136,10 @@ class HeldOut:
             self.num_failed += 1
             if self.world.is_first:
                 is_last = self._step == self.job.steps
-                then = f"patchline evaluate {self.job.run_dir} --data.url {on}" if is_last else "the next evaluation"
-                log.warning(
-                    "step %d: no scores on %s, and training continues: %s; %s tries again",
-                    *(self._step, on, error, then),
+                then = (
+                    "patchline evaluate can score its weights later" if is_last else "the next evaluation tries again"
                 )
+                log.warning("step %d: no scores on %s, and training continues (%s); %s", self._step, on, error, then)
                 add_alarm(self.job.run_dir, step=self._step, kind="evaluation_failed", reason=f"{on}: {error}")
             return None
 

@@ -76,14 +76,18 @@ class HeartbeatFiles:
             self._folder.mkdir(exist_ok=True)
 
     def write(self, beat: Beat) -> None:
-        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no room."""
+        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no room; a folder that was
+        removed is made again."""
         path, data = self._path(self._rank), f"{json.dumps(asdict(beat))}\n".encode()
         try:
             write_whole(path, data)
         except OSError as error:
-            if error.errno in _FULL:
-                with suppress(OSError):
+            with suppress(OSError):
+                if error.errno in _FULL:
                     _overwrite(path, data)
+                elif error.errno == errno.ENOENT:
+                    self._folder.mkdir(exist_ok=True)  # not if the run directory is gone, too
+                    write_whole(path, data)
 
     def hear(self, rank: int) -> Heard:
         """Another rank's last beat."""

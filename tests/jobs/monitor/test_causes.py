@@ -164,3 +164,13 @@ def test_what_is_no_cause(line: str) -> None:
     assert not OURS.match(line)
     assert not PYTHON.match(line)
     assert not any(sign.pattern.search(line) for sign in SIGNS)
+
+
+def test_an_evaluation_that_failed_is_told_and_is_no_fault(failed: Path) -> None:
+    line = {"step": 9, "kind": "evaluation_failed", "action": "skipped", "reason": "data/test: gone"}
+    (failed / "guard.jsonl").write_text(json.dumps(line) + "\n")
+    (cause,) = [
+        cause for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.evidence == "guard.jsonl: last line"
+    ]
+    assert cause.words == "the guard found an evaluation that failed at step 9, the last of 1 (did: skipped)"
+    assert not cause.is_fault

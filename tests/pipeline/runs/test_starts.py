@@ -93,3 +93,10 @@ def test_each_start_of_a_run_has_both_lines(finished_runs: FinishedRuns) -> None
     assert [start.attempt for start in starts] == [line["attempt"] for line in parts]
     assert starts[0].left == left_behind(run_dir.parent / "none")
     assert sum(parts[0]["parts"].values()) > 0
+
+
+def test_a_file_of_starts_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "starts.jsonl").symlink_to("/dev/full")
+    StartTimes().step_launched(tmp_path, attempt="1")
+    (message,) = caplog.messages
+    assert message.endswith("starts.jsonl cannot be written (No space left on device); a report will lack this start")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.batches import Batch
@@ -32,7 +33,10 @@ from shards.errors import InvalidDataError, StorageError, WillNotSucceedError
 from shards.files.json_lines import read_lines
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.datasets import packed_folders
+from tests.rigs.forked_ranks import GOES_ON
+from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import run_ranks
+from tests.rigs.training import losses, pretrain_words, resumed_steps, run, start
 
 FAILS, STEPS = 5, 8  # the data of the step after FAILS cannot be had
 FAULTS = {
@@ -191,3 +195,41 @@ def test_an_evaluation_that_fails_is_left_out_with_an_alarm_and_the_next_one_is_
     ] * num_failed
     assert all(job.evaluation.url in one["reason"] for one in alarms)
     assert len(list((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json"))) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("what", "code", "family"),
+    [
+        ("its shards are cut off", exit_codes.WILL_NOT_SUCCEED, "could not be used"),
+        ("it is removed", exit_codes.CRASH, "run the same command to continue"),
+    ],
+)
+def test_a_run_whose_dataset_breaks_ends_saved_and_continues_once_it_is_whole(
+    digits_url: str, tmp_path: Path, what: str, code: int, family: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Both ranks, with a writer of checkpoints beside each."""
+    url, run_dir = tmp_path / "digits", tmp_path / "run"
+    shutil.copytree(digits_url, url)
+    options = ("--steps", "90", "--checkpoint.every-steps", "0", "--data.window-blocks", "1", "--data.lanes", "2")
+    words = pretrain_words(str(url), run_dir, *options)
+    ranks = start(words, num_ranks=2, log_dir=tmp_path, stands_after=6)
+    assert wait_until(ranks, step_at_least(6), run_dir)
+    if what == "it is removed":
+        url.rename(tmp_path / "aside")
+    else:
+        for shard in url.rglob("*.tar"):
+            os.truncate(shard, 512)
+    (tmp_path / GOES_ON).touch()
+    assert ranks.wait() == code
+    assert [process.returncode for process in ranks.processes] == [code] * 2
+    said = " ".join(capfd.readouterr().err.split()) + (tmp_path / "rank-1.log").read_text()
+    assert family in said
+    saved = [int(path.parent.parent.name.removeprefix("step-")) for path in run_dir.rglob("MANIFEST.json")]
+    assert saved == [max(losses(run_dir))]
+    assert 6 <= saved[0] < 90
+    shutil.rmtree(url, ignore_errors=True)
+    shutil.copytree(digits_url, url)
+    assert run(words, num_ranks=2, log_dir=tmp_path) == 0
+    assert resumed_steps(run_dir) == [0, *saved]
+    assert list(losses(run_dir)) == list(range(1, 91))

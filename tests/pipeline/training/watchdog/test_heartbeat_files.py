@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -142,3 +143,15 @@ def test_on_a_full_disk_a_beat_replaces_the_one_before(tmp_path: Path) -> None:
             heard = HeartbeatFiles(disk, rank=1, attempt="0001-abc").hear(1).beat
             assert heard == beat
         assert sorted(path.name for path in (disk / "heartbeats").iterdir()) == ["rank-00001.json"]
+
+
+def test_a_folder_that_was_removed_is_made_again_unless_its_run_is_gone(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    files = HeartbeatFiles(run_dir, rank=1, attempt="0001-abc")
+    shutil.rmtree(run_dir / "heartbeats")
+    files.write(BEAT)
+    assert files.hear(1).beat == BEAT
+    shutil.rmtree(run_dir)
+    files.write(BEAT)
+    assert not run_dir.exists()
