@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rigs.processes import patchline
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.slurm.test_stage import (
     JOB_SECONDS,
@@ -64,6 +65,8 @@ def test_a_run_of_torchruns_equals_one_of_srun(slurm_cluster: SlurmCluster, tmp_
     assert [each["exit_codes"] for each in tries_of(run_dir)][1:] == [[75], [0]], log
     assert logged_steps(run_dir) == logged_steps(expected)
     assert len(logged_steps(run_dir)) == STEPS
+    ended = patchline("logs", str(run_dir), "--rank=3", environ=slurm_cluster.job_environment())
+    assert {line.partition(": ")[2][:8] for line in ended.output.splitlines()} == {"[rank3]:"}, ended.errors
 
 
 @pytest.mark.long
@@ -81,3 +84,29 @@ def test_an_unknown_launcher_is_refused(slurm_cluster: SlurmCluster, tmp_path: P
     assert job["ExitCode"] == "2:0"
     assert "allowed: srun, torchrun" in output_of(slurm_cluster, tmp_path / "run").read_text()
     assert not (tmp_path / "ran").exists()
+
+
+TWO_RANKS = r"""
+for word; do case $word in --node-rank=*) node=${word#*=} ;; esac; done
+while [[ $1 != --no-python ]]; do shift; done
+for local in 0 1; do
+    TORCHELASTIC_RUN_ID=one LOCAL_RANK=$local RANK=$((2 * node + local)) "${@:2}" &
+done
+wait
+"""
+
+
+def test_each_line_names_its_rank(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Of ranks that a shell starts as torchrun does, which takes seconds of CPU; the long test has torchrun itself."""
+    program(tmp_path / "torchrun", TWO_RANKS)
+    ranks = program(
+        tmp_path / "patchline",
+        '[[ $1 != __done ]] || exit 0; echo "12:00:00 of $RANK"; echo "a warning of $RANK" >&2',
+    )
+    run_dir, env = tmp_path / "run", TORCHRUN | {"PATCHLINE": str(ranks)}
+    wait_until_ended(slurm_cluster, submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=OPTIONS, env=env))
+    for rank in (0, 3):
+        ended = patchline("logs", str(run_dir), f"--rank={rank}", environ=slurm_cluster.job_environment())
+        lines = [line.partition(": ")[2] for line in ended.output.splitlines()]
+        expected = [f"[rank{rank}]: {said}" for said in (f"12:00:00 of {rank}", f"a warning of {rank}")]
+        assert (ended.code, lines) == (0, expected), (ended.errors, output_of(slurm_cluster, run_dir).read_text())
