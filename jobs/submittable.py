@@ -18,6 +18,7 @@ from shards.schema.config_values import shown_value
 
 Override = Callable[[Any, list[str], str], Any]
 SECOND = "the second word"
+SUBMIT_FOLDER = "submit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def comment_of(work: list[str]) -> str:
 def submit_folder(run_dir: str, stage: str) -> Path:
     """The folder of the script and the log: RUN/submit, or ./patchline-STAGE for a stage without a run directory.
     Without links and `..`: one folder, by whatever path it is named."""
-    return (Path(run_dir) / "submit" if run_dir else Path(f"patchline-{stage}")).resolve()
+    return (Path(run_dir) / SUBMIT_FOLDER if run_dir else Path(f"patchline-{stage}")).resolve()
 
 
 def run_name(run_dir: str) -> str:

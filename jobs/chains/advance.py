@@ -31,9 +31,10 @@ from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Request, batch_script, stage_body
 from jobs.cluster.folder_lock import alone
+from jobs.cluster.queue import submitted_in
 from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
-from jobs.submittable import Override
+from jobs.submittable import SUBMIT_FOLDER, Override
 from jobs.train.sweep import write
 from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError, disk_fault
 from shards.files.json_lines import write_whole
@@ -63,10 +64,18 @@ class Chain:
 
     def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
         """The jobs of a unit, and any others that write to one of its runs: of a submission without the chain, or of
-        one before this."""
+        one before this, also if it was by another path of the folder."""
         mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
         own = [one for one in self.own(queue) if mine.match(one.tag)]
-        return own + [one for one in queue if one not in own and any(map(one.part_of, filter(None, unit.names)))]
+        others = [one for one in queue if one not in own]
+        there = [
+            job
+            for run_dir in filter(None, unit.run_dirs())
+            for job in submitted_in(Path(self.plan.chdir) / run_dir / SUBMIT_FOLDER)
+        ]
+        return own + [
+            one for one in others if any(map(one.part_of, filter(None, unit.names))) or any(map(one.part_as, there))
+        ]
 
 
 def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, me: int = 0) -> Chain:

@@ -61,12 +61,14 @@ class ChainJob:
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
-    its jobs are told from those of a chain that was in this folder before; empty: of an older version."""
+    its jobs are told from those of a chain that was in this folder before; empty: of an older version. `folder`: the
+    inode of the chain's folder then, by which a copy of it is known; 0: of an older version."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
     complete: frozenset[str]
     life: str = ""
+    folder: int = 0
 
     def jobs_of(self, unit: str) -> list[ChainJob]:
         """The jobs of a unit, without its gates."""
@@ -122,7 +124,7 @@ def plan_json(plan: ChainPlan) -> str:
 
 def read_record_of(state: Path) -> Record:
     """Reads the record since the last beginning. Lines that a crash tore do not count."""
-    epoch, life, jobs, complete = 0, "", list[ChainJob](), set[str]()
+    epoch, life, folder, jobs, complete = 0, "", 0, list[ChainJob](), set[str]()
     path = state / RECORD
     lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
     for line in lines:
@@ -133,7 +135,7 @@ def read_record_of(state: Path) -> Record:
         if not isinstance(found, dict):
             continue
         if "began" in found:
-            epoch, life = epoch + 1, str(found.get("life", ""))
+            epoch, life, folder = epoch + 1, str(found.get("life", "")), found.get("folder", 0)
             jobs.clear()
             complete.clear()
         elif "complete" in found:
@@ -142,12 +144,20 @@ def read_record_of(state: Path) -> Record:
             found.pop("unix_time", None)
             with suppress(ValueError):
                 jobs.append(read_record(ChainJob, json.dumps(found)))
-    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete), life=life)
+    return Record(epoch=epoch, jobs=tuple(jobs), complete=frozenset(complete), life=life, folder=folder)
 
 
 def begin(state: Path) -> None:
     """Begins the chain again: what was submitted and complete before no longer counts."""
-    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}")
+    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=state.stat().st_ino)
+
+
+def jobs_begun_here(state: Path) -> list[str]:
+    """The numbers of the chain's jobs since its last beginning, by whatever path it was begun; none of a copy."""
+    if not state.is_dir():
+        return []
+    record = read_record_of(state)
+    return [str(job.job) for job in record.jobs if job.job > 0] if record.folder == state.stat().st_ino else []
 
 
 def add_line(state: Path, **values: object) -> None:

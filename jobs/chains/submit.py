@@ -19,8 +19,10 @@ from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.done import has_ended, refuse_stopped
 from jobs.chains.file import ChainConfig, StepConfig, read_chain
 from jobs.chains.submit_chain import submit_chain
+from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body
 from jobs.cluster.folder_lock import alone
+from jobs.cluster.queue import SUBMISSIONS, submitted_in
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
 from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, silence, slurms_answer, submitted
@@ -35,7 +37,7 @@ from jobs.cluster.submit_checks import (
 )
 from jobs.output import put
 from jobs.stages import TOOLS, WITH_SMOKE
-from jobs.submittable import Override, job_of_words, submit_folder, submitted_stage, work_name
+from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from shards.errors import UserError
 from shards.files.json_lines import append_line
 from shards.output.terminal import printable_name
@@ -234,7 +236,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
         ) from error
     with alone(request.folder):
-        if waiting := settled_with(request.comment, environ):
+        if waiting := settled_with(request.comment, environ, recorded=_recorded(request)):
             log.info("%s has a job already: %s; nothing was submitted", request.name, _shown(waiting))
             return exit_codes.DONE
         (request.folder / STOPPED_BY_HAND).unlink(missing_ok=True)
@@ -245,12 +247,21 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         ids = [submitted([str(path)], environ) for _ in range(links)]
         for job_id in ids:
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-            append_line(request.folder / "submitted.jsonl", line)
+            line["folder"] = request.folder.stat().st_ino  # the same by all of its names
+            append_line(request.folder / SUBMISSIONS, line)
     shown = printable_name(str(request.folder))
     for job_id in ids:
         log_path = f"{shown}/{request.name}-{job_id}.out"
         log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
     return exit_codes.DONE
+
+
+def _recorded(request: Request) -> list[str]:
+    """The jobs of the run that files tell of: of the run itself, and of its chain. They may have been submitted by
+    another path of the folder, and then have another name."""
+    if request.folder.name != SUBMIT_FOLDER:
+        return []  # of all commands of a stage
+    return [*submitted_in(request.folder), *(task.job for task in chain_tasks(request.folder.parent))]
 
 
 def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:
@@ -260,7 +271,7 @@ def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silen
         log.warning("%s: Slurm was not asked about this job, its limits and the queue", silent)
         return exit_codes.DONE
     log.info("%s", slurms_answer([], environ, text=text))
-    if waiting := queued_with(request.comment, environ):
+    if waiting := queued_with(request.comment, environ, recorded=_recorded(request)):
         log.info("%s has a job already: %s", request.name, _shown(waiting))
     return exit_codes.DONE
 

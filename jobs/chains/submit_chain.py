@@ -23,6 +23,7 @@ from jobs.chains.state import (
     begin,
     chain_name,
     ending,
+    jobs_begun_here,
     plan_json,
     state_folder,
 )
@@ -160,11 +161,11 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
     gave up begins again beside those of its jobs that still run."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
-    waiting = settled_with(chain.plan.name, chain.environ)
+    waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
     shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
     if waiting and frozen != text:
         raise UserError(
-            f"another chain of {state.parent} has jobs ({shown}); cancel it with "
+            f"another chain of {state.parent}, or this one by another path, has jobs ({shown}); cancel it with "
             f"`patchline cancel {state.parent}`, or give another folder"
         )
     if waiting and how == CANCELLED:

@@ -119,9 +119,21 @@ def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
     plan, record = read_plan_of(state), read_record_of(state)
     for unit in plan.units:
         for number, run_dir in enumerate(unit.run_dirs()):
-            if run_dir and os.path.realpath(Path(plan.chdir) / run_dir) == str(place):
+            if run_dir and is_same_place(Path(plan.chdir) / run_dir, place):
                 for job in _jobs_of_task(unit, number, record):
                     yield ChainTask(job=job, log=state / "jobs" / f"{_job_name(unit, plan)}-{job}.out")
+
+
+def is_same_place(one: Path, other: Path) -> bool:
+    """Whether two paths are of one folder, which need not be there yet: through links, or two mounts of it."""
+    one, other = (Path(os.path.realpath(each)) for each in (one, other))
+    while one != other:
+        with suppress(OSError):
+            return one.samefile(other)
+        if one.name != other.name:
+            return False
+        one, other = one.parent, other.parent
+    return True
 
 
 def _jobs_of_task(unit: Unit, number: int, record: Record) -> list[str]:

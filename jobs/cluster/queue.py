@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jobs.cluster.slurm import ran
+from jobs.cluster.slurm import UNKNOWN_JOB, ran
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import object_in, read_tail
 from shards.output.terminal import printable_name
@@ -25,13 +26,14 @@ FINISHED = (
     "DEADLINE",
     "BOOT_FAIL",
 )
-_RECORDS = ("submitted.jsonl", "tries.jsonl")
+SUBMISSIONS = "submitted.jsonl"
+_RECORDS = (SUBMISSIONS, "tries.jsonl")
 _EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # of a try: job, start, try
 _TAIL_BYTES, _MOST_TEXT = 1 << 16, 1 << 20
-_UNKNOWN = re.compile(r"\binvalid job[ _]?id\b|\bjob \S+ not found\b", re.IGNORECASE)  # scontrol's, of a job or a task
 _FIELD = re.compile(r"(?:^|\s)(\w+(?::\w+)*)=(.*?)(?=\s\w+(?::\w+)*=|$)")
 _MOST_NODES, _MOST_TASKS = 1000, 10_000
 _MOST_NUMBER = 1 << 32
+_MOST_RECORDED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +75,33 @@ def numbers_of(run_dir: Path) -> list[int]:
     """The jobs that RUN/submit tells of, newest first; damaged lines are passed over."""
     found = set(started_in(run_dir))
     for name in _RECORDS:
-        try:
-            tail = read_tail(run_dir / "submit" / name, most_bytes=_TAIL_BYTES)
-        except (OSError, InvalidDataError):
-            continue
-        lines = tail.data.split(b"\n") if tail else []
-        numbers = [(object_in(line) or {}).get("job") for line in lines]
-        found |= {number for number in numbers if type(number) is int and 0 < number < _MOST_NUMBER}
+        found |= {number for line in _lines(run_dir / "submit" / name) if (number := _number_in(line))}
     return sorted(found, reverse=True)
+
+
+def submitted_in(folder: Path) -> list[str]:
+    """The newest jobs that were submitted in this folder, such as RUN/submit, by whatever path: not those of the folder
+    that it is a copy of."""
+    try:
+        here = folder.stat().st_ino
+    except OSError:
+        return []
+    numbers = [_number_in(line) for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here]
+    return [str(number) for number in reversed(numbers) if number][:_MOST_RECORDED]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        tail = read_tail(path, most_bytes=_TAIL_BYTES)
+    except (OSError, InvalidDataError):
+        return []
+    return [found for line in tail.data.split(b"\n") if (found := object_in(line))] if tail else []
+
+
+def _number_in(line: Mapping[str, Any]) -> int:
+    """The job of a line; 0 without one."""
+    number = line.get("job")
+    return number if type(number) is int and 0 < number < _MOST_NUMBER else 0
 
 
 def started_in(run_dir: Path) -> list[int]:
@@ -104,7 +125,7 @@ def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> l
     """The tasks of an array, or the one job; none if Slurm does not know it. The tasks that wait are one of them, such
     as `12_[3-6]`. UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
-    if done.returncode != 0 and not _UNKNOWN.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
+    if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
         said = " ".join(done.stderr.split())[:200]
         raise UserError(f"scontrol does not answer: {printable_name(said)}; try again when Slurm does")
     lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jobs.cluster.batch_script import tasks_in
@@ -21,6 +21,9 @@ _SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 200
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
 _FIELD = re.compile(r"(\w+)=(\S*)")
+_SQUEUE = ("squeue", "--noheader", "--format=%i %T %k")
+UNKNOWN_JOB = re.compile(r"\binvalid job[ _]?id\b|\bjob \S+ not found\b", re.IGNORECASE)
+"""How scontrol and squeue call a job or a task that Slurm does not know, or not any more."""
 _SILENCE = re.compile(
     "configuration source|contact slurm controller|timed out|zero bytes were transmitted|connection refused",
     re.IGNORECASE,
@@ -50,6 +53,16 @@ class QueuedJob:
     def number(self) -> int:
         """The number of the job, or of the array that it is in."""
         return int(self.job.partition("_")[0])
+
+    def part_as(self, job: str) -> "QueuedJob | None":
+        """The job itself if this is its number, or its one task that is called so, such as `12_3`; None if it is
+        another."""
+        number, is_task, task = job.partition("_")
+        if str(self.number) != number:
+            return None
+        if not is_task:
+            return self
+        return replace(self, job=job) if any(int(task) in found for found in tasks_in(self.job)) else None
 
     def part_of(self, name: str) -> "QueuedJob | None":
         """The job itself if it has this name, or its one task that has; None if none has."""
@@ -124,24 +137,37 @@ def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[Queu
     """The own jobs that wait or run; with those that ended a short time ago, if asked for. UserError if Slurm does not
     answer."""
     states = ["--states=all"] if with_ended else []
-    answer = ran(["squeue", "--me", "--noheader", *states, "--format=%i %T %k"], environ)
+    return _jobs_in(ran([*_SQUEUE, "--me", *states], environ))
+
+
+def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     if answer.returncode != 0:
         raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
     found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
     return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
 
 
-def queued_with(name: str, environ: Mapping[str, str]) -> list[QueuedJob]:
-    """The own jobs, and tasks of arrays, that wait or run and have this name."""
-    return [part for one in queued(environ) if (part := one.part_of(name))]
+def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
+    """The own jobs, and tasks of arrays, that wait or run and have this name, and the `recorded` ones, such as `12` or
+    `12_3`, that wait or run: they have another name if the folder had another path, and may be a colleague's."""
+    own = queued(environ)
+    found = [part for one in own if (part := one.part_of(name))]
+    known = {one.number for one in found}
+    others = [job for job in dict.fromkeys(recorded) if int(job.partition("_")[0]) not in known]
+    if others:
+        answer = ran([*_SQUEUE, f"--jobs={','.join(job.partition('_')[0] for job in others)}"], environ)
+        if answer.returncode == 0 or not UNKNOWN_JOB.search(answer.stderr):
+            there = _jobs_in(answer)
+            found += [part for job in others for one in there if (part := one.part_as(job))]
+    return found
 
 
-def settled_with(name: str, environ: Mapping[str, str]) -> list[QueuedJob]:
+def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
     """The same, once none of them is ending: one that was cancelled is gone then, and one that was requeued waits.
     UserError if one does not end."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
     while True:
-        found = queued_with(name, environ)
+        found = queued_with(name, environ, recorded=recorded)
         ending = [one.job for one in found if one.state == "COMPLETING"]
         if not ending or len(ending) < len(found):
             return found

@@ -3,15 +3,16 @@ of a stage without a run directory, such as packing, will do as well."""
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.chains.checks import STOPPED_BY_HAND
-from jobs.chains.state import CANCELLED, is_chain, read_plan_of, state_folder
+from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, state_folder
 from jobs.cluster.folder_lock import alone
+from jobs.cluster.queue import submitted_in
 from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
-from jobs.submittable import output_name, run_name
+from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from shards.errors import UserError
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
@@ -28,16 +29,16 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     folder, shown = Path(words[0]), printable_name(words[0])
     if is_chain(words[0]):
         lock = state_folder(words[0])
-        name, marker = read_plan_of(lock).name, lock / CANCELLED
-    elif (folder / "submit").is_dir():
-        lock = folder / "submit"
-        name, marker = run_name(words[0]), lock / STOPPED_BY_HAND
+        name, marker, recorded = read_plan_of(lock).name, lock / CANCELLED, jobs_begun_here(lock)
+    elif (folder / SUBMIT_FOLDER).is_dir():
+        lock = folder / SUBMIT_FOLDER
+        name, marker, recorded = run_name(words[0]), lock / STOPPED_BY_HAND, submitted_in(lock)
     else:
         return _cancel_output(words[0], environ)
     marker.touch()  # first: a gate that runs at this moment submits nothing more
-    gone = _cancel_all(name, environ)
+    gone = _cancel_all(name, environ, recorded)
     with alone(lock):  # what was submitted meanwhile
-        gone = _cancel_all(name, environ) | gone
+        gone = _cancel_all(name, environ, recorded) | gone
     if not gone:
         log.info("%s has no job that waits or runs", shown)
     return _told(gone, shown)
@@ -62,11 +63,11 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
     return exit_codes.DONE
 
 
-def _cancel_all(name: str, environ: Mapping[str, str]) -> dict[str, QueuedJob]:
+def _cancel_all(name: str, environ: Mapping[str, str], recorded: Sequence[str] = ()) -> dict[str, QueuedJob]:
     """Cancels until the queue has none of the jobs; those that it had, by their numbers."""
     gone: dict[str, QueuedJob] = {}
     deadline = time.monotonic() + _MOST_SECONDS
-    while found := [one for one in queued_with(name, environ) if one.state != "COMPLETING"]:
+    while found := [one for one in queued_with(name, environ, recorded=recorded) if one.state != "COMPLETING"]:
         gone |= {one.job: one for one in found if one.job not in gone}
         cancelled(sorted({str(one.number) if "[" in one.job else one.job for one in found}), environ)
         if time.monotonic() > deadline:

@@ -1,6 +1,8 @@
 """`patchline submit` on a real Slurm of two nodes."""
 
 import json
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -144,6 +146,51 @@ def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_
     assert (gate.kind, slurm_cluster.job(gate.job)["Dependency"]) == ("gate", f"afterany:{job}(unfulfilled)")
     for folder, number in (("link/one", job), ("chain", gate.job)):
         assert f"cancelled {number}, which was PENDING" in cancel(slurm_cluster, tmp_path / folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
+def test_a_folder_with_two_names_has_one_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Two mounts of one folder: no name leads to the other. A copy of the folder is another run."""
+    held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
+    chain, one, two = tmp_path / "chain.yaml", tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+
+    def by_two(*words: str) -> "subprocess.CompletedProcess[str]":
+        mounted = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$1"; shift; exec "$@"', str(one), str(two)]
+        return subprocess.run(
+            [*mounted, str(PATCHLINE), *words],
+            env=slurm_cluster.job_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    run = ("pretrain", "digits_smoke", held, "--data.url=d")
+    assert submit(slurm_cluster, *run, f"--run-dir={one}/run").returncode == 0
+    job = json.loads((one / "run" / "submit" / "submitted.jsonl").read_text())["job"]
+    again = by_two("submit", *run, f"--run-dir={two}/run")
+    assert (again.returncode, f"has a job already: {job} PENDING" in again.stderr) == (0, True), again.stderr
+    shutil.copytree(one / "run", one / "copy")
+    assert submit(slurm_cluster, *run, f"--run-dir={one}/copy").returncode == 0
+    other = json.loads((one / "copy" / "submit" / "submitted.jsonl").read_text().splitlines()[-1])["job"]
+    assert other != job, "a copy is another run"
+    assert f"cancelled {job}, which was PENDING" in by_two("cancel", f"{two}/run").stderr
+    assert f"cancelled {other}, which was PENDING" in cancel(slurm_cluster, one / "copy")
+
+    def chain_in(folder: Path) -> str:
+        step = "{name: train, stage: pretrain, recipe: digits_smoke, flags: [--data.url=d]}"
+        chain.write_text(f"folder: {folder}/chain\nsteps:\n- {step}\n")
+        return str(chain)
+
+    assert submit(slurm_cluster, chain_in(one), held).returncode == 0
+    jobs = [one.job for one in read_record_of(one / "chain" / "chain").jobs]
+    again = by_two("submit", *run, f"--run-dir={two}/chain/train")
+    assert (again.returncode, f"has a job already: {jobs[0]} PENDING" in again.stderr) == (0, True), again.stderr
+    again = by_two("submit", chain_in(two), held)
+    assert (again.returncode, f"has jobs ({jobs[0]} PENDING, {jobs[1]}" in again.stderr) == (2, True), again.stderr
+    assert f"cancelled {jobs[0]}, which was PENDING" in by_two("cancel", f"{two}/chain").stderr
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.chains.state import ChainJob, add_job, add_line, plan_json, state_folder
-from jobs.chains.unit_jobs import ChainTask, chain_tasks
+from jobs.chains.unit_jobs import ChainTask, chain_tasks, is_same_place
 from jobs.chains.units import Unit
 from tests.jobs.chains.test_state import PLAN
 from tests.rigs.processes import patchline
@@ -79,3 +79,13 @@ def test_a_command_for_a_run_says_that_the_folder_is_a_chain(chain: Path, comman
     assert f"is a chain: name one of its runs, as `patchline status {shlex.quote(str(chain))}` lists them" in said
     cancels = f"or cancel all of its jobs: `patchline cancel {shlex.quote(str(chain))}`" in said
     assert cancels is (command in ("stop", "save"))
+
+
+def test_one_place_by_two_paths(tmp_path: Path) -> None:
+    """Also before the folder of a run is there."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "link").symlink_to("one")
+    assert is_same_place(tmp_path / "link", tmp_path / "one")
+    assert is_same_place(tmp_path / "link" / "a" / "b", tmp_path / "one" / "x" / ".." / "a" / "b")
+    assert not is_same_place(tmp_path / "link" / "a", tmp_path / "one" / "b")
+    assert not is_same_place(tmp_path / "a", tmp_path / "one" / "a")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.queue import NodeFacts, job_facts, nodes_in, numbers_of, parsed, started_in, tasks_of
+from jobs.cluster.queue import NodeFacts, job_facts, nodes_in, numbers_of, parsed, started_in, submitted_in, tasks_of
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import SILENT, UNKNOWN, programs
 
@@ -49,6 +49,15 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
     for name in ("exits-20-0-1", "exits-20-1-0", "exits-x-0-0", "exits-5-0", "exits-99999999999-0-0"):
         (tmp_path / "submit" / name).mkdir()
     assert (numbers_of(tmp_path), started_in(tmp_path)) == ([20, 12, 7, 3], [20])
+
+
+def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path) -> None:
+    assert submitted_in(tmp_path) == []
+    here = tmp_path.stat().st_ino
+    lines = [{"job": 3}, {"job": 4, "folder": here}, {"job": 5, "folder": here + 1}, {"job": 6, "folder": here}]
+    lines += [{"job": "8", "folder": here}, {"folder": here}]
+    (tmp_path / "submitted.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert submitted_in(tmp_path) == ["6", "4"]
 
 
 @pytest.mark.parametrize("scontrol", [UNKNOWN, "echo 'Job 12_9 not found'; exit 1"])
