@@ -28,6 +28,7 @@ from jobs.mistakes import (
     refuse_bytes,
     refuse_lost_folder,
     refuse_missing,
+    refuse_secrets,
     unknown_stage,
 )
 from jobs.output import put
@@ -209,6 +210,7 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
     command = " ".join(["patchline", stage, words[0]]).rstrip()
     job = _overridden(default, words[1:], command, extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
+    refuse_secrets(list(flags_of(job)))
     return job
 
 

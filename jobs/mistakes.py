@@ -13,6 +13,7 @@ from typing import Any, get_args, get_type_hints
 from jobs.flags import Flag
 from pipeline.models.config import NAMES, RESNETS, SIZES, ModelConfig
 from shards.errors import UserError
+from shards.output.url_secrets import has_secret, without_secrets
 
 
 def kept_sizes(job: Any, words: Sequence[str]) -> str:
@@ -290,6 +291,17 @@ def refuse_lost_folder() -> None:
         Path.cwd()
     except OSError as error:
         raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
+
+
+def refuse_secrets(flags: Sequence[Flag]) -> None:
+    """UserError for a value with a password or a signature in a URL: records would keep it, which others may read."""
+    for flag in flags:
+        for value in flag.default if isinstance(flag.default, tuple) else (flag.default,):
+            if isinstance(value, str) and has_secret(value):
+                raise UserError(
+                    f"{flag.name} is {without_secrets(value)!r}, with a password or a signature, which the run's files "
+                    "would keep; leave it out of the URL, and give credentials by the environment or ~/.aws/credentials"
+                )
 
 
 def refuse_missing(flags: Sequence[Flag], required: Required) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from jobs.arguments import take_run_flags
 from jobs.flags import flags_of
 from jobs.lookup import file_of
-from jobs.mistakes import refuse_missing, similar
+from jobs.mistakes import refuse_missing, refuse_secrets, similar
 from jobs.resolve import default_job
 from jobs.stages import STAGES
 from shards.errors import UserError
@@ -64,6 +64,7 @@ def job_of_words(words: list[str], override: Override) -> Any:
     fields, _ = take_run_flags(stage, words[2:])
     job = override(default_job(stage, word), fields, f"patchline {stage} {second}")
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
+    refuse_secrets(list(flags_of(job)))
     return job
 
 

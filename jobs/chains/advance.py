@@ -248,7 +248,7 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
         path.touch(mode=0o600)
         comment = f"{record.life},{request.comment}" if record.life else request.comment
         path.write_text(script_of(chain, replace(request, comment=comment)))
-        number = submitted([str(path)], chain.environ)
+        number = submitted([str(path)], chain.environ, inherited=chain.cluster.environment)
         log.info("job %s: %s", number, tag)
     if all(one.job != number for one in record.jobs):
         add_job(chain.state, replace(job, job=number))

@@ -105,7 +105,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if flags.dry_run:
         put(text if flags.full else f"{script_summary(request, cluster)}the whole script: add --full\n")
         return _tell_test(request, text, environ, silent=silent)
-    return _submit(request, text, environ, links=flags.links)
+    return _submit(request, text, environ, links=flags.links, inherited=cluster.environment)
 
 
 def _is_done(job: Any, words: Sequence[str]) -> bool:
@@ -213,9 +213,14 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
             "cluster.yaml > cluster.yaml"
         )
-    if names := withheld(environ):
-        log.info("kept from jobs, since Slurm stores what they inherit: %s", ", ".join(map(printable_name, names)))
-    return with_command(read_cluster(Path(path)), environ)
+    cluster = read_cluster(Path(path))
+    if names := withheld(environ, named=cluster.environment):
+        log.info(
+            "kept from jobs, since Slurm stores what they inherit: %s; name in `environment:` of your cluster's "
+            "settings what they need",
+            ", ".join(map(printable_name, names)),
+        )
+    return with_command(cluster, environ)
 
 
 def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:
@@ -225,7 +230,7 @@ def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> No
             environ[name] = value
 
 
-def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int) -> int:
+def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int, inherited: Sequence[str]) -> int:
     need_sbatch(environ)
     # Asked before there is a folder: a refusal leaves none that looks like a run.
     said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
@@ -244,7 +249,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         path.touch(mode=0o600)
         path.write_text(text)
         log.info("%s", said or slurms_answer([str(path)], environ))
-        ids = [submitted([str(path)], environ) for _ in range(links)]
+        ids = [submitted([str(path)], environ, inherited=inherited) for _ in range(links)]
         for job_id in ids:
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
             line["folder"] = request.folder.stat().st_ino  # the same by all of its names

@@ -1,18 +1,57 @@
-"""What looks like a secret, and must not reach Slurm: it stores the environment that a job inherits and its script, and
-shows a command's arguments to everybody."""
+"""Which variables go to Slurm, which stores the environment that a job inherits and its script, and shows a command's
+arguments to everybody.
 
+Names of secrets cannot all be known, so a job inherits only what is known to be none: what a shell, Python, modules,
+CUDA and the libraries of training need, folders, and what `environment:` of the cluster's settings names. What looks
+like a secret is not passed on even then, and not taken in a script or a command either.
+"""
+
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from shards.errors import UserError
 from shards.output.terminal import printable_name
+from shards.output.url_secrets import has_secret, has_user, without_secrets
 
-_INSIDE = re.compile(
-    r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CONNECTION_?STRING"
+_PASSED_ON = re.compile(
+    "|".join(
+        (
+            r"PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|TERM|TZ|LANG|LANGUAGE|LC_\w+|TMP|TMPDIR|TEMP|BASH_ENV",
+            r"XDG_(CACHE|CONFIG|DATA|STATE)_HOME|KRB5CCNAME",
+            r"(https?|ftp|all|no)_proxy|(HTTPS?|FTP|ALL|NO)_PROXY|(SSL|REQUESTS|CURL)_(CERT|CA)_\w+",
+            r"LD_\w+|\w*LIBRARY_PATH|\w*INCLUDE_PATH|CPATH|MANPATH|INFOPATH|PKG_CONFIG_PATH|CMAKE_\w+|ACLOCAL_PATH",
+            r"CC|CXX|FC|C\w*FLAGS|LDFLAGS|MAX_JOBS|PERL5LIB",
+            r"(PYTHON|VIRTUAL_ENV|CONDA|_CONDA|_CE_|MAMBA|PYENV)\w*",
+            r"MODULE\w*|_*LMOD\w*|LOADEDMODULES|_LMFILES_\w*|_ModuleTable\w*|__MODULES\w*|FPATH",
+            r"BASH_FUNC_(_?module\w*|_?ml\w*|switchml|scl|spack|_spack\w*|conda|mamba|which|\w*[lL]mod\w*)(%%|\(\))",
+            r"EB(ROOT|VERSION|DEVEL)\w+|SPACK_\w+|(CRAY|PE)_\w+|CRAYPE\w*|SOFTWARE_ROOT",
+            r"(CUDA|CUDNN|CUBLAS|NV|NVIDIA|NVTE|NVSHMEM|NCCL|RCCL|GLOO|UCX|UCC|FI|IB|OMPI|MPI|MPICH|I_MPI|HWLOC)_\w+",
+            r"CUDA\w+|(ROCM|ROCR|HIP|HSA|MIOPEN|AMD|GPU)_\w+",
+            r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|VECLIB|ONEDNN|DNNL|ATEN|MALLOC|TCMALLOC)_\w+",
+            r"(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|TORCHDYNAMO|C10|DS|DEEPSPEED|XLA|TF)_\w+",
+            r"(AWS|BOTO|HF|HUGGINGFACE|TRANSFORMERS|DIFFUSERS|WANDB|MLFLOW|TENSORBOARD|TFDS|WDS|PATCHLINE)_\w+",
+            r"PATCHLINE|DO_NOT_TRACK|(APPTAINER|SINGULARITY)(ENV)?_\w+",
+            r"(SLURM|SBATCH|SRUN|SQUEUE|SINFO|MUNGE)_\w+",
+        )
+    )
 )
-_AS_A_WORD = re.compile(r"(?:^|_)(?:PASS|PWD|PAT|AUTH|SAS|COOKIE|BEARER)(?:_|[0-9]*$)|(?:^|_)KEY_?[0-9]*$")
-_PLAIN = ("PWD", "OLDPWD")
-_PASSWORD_IN_URL = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # no port
+# Of a login, a terminal or a desktop: no job needs them, and nobody needs to be told.
+_OF_SESSION = re.compile(
+    r"_|SHLVL|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|DISPLAY|WAYLAND_\w+|XAUTHORITY|XDG_\w+|DBUS_\w+|SSH_[A-Z_]+|SUDO_\w+|"
+    r"LS_?COLORS|COLORTERM|CLICOLOR\w*|TERM_\w+|TERMCAP|LESS\w*|PAGER|EDITOR|VISUAL|MAIL|MAILCHECK|HIST\w+|PS[0-4]|"
+    r"PROMPT\w*|WINDOW|WINDOWID|VTE_\w+|TMUX\w*|STY|COLUMNS|LINES|GPG_TTY|GNOME_\w+|DESKTOP_\w+|SESSION_MANAGER|"
+    r"VSCODE_\w+|INVOCATION_ID|JOURNAL_STREAM|MEMORY_PRESSURE_\w+|SELINUX_\w+|which_declare|DEBUGINFOD_\w+|QT\w*_\w+|"
+    r"GTK\w*|DEBIAN_FRONTEND|MAKEFLAGS|MFLAGS|MAKELEVEL|CI|NVM_\w+|BASH_FUNC_\w+(%%|\(\))"
+)
+_INSIDE = re.compile(
+    r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CONNECTION_?STRING|WEBHOOK|"
+    r"SIGNATURE|SSHPASS|DBPASS"
+)
+_AS_A_WORD = re.compile(
+    r"(?:^|_)(?:PASS|PWD|PW|PAT|AUTH|SAS|COOKIE|BEARER|CREDS?|JWT|DSN)(?:_|[0-9]*$)|(?:^|_)KEY_?[0-9]*$"
+)
+_PLAIN = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")  # the last is a file
 # A value that is written there, such as abc, $'abc' or the abc of ${X:-abc}: not one that a command or a file gives on
 # the node.
 _VALUE = r"""(?:["']?[^\s"'$`;&|)]|\$["'][^"']|["']?\$\{\w+:?[-=+]["']?[^\s"'$`}])"""
@@ -22,24 +61,50 @@ _NAME_AND_VALUE = re.compile(rf"([A-Za-z_]\w*)[\"']?\s+(?={_VALUE})")
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable looks like a secret: by its name, or because its value is a URL with a password. The name of a
-    file is none (AWS_SHARED_CREDENTIALS_FILE)."""
+    """Whether a variable looks like a secret: by its name, or because its value is a URL with a password or a
+    signature. The name of a file is none (AWS_SHARED_CREDENTIALS_FILE)."""
     shouted = name.upper()
-    if has_password(value):
+    if has_secret(value):
         return True
     if shouted in _PLAIN or shouted.endswith("_FILE"):
         return False
     return bool(_INSIDE.search(shouted) or _AS_A_WORD.search(shouted))
 
 
-def has_password(text: str) -> bool:
-    """Whether there is a URL such as https://user:password@host in it."""
-    return bool(_PASSWORD_IN_URL.search(text))
+def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
+    """Whether jobs inherit a variable. `named`: of `environment:`, in which WORK_* are all that begin so. A variable
+    that holds folders and files, which are there, is passed on whatever it is called (SCRATCH)."""
+    if is_secret(name, value) or has_user(value):
+        return False
+    if _PASSED_ON.fullmatch(name) or name in named:
+        return True
+    if any(one.endswith("*") and name.startswith(one[:-1]) for one in named):
+        return True
+    if _OF_SESSION.fullmatch(name):
+        return False
+    return all(path.startswith("/") and os.path.exists(path) for path in value.split(":"))  # noqa: PTH110 - not a Path
 
 
-def withheld(environ: Mapping[str, str]) -> list[str]:
-    """The variables that jobs do not inherit, sorted."""
-    return sorted(name for name, value in environ.items() if is_secret(name, value))
+def withheld(environ: Mapping[str, str], *, named: Collection[str] = ()) -> list[str]:
+    """The variables that jobs do not inherit, sorted, without those of the login."""
+    found = [name for name, value in environ.items() if not is_passed_on(name, value, named=named)]
+    return sorted(name for name in found if is_secret(name) or not _OF_SESSION.fullmatch(name))
+
+
+def refuse_wrong_names(names: Iterable[str]) -> None:
+    """UserError for a name in `environment:` that is none, or that looks like a secret."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_]\w*\*?", name, re.ASCII):
+            shown = printable_name(name)
+            raise UserError(
+                f"environment has {shown!r}; allowed: names of variables, such as MY_DATA or MY_*; their values are "
+                "those that they have where you submit"
+            )
+        if is_secret(name.removesuffix("*")):
+            raise UserError(
+                f"environment has {name}, which looks like a secret, and Slurm stores what jobs inherit; read it on "
+                f"the node, by a line of `setup:` such as export {name.removesuffix('*')}=$(cat FILE)"
+            )
 
 
 def refuse_secret_lines(lines: Iterable[str], *, what: str) -> None:
@@ -51,8 +116,10 @@ def refuse_secret_lines(lines: Iterable[str], *, what: str) -> None:
                     f"{what} sets {name}, and would be written to scripts and shown by Slurm; keep keys of S3 in "
                     f"~/.aws/credentials (s3_profile), and read others on the node: {name}=$(cat FILE)"
                 )
-        if has_password(line):
-            raise UserError(f"{what} has a URL with a password, which would be written to scripts; leave it out")
+        if has_secret(line):
+            raise UserError(
+                f"{what} has a URL with a password or a signature, which would be written to scripts; leave it out"
+            )
 
 
 def _set_in(line: str) -> list[str]:
@@ -63,11 +130,11 @@ def _set_in(line: str) -> list[str]:
 
 
 def refuse_secret_words(words: Iterable[str]) -> None:
-    """UserError for a word of a command with a password in a URL."""
+    """UserError for a word of a command with a password or a signature in a URL."""
     for word in words:
-        if has_password(word):
-            shown = printable_name(_PASSWORD_IN_URL.sub("://...@", word))
+        if has_secret(word):
             raise UserError(
-                f"{shown} has a password, which Slurm would show to everybody; leave it out of the URL, and keep keys "
-                "of S3 in ~/.aws/credentials (s3_profile in your cluster's settings)"
+                f"{printable_name(without_secrets(word))} has a password or a signature, which Slurm would show to "
+                "everybody; leave it out of the URL, and keep keys of S3 in ~/.aws/credentials (s3_profile in your "
+                "cluster's settings)"
             )

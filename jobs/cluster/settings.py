@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from jobs.cluster.secret_names import refuse_secret_lines
+from jobs.cluster.secret_names import refuse_secret_lines, refuse_wrong_names
 from jobs.job_files import read_config
 from shards.errors import UserError
+from shards.output.url_secrets import has_secret
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 # What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
@@ -68,6 +69,9 @@ class ClusterConfig:
     """Nodes that a job has beside those it is asked for, to take the place of sick or lost ones."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as --reservation=vit."""
+    environment: tuple[str, ...] = ()
+    """Variables that jobs inherit besides the usual ones, by name: MY_DATA, or MY_* for all that begin so. Secrets are
+    never passed on: a line of `setup:` reads them on the node."""
     setup: tuple[str, ...] = ()
     """Lines of shell before the command, such as `module load cuda/12.6`."""
     command: tuple[str, ...] = ()
@@ -93,15 +97,16 @@ class ClusterConfig:
                 raise UserError(f"options has {shown_value(option)}; allowed: --name or --name=value, without spaces")
             _refuse_ours(option)
         refuse_secret_lines(self.options, what="options")
+        refuse_wrong_names(self.environment)
         for name in ("setup", "command"):
             _refuse_lines(getattr(self, name), what=name)
         for name in ("s3_endpoint", "s3_profile", "scratch"):
             if not getattr(self, name).isprintable():
                 raise UserError(f"{name} is {shown_value(getattr(self, name))}; allowed: printable characters")
-        if self.s3_endpoint and not re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", self.s3_endpoint):
-            raise UserError(
-                f"s3_endpoint is {shown_value(self.s3_endpoint)}; allowed: http(s)://HOST[:PORT], without a password"
-            )
+        is_url = re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", self.s3_endpoint)
+        if self.s3_endpoint and (not is_url or has_secret(self.s3_endpoint)):
+            shown = shown_value(self.s3_endpoint)
+            raise UserError(f"s3_endpoint is {shown}; allowed: http(s)://HOST[:PORT], without a password or a key")
 
     def partition_for(self, *, has_ranks: bool) -> str:
         """The partition of a job with a process per GPU, or of one without GPUs; empty: Slurm's default."""

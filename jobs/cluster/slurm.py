@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jobs.cluster.batch_script import tasks_in
-from jobs.cluster.secret_names import is_secret
+from jobs.cluster.secret_names import is_passed_on, is_secret
 from shards.errors import UserError
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
@@ -21,6 +21,7 @@ _SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 200
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
 _FIELD = re.compile(r"(\w+)=(\S*)")
+_STARTING = ("sbatch", "srun")
 _SQUEUE = ("squeue", "--noheader", "--format=%i %T %k")
 UNKNOWN_JOB = re.compile(r"\binvalid job[ _]?id\b|\bjob \S+ not found\b", re.IGNORECASE)
 """How scontrol and squeue call a job or a task that Slurm does not know, or not any more."""
@@ -82,13 +83,24 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
 
 
 def ran(
-    words: list[str], environ: Mapping[str, str], text: str = "", *, seconds: float = 0.0
+    words: list[str],
+    environ: Mapping[str, str],
+    text: str = "",
+    *,
+    seconds: float = 0.0,
+    inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
-    """A program of Slurm, with `text` as its input. Jobs inherit the environment, which Slurm stores: what looks like a
-    secret stays here. `seconds`: how long it may take; 0: two minutes.
+    """A program of Slurm, with `text` as its input. Jobs inherit the environment of sbatch and srun, which Slurm
+    stores: only what is known to be no secret, and what `inherited` names, is passed on. `seconds`: how long it may
+    take; 0: two minutes.
     UserError if there is no such program, or no answer in time."""
     limit = seconds or _ANSWER_SECONDS
-    clean = {name: value for name, value in environ.items() if not is_secret(name, value) and not _OF_JOB.match(name)}
+    clean = {
+        name: value
+        for name, value in environ.items()
+        if not _OF_JOB.match(name)
+        and (is_passed_on(name, value, named=inherited) if words[0] in _STARTING else not is_secret(name, value))
+    }
     if words[0] == "squeue":
         clean["SLURM_BITSTR_LEN"] = "0"  # else it shows at most 64 letters of an array's tasks
     try:
@@ -122,9 +134,10 @@ def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "", 
     raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said)}")
 
 
-def submitted(words: list[str], environ: Mapping[str, str]) -> int:
-    """Runs sbatch, and returns the number of the job. UserError with what sbatch said, if it fails."""
-    done = ran(["sbatch", "--parsable", *words], environ)
+def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collection[str] = ()) -> int:
+    """Runs sbatch, and returns the number of the job. `inherited`: `environment:` of the cluster's settings. UserError
+    with what sbatch said, if it fails."""
+    done = ran(["sbatch", "--parsable", *words], environ, inherited=inherited)
     if done.returncode != 0:
         raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
     job = done.stdout.strip().partition(";")[0]

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
 
+from shards.output.url_secrets import without_secrets
+
 _ECHO = 2  # columns of the ^C that a terminal echoes behind the line
 _COMMAND = re.compile("(^|: ) *patchline ")
 _COLUMNS = 80  # of a terminal that does not report its width
@@ -69,9 +71,10 @@ def columns_of(stream: TextIO) -> int:
 
 
 def message_text(text: str, *, columns: int = 0, indent: str = _INDENT) -> str:
-    """A message as it is written: escaped, cut in the middle if it is long, wrapped at `columns` (0: not at all). All
-    lines below the first are indented, so none can pass for a message of its own."""
-    lines = [_cut(line, _MOST_IN_A_LINE) for line in printable(text.rstrip("\n")).split("\n")]
+    """A message as it is written: without secrets of URLs, escaped, cut in the middle if it is long, wrapped at
+    `columns` (0: not at all). All lines below the first are indented, so none can pass for a message of its own."""
+    whole = printable(without_secrets(text.rstrip("\n")))
+    lines = [_cut(line, _MOST_IN_A_LINE) for line in whole.split("\n")]
     text = _cut(f"\n{indent}".join(lines), _MOST_IN_A_MESSAGE)
     return wrapped_text(text, columns, indent=indent) if columns else text
 

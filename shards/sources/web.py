@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 from shards.errors import ImageRefusedError
+from shards.output.url_secrets import is_secret_field
 from shards.schema.config_values import shown_text, whole_number
 from shards.sources.entry import ImageBytes, too_large
 from shards.storage.ahead import Hold, no_wait
@@ -28,8 +29,6 @@ _PIECE_BYTES = 64 << 10
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SECRET_PART = re.compile(r"signature|credential|token|secret|passw|api[-_]?key|access[-_]?(key|id)|key-pair-id|policy")
-_SECRET_NAMES = frozenset(("sig", "key", "auth", "authorization", "pwd", "hmac", "jwt", "code", "sid", "session"))
 _ADVICE = "use s3://bucket/key with credentials from the environment, or a public URL"
 
 
@@ -51,7 +50,7 @@ def secret_reason(location: str) -> str:
     if _is_odd(authority):
         return f"its port is not a number, as if it were a password with a slash; {_ADVICE}"
     readable = urllib.parse.unquote(urllib.parse.unquote(rest))
-    if any(_is_secret(piece.partition("=")[0]) for piece in re.split(r"[?&;#]", readable)[1:]):
+    if any(is_secret_field(piece.partition("=")[0]) for piece in re.split(r"[?&;#]", readable)[1:]):
         return f"its address contains a signature or key; {_ADVICE}"
     return ""
 
@@ -61,7 +60,7 @@ def shown_address(location: str) -> str:
     scheme = _SCHEME.match(location)
     authority, rest = _split(location)
     path = re.split(r"[?#]", rest, maxsplit=1)[0]
-    if any(_is_secret(piece.partition("=")[0]) for piece in path.split(";")[1:]):
+    if any(is_secret_field(piece.partition("=")[0]) for piece in path.split(";")[1:]):
         path = path.partition(";")[0]
     _, at, host = authority.rpartition("@")
     if _is_odd(host):
@@ -82,11 +81,6 @@ def _is_odd(authority: str) -> bool:
     """Whether the port is not a number; an IPv6 address has colons in brackets."""
     _, colon, port = authority.rpartition("]")[2].partition(":")
     return bool(colon) and not (port.isascii() and (port.isdecimal() or not port))
-
-
-def _is_secret(name: str) -> bool:
-    name = name.strip().lower()
-    return name in _SECRET_NAMES or _SECRET_PART.search(name) is not None
 
 
 def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:

@@ -25,6 +25,7 @@ from jobs.stages import STAGES, recipes_of
 from pipeline.data.config import DataConfig
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
+from tests.rigs.processes import patchline
 
 TRAINING = list(flags_of(digits_smoke()))
 PACKING = list(flags_of(pack.folder()))
@@ -165,3 +166,23 @@ def test_all_that_is_ever_suggested_is_there() -> None:
     for entry in STAGES.values():
         required = {name for names in entry.required for name in ((names,) if isinstance(names, str) else names)}
         assert {*required, *entry.usual} <= there
+
+
+@pytest.mark.parametrize(
+    "url", ["https://h/x?X-Amz-Signature=of-mine", "s3://me:of-mine@bucket/x", "s3://b/x?sig=of-mine"]
+)
+def test_a_url_with_a_secret_is_refused_before_a_record_has_it(tmp_path: Path, url: str) -> None:
+    run_dir, file = tmp_path / "run", tmp_path / "own.yaml"
+    file.write_text(f"recipe: digits_smoke\nrun_dir: {run_dir}\ndata: {{url: '{url}'}}\n")
+    for words in (["digits_smoke", f"--data.url={url}", f"--run-dir={run_dir}"], [str(file)]):
+        ended = patchline("pretrain", *words)
+        expected = "--data.url is '", "with a password or a signature"
+        assert (ended.code, [word in ended.errors for word in expected]) == (2, [True, True]), ended.errors
+        assert "of-mine" not in ended.errors
+        assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("command", ["evaluate", "verify", "status", "cancel", "logs", "doctor", "predict", "report"])
+def test_no_message_repeats_a_signature(command: str) -> None:
+    ended = patchline(command, "https://host/x?X-Amz-Signature=of-mine", environ={"PATH": "/nowhere"})
+    assert (ended.code, "of-mine" in ended.errors + ended.output) == (2, False), ended.errors

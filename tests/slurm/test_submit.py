@@ -50,7 +50,7 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
         f"--run-dir={run_dir}",
         "--steps=30",
     )
-    first = submit(slurm_cluster, *words, AWS_SECRET_ACCESS_KEY="of-mine", PLAIN="there", MY_PAT="of-mine")
+    first = submit(slurm_cluster, *words, AWS_SECRET_ACCESS_KEY="of-mine", NCCL_DEBUG="INFO", MY_PAT="of-mine")
     assert first.returncode == 0, first.stderr
     assert "kept from jobs, since Slurm stores what they inherit: AWS_SECRET_ACCESS_KEY, MY_PAT" in first.stderr
     again = submit(slurm_cluster, *words)
@@ -62,7 +62,7 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
     assert (run_dir / "DONE").exists()
     environment = (tmp_path / "environment").read_text()
-    assert ("PLAIN=there" in environment) != is_bare
+    assert ("NCCL_DEBUG=INFO" in environment) != is_bare
     assert "of-mine" not in environment + (run_dir / "submit" / line["script"]).read_text()
     assert (run_dir / "submit" / line["script"]).stat().st_mode & 0o777 == 0o600
     if is_bare:
@@ -70,6 +70,27 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     by_hand = slurm_cluster.sbatch(run_dir / "submit" / line["script"])
     slurm_cluster.scontrol("release", str(by_hand))
     assert wait_until_ended(slurm_cluster, by_hand)["JobState"] == "COMPLETED", "it runs with sbatch alone"
+
+
+def test_a_job_inherits_only_what_is_known_to_be_no_secret(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The others are named, and never their values; `environment:` passes them on."""
+    seen, fails = tmp_path / "environment", program(tmp_path / "fails", "exit 2")
+    secrets = dict.fromkeys(("SSHPASS", "DBPASS", "ADMIN_PW", "MY_CREDS", "JWT", "SENTRY_DSN", "ENTROPY"), "of-mine")
+    secrets |= {"SLACK_WEBHOOK_URL": "https://h/of-mine", "WANDB_BASE_URL": "https://h/?X-Amz-Signature=of-mine"}
+    plain = {"NCCL_DEBUG": "INFO", "LC_ALL": "C.UTF-8", "MODULEPATH": "/m:/n", "BASH_FUNC_module%%": "() { :; }"}
+    lines = (f"command: ['{fails}']", f"setup: [env >{seen}]", "environment: [MY_DATA, WORK_*]")
+    words = ("pretrain", "digits_smoke", settings_in(tmp_path, *lines), "--data.url=d", f"--run-dir={tmp_path}/run")
+    done = submit(slurm_cluster, *words, **secrets, **plain, MY_DATA="there", WORK_A="there", HERE=str(tmp_path))
+    assert (done.returncode, "of-mine" in done.stderr) == (0, False), done.stderr
+    said = next(line for line in done.stderr.splitlines() if "kept from jobs" in line)
+    assert set(secrets) <= set(said.replace(";", ",").replace(":", ",").replace(",", " ").split()), said
+    assert "`environment:`" in said
+    job = json.loads((tmp_path / "run" / "submit" / "submitted.jsonl").read_text())["job"]
+    wait_until_ended(slurm_cluster, job)
+    inherited = set(seen.read_text().splitlines())
+    assert not [line for line in inherited if "of-mine" in line]
+    expected = {"NCCL_DEBUG=INFO", "LC_ALL=C.UTF-8", "MODULEPATH=/m:/n", "BASH_FUNC_module%%=() {  :"}
+    assert expected | {"MY_DATA=there", "WORK_A=there", f"HERE={tmp_path}"} <= inherited
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,12 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
 def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path) -> None:
     assert submitted_in(tmp_path) == []
     here = tmp_path.stat().st_ino
-    lines = [{"job": 3}, {"job": 4, "folder": here}, {"job": 5, "folder": here + 1}, {"job": 6, "folder": here}]
+    lines: list[dict[str, object]] = [
+        {"job": 3},
+        {"job": 4, "folder": here},
+        {"job": 5, "folder": here + 1},
+        {"job": 6, "folder": here},
+    ]
     lines += [{"job": "8", "folder": here}, {"folder": here}]
     (tmp_path / "submitted.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert submitted_in(tmp_path) == ["6", "4"]

@@ -1,11 +1,21 @@
 """What looks like a secret, and what does not."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.cluster.secret_names import has_password, is_secret, refuse_secret_lines, refuse_secret_words, withheld
+from jobs.cluster.secret_names import (
+    is_passed_on,
+    is_secret,
+    refuse_secret_lines,
+    refuse_secret_words,
+    refuse_wrong_names,
+    withheld,
+)
 from shards.errors import UserError
+from shards.output.url_secrets import has_password
 
 SECRETS = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "HF_TOKEN", "WANDB_API_KEY", "MY_PASS"),
@@ -21,6 +31,7 @@ SECRETS = (
         "KEY_2",
     ),
     "AZURE_STORAGE_CONNECTION_STRING",
+    *("SSHPASS", "DBPASS", "ADMIN_PW", "SERVICE_CREDS", "JWT", "APP_JWT", "SLACK_WEBHOOK_URL", "SENTRY_DSN"),
 )
 PLAIN = (
     *("PATH", "PWD", "OLDPWD", "HOME", "AUTHOR", "COMPASS", "PATTERN", "PASSED_TESTS", "SASS_PATH", "LANG"),
@@ -67,9 +78,64 @@ def test_urls_with_passwords(text: str, has: bool) -> None:
     assert is_secret("http_proxy", text) == has
 
 
-def test_what_jobs_do_not_inherit() -> None:
-    environ = {"MY_PASS": "x", "PATH": "/bin", "https_proxy": "http://a:b@c", "A_FILE": "/x", "PWD": "/y"}
-    assert withheld(environ) == ["MY_PASS", "https_proxy"]
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
+        *("MODULEPATH", "LOADEDMODULES", "LMOD_CMD", "__LMOD_REF_COUNT_PATH", "_ModuleTable001_", "EBROOTCUDA"),
+        *("BASH_FUNC_module%%", "BASH_FUNC_ml%%", "BASH_ENV", "PYTHONPATH", "TMPDIR", "XDG_CACHE_HOME"),
+        *("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR"),
+        *("PYTORCH_ALLOC_CONF", "TRITON_CACHE_DIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "FI_PROVIDER", "UCX_TLS"),
+        *("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SHARED_CREDENTIALS_FILE", "HF_HOME", "WANDB_MODE", "https_proxy"),
+        *("PATCHLINE_RETRIES", "PATCHLINE", "SLURM_CONF", "SBATCH_ACCOUNT", "APPTAINER_BIND", "MLFLOW_TRACKING_URI"),
+    ],
+)
+def test_what_jobs_inherit(name: str) -> None:
+    assert is_passed_on(name, "x")
+    assert not is_passed_on(name, "https://host/x?sig=of-mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SSHPASS", "word"),
+        ("DBPASS", "word"),
+        ("ADMIN_PW", "word"),
+        ("SERVICE_CREDS", "word"),
+        ("JWT", "word"),
+        ("SLACK_WEBHOOK_URL", "https://hooks.example.org/services/of/mine"),
+        ("SENTRY_DSN", "https://word@sentry.example.org/1"),
+        ("ENTROPY", "a name that nobody knows"),
+        ("INDEX", "/a word that begins with a slash"),
+        ("AWS_SECRET_ACCESS_KEY", "word"),
+        ("WANDB_API_KEY", "word"),
+        ("WANDB_BASE_URL", "https://me:word@wandb.example.org"),
+        ("HF_ENDPOINT", "https://word@hf.example.org"),
+        ("AWS_ENDPOINT_URL", "https://s3.example.org/?X-Amz-Signature=word"),
+        ("WORLD_SIZE", "8"),
+    ],
+)
+def test_what_jobs_do_not_inherit(name: str, value: str) -> None:
+    assert not is_passed_on(name, value)
+    assert withheld({name: value, "PATH": "/bin"}) == [name]
+
+
+def test_what_the_settings_name_is_inherited_unless_it_is_a_secret(tmp_path: Path) -> None:
+    environ = {
+        "MY_DATA": "x",
+        "WORK_A": "y",
+        "WORK_TOKEN": "z",
+        "OTHER": "w",
+        "LS_COLORS": "",
+        "SCRATCH": str(tmp_path),
+    }
+    assert withheld(environ, named=["MY_DATA", "WORK_*"]) == ["OTHER", "WORK_TOKEN"]
+    assert is_passed_on("SCRATCH", str(tmp_path)), "folders are no secrets"
+    assert not is_passed_on("SCRATCH_CREDS", str(tmp_path))
+    refuse_wrong_names(["MY_DATA", "MY_*"])
+    for name, message in (("HF_TOKEN", "looks like a secret"), ("*", "names of variables"), ("A=b", "names of")):
+        with pytest.raises(UserError, match=message):
+            refuse_wrong_names([name])
 
 
 @pytest.mark.parametrize(
@@ -80,6 +146,7 @@ def test_what_jobs_do_not_inherit() -> None:
         'DB_PASS="x y"',
         "export A=1 WANDB_API_KEY=abc",
         "curl https://me:word@host/x",
+        "curl 'https://host/x?X-Amz-Signature=word'",
         "export HF_TOKEN=$'abc'",
         'export HF_TOKEN=$"abc"',
         "export HF_TOKEN=${X:-abc}",
@@ -120,5 +187,13 @@ def test_lines_that_read_a_secret_on_the_node_pass(line: str) -> None:
 
 def test_words_of_a_command() -> None:
     refuse_secret_words(["pretrain", "x", "--data.url=s3://bucket/x", "--run-dir", "/a:b@c"])
-    with pytest.raises(UserError, match=r"--data.url=s3://\.\.\.@bucket/x has a password.*leave it out of the URL"):
+    with pytest.raises(UserError, match=r"--data.url=s3://\*\*\*@bucket/x has a password.*leave it out of the URL"):
         refuse_secret_words(["pretrain", "--data.url=s3://KEY:word@bucket/x"])
+
+
+def test_a_signature_is_not_echoed() -> None:
+    with pytest.raises(
+        UserError, match=r"https://h/x\?X-Amz-Date=\*\*\*&X-Amz-Signature=\*\*\* has a password"
+    ) as caught:
+        refuse_secret_words(["evaluate", "https://h/x?X-Amz-Date=1&X-Amz-Signature=word"])
+    assert "word" not in str(caught.value).replace("password", "")

@@ -28,15 +28,20 @@ def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
     environ = programs(tmp_path, sbatch="env >seen; echo 12") | {
         "AWS_SECRET_ACCESS_KEY": "mine",
         "WANDB_API_KEY": "mine",
+        "SSHPASS": "mine",
+        "SLACK_WEBHOOK_URL": "https://hooks.example.org/mine",
+        "UNKNOWN_TO_ALL": "mine",
+        "WANDB_BASE_URL": "https://wandb.example.org/?sig=mine",
     }
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
-        assert submitted(["x"], environ | {"PLAIN": "there", "AWS_SHARED_CREDENTIALS_FILE": "/x"}) == 12
+        more = {"PLAIN": "there", "NCCL_DEBUG": "INFO", "AWS_SHARED_CREDENTIALS_FILE": "/x"}
+        assert submitted(["x"], environ | more, inherited=("PLAIN",)) == 12
     finally:
         os.chdir(before)
     seen = (tmp_path / "seen").read_text()
-    assert "PLAIN=there" in seen
+    assert {"PLAIN=there", "NCCL_DEBUG=INFO"} <= set(seen.splitlines())
     assert "AWS_SHARED_CREDENTIALS_FILE=/x" in seen, "a path is no secret"
     assert "mine" not in seen
 

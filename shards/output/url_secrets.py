@@ -1,0 +1,61 @@
+"""URLs with secrets in them: how they are recognised, and how they are shown without.
+
+A secret is what stands before the @ of an address, or a value of its query that is named like a signature or a key.
+"""
+
+import re
+
+# Also of one slash: so a path shows what should have been a URL.
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,15}(?=://)|https?|s3)(:/[^\s\"'<>`]+)")
+_PASSWORD = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # no port
+_USER = re.compile(r"^(:/{1,2})[^/?#@]*@")
+_SIGNS = re.compile(r"([?&;#])")  # before the names of a query
+_PART = re.compile(r"signature|credential|token|secret|passw|api[-_]?key|access[-_]?(key|id)|key-pair-id|policy")
+_NAMES = frozenset(("sig", "key", "auth", "authorization", "pwd", "hmac", "jwt", "code", "sid", "session"))
+_HIDDEN = "***"
+
+
+def is_secret_field(name: str) -> bool:
+    """Whether a field of a query is named like a secret: sig, X-Amz-Signature, access_token."""
+    name = name.strip().lower()
+    return name in _NAMES or _PART.search(name) is not None
+
+
+def has_password(text: str) -> bool:
+    """Whether there is a URL such as https://user:password@host in it."""
+    return bool(_PASSWORD.search(text))
+
+
+def has_user(text: str) -> bool:
+    """Whether there is a URL such as https://user@host in it, of which the user may be a token."""
+    return any(_USER.search(url[2]) for url in _URL.finditer(text))
+
+
+def has_secret(text: str) -> bool:
+    """Whether there is a URL with a password, a signature or a key in it."""
+    if "://" not in text:
+        return False
+    fields = (piece for url in _URL.finditer(text) for piece in _SIGNS.split(url[2])[2::2])
+    return has_password(text) or any(value and is_secret_field(name) for name, _, value in map(_divided, fields))
+
+
+def without_secrets(text: str) -> str:
+    """The text, in which *** stands for users and passwords of URLs, and for the values of their queries. Of a key in
+    a bucket, which may have a question mark, only values that are named like secrets are left out."""
+    if ":/" not in text:
+        return text
+    return _URL.sub(_without, _PASSWORD.sub(f"://{_HIDDEN}@", text))
+
+
+def _without(url: re.Match[str]) -> str:
+    is_web = url[1].lower() in ("http", "https")
+    first, *others = _SIGNS.split(_USER.sub(rf"\1{_HIDDEN}@", url[2]))
+    for place in range(1, len(others), 2):
+        name, equals, value = _divided(others[place])
+        if value and (is_web or is_secret_field(name)):
+            others[place] = f"{name}{equals}{_HIDDEN}"
+    return url[1] + "".join((first, *others))
+
+
+def _divided(field: str) -> tuple[str, str, str]:
+    return field.partition("=")
