@@ -28,15 +28,18 @@ _TRAINING = ("pretrain", "finetune")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlag:
-    """A flag of `stages` with its sentence for the help; `value` is empty for a switch, which has no `default`."""
+    """A flag of `stages` with its sentence for the help; `value` is empty for a switch, which has no `default`.
+    `is_usual`: whether the short help shows it."""
 
     name: str
     says: str
     stages: tuple[str, ...]
     value: str = ""
     default: int | str = 1
+    is_usual: bool = True
 
 
+SHARED = "--shared"
 RUN_FLAGS = (
     RunFlag(
         name="--processes",
@@ -49,6 +52,13 @@ RUN_FLAGS = (
         says="Continue a run with more --steps than it was started with; the learning rate follows the longer "
         "schedule from there on, and may jump: the command prints the change.",
         stages=_TRAINING,
+    ),
+    RunFlag(
+        name=SHARED,
+        says="Make the run's folder for its group: all in it can be read and written by the group, and stays the "
+        "group's. A folder that is so already needs no flag.",
+        stages=(*_TRAINING, "evaluate", "fewshot"),
+        is_usual=False,
     ),
     RunFlag(
         name="--profile",
@@ -82,7 +92,7 @@ class RunOptions:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that a stage's `run` takes beside its job."""
-        switches: dict[str, Any] = dict.fromkeys(self.switches, True)
+        switches: dict[str, Any] = {name: True for name in self.switches if f"--{name}" != SHARED}
         return switches | ({"profile": self.profile} if self.profile else {})
 
 

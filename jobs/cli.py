@@ -20,6 +20,7 @@ from jobs.endings import end_of
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
 from jobs.fitted import fitted
 from jobs.flags import flags_of
+from jobs.folders import work_in
 from jobs.help import columns, of_job, overview, second_words
 from jobs.interrupts import Interrupts
 from jobs.mistakes import (
@@ -43,6 +44,7 @@ from shards.output.terminal import columns_of, message_text
 
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
+_LOOKING = ("status", "watch", "logs", "doctor", "report", "show", "diff", "compare", "ls", "save", "stop", "cancel")
 HIDDEN = ("__done", "__gate", "__probe")
 
 
@@ -68,14 +70,14 @@ def main(argv: list[str]) -> int:
                 return _run(argv, interrupts)
         except (Exception, KeyboardInterrupt) as error:
             # Raised in a finalizer, an interrupt is lost there; what fails because of it has no other cause.
-            return _ended(interrupts.interrupt or error)
+            return _ended(interrupts.interrupt or error, is_looking=argv[:1] != [] and argv[0] in _LOOKING)
 
 
-def _ended(error: BaseException) -> int:
+def _ended(error: BaseException, *, is_looking: bool = False) -> int:
     """Says how the command ends, and returns its exit code."""
     if isinstance(error, UnreachableError) and os.environ.get("PATCHLINE_S3_ANSWERED"):
         error = StorageError(str(error))  # slurm/stage.sbatch has just reached it: the address is right
-    end = end_of(error)
+    end = end_of(error, is_looking=is_looking)
     if end.has_traceback:
         log.error(end.message, exc_info=error)
     elif end.message:
@@ -115,6 +117,8 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if requested:
         return _help(stage, words[0], default, everything="--help-all" in requested)
     job = _job(stage, default, words, extends="extend" in options.switches)
+    if run_dir := getattr(job, "run_dir", ""):
+        work_in(Path(run_dir), is_shared="shared" in options.switches)
     if starts_ranks:
         again = [stage, *words, *options.words()]
         return run_ranks(again, num_ranks=options.processes, environ=os.environ, run_dir=job.run_dir)

@@ -15,6 +15,7 @@ from shards.output.terminal import printable_name
 
 _ROOM = "make room, and run the same command to continue"
 _ACCESS = "give this user access, and run the same command to continue"
+_ASK = "ask its owner for access, or do it as that user"
 _DISK = "check the disk or the file server; run the same command to continue"
 _FILES = "raise the limit on open files (ulimit -n), and run the same command to continue"
 _TO_DO = {
@@ -48,12 +49,16 @@ class End:
     has_traceback: bool = False
 
 
-def end_of(error: BaseException) -> End:
-    """What `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback."""
+def end_of(error: BaseException, *, is_looking: bool = False) -> End:
+    """What `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback.
+    `is_looking`: the command is one that looks at runs, which may be those of others."""
     match error:
         case UserError() if fault := disk_fault(error):
             what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
             return End(code=exit_codes.CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
+        case PermissionError() if is_looking:
+            where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
+            return End(code=exit_codes.USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
         case UserError():
             return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
         case TransientError():

@@ -77,7 +77,7 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
     stage, flags = STAGES[name], [*flags_of(job), *shown_run_flags(name)]
     required = required_flags(flags, stage.required)
     others = [flag for flag in flags if flag not in required]
-    usual_names = (*stage.usual, *(flag.name for flag in run_flags_of(name)))
+    usual_names = (*stage.usual, *(flag.name for flag in run_flags_of(name) if flag.is_usual))
     usual = [flag for flag_name in usual_names for flag in others if flag.name == flag_name]
     groups = _by_group(others) if everything or not stage.usual else {"usual": usual}
     if required:

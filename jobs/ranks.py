@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Self
 
 from jobs import exit_codes
+from jobs.folders import make_folder
 from pipeline.ranks.free_port import free_port
 from shards.errors import UserError
 from shards.output.terminal import message_text
@@ -262,7 +263,7 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
         return
     run = Path(run_dir)
     try:
-        run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(run)
         (run / "logs").mkdir(exist_ok=True)
     except OSError as error:
         message = f"cannot make {run}: {error.strerror}; give --run-dir a folder that this user may write to"

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from jobs.folders import make_folder
 from jobs.job_files import MOST_BYTES, MOST_DEPTH, Fields, Report, Scalar, Tree, job_from, read_tree
 from jobs.stages import STAGES
 from jobs.warmup import scaled
@@ -223,13 +224,13 @@ def record_text(stage: str, job: Any) -> str:
 
 
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
-    """Write run_dir/job.yaml, completely or not at all; the run directory becomes readable by its owner alone.
+    """Write run_dir/job.yaml, completely or not at all; who may read the run directory is up to the umask.
 
     UserError if the folder cannot be made or written to.
     """
     path = run_dir / "job.yaml"
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(run_dir)
         write_whole(path, f"# patchline {stage} {printable_name(str(path))}\n{record_text(stage, job)}".encode())
     except OSError as error:
         if error.errno in _FULL:  # no mistake: the same command continues once there is room

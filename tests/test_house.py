@@ -47,7 +47,7 @@ ORDER = {
         "help job_files planning",
         "arguments",
         "endings mistakes ranks recipes",
-        "environment exit_codes flags interrupts out_file output settings stages",
+        "environment exit_codes flags folders interrupts out_file output settings stages",
     ),
     "pipeline": (
         "training/run",

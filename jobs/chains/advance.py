@@ -29,11 +29,12 @@ from jobs.chains.state import (
 )
 from jobs.chains.unit_jobs import gate_request, requests_of
 from jobs.chains.units import Unit, resolved, sweep_of
-from jobs.cluster.batch_script import Request, batch_script, stage_body
+from jobs.cluster.batch_script import Request, batch_script, stage_body, write_script
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.queue import submitted_in
 from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
+from jobs.folders import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, Override
 from jobs.train.sweep import write
 from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError, disk_fault
@@ -92,6 +93,7 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
         raise UserError(f"__gate takes the folder of a chain and a unit; {plural(len(words), 'word')} were given")
     number = environ.get("SLURM_JOB_ID", "")
     me = int(number) if number.isdecimal() else 0
+    work_in(Path(words[0]))
     chain = open_chain(state_folder(words[0]), environ=environ, override=override, me=me)
     deadline, refusals, refusal = time.monotonic() + PATIENCE_SECONDS, 0, Exception()
     while True:
@@ -244,10 +246,9 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
         if how := ending(chain.state):
             raise WillNotSucceedError(f"the chain is {how}")
         path = chain.state / "jobs" / f"{tag}.sbatch"
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        path.touch(mode=0o600)
+        make_folder(path.parent)
         comment = f"{record.life},{request.comment}" if record.life else request.comment
-        path.write_text(script_of(chain, replace(request, comment=comment)))
+        write_script(path, script_of(chain, replace(request, comment=comment)))
         number = submitted([str(path)], chain.environ, inherited=chain.cluster.environment)
         log.info("job %s: %s", number, tag)
     if all(one.job != number for one in record.jobs):

@@ -125,8 +125,14 @@ def runs_of(folder: Path) -> dict[Path, str]:
     """The run directories of its steps that are there, and the unit of each."""
     plan = read_plan_of(state_folder(folder))
     found = {Path(plan.chdir) / run_dir: unit.name for unit in plan.units for run_dir in unit.run_dirs() if run_dir}
-    there = ("job.yaml", "submit")
-    return {path: name for path, name in found.items() if any((path / one).exists() for one in there)}
+    return {path: name for path, name in found.items() if _is_begun(path)}
+
+
+def _is_begun(run_dir: Path) -> bool:
+    try:
+        return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
+    except PermissionError:  # a colleague's
+        return True
 
 
 def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> list[str]:

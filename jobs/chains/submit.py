@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from jobs import exit_codes
-from jobs.arguments import take_own_flags, value_in
+from jobs.arguments import SHARED, take_own_flags, value_in
 from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.done import has_ended, refuse_stopped
 from jobs.chains.file import ChainConfig, StepConfig, read_chain
 from jobs.chains.submit_chain import submit_chain
 from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body
+from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body, write_script
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.queue import SUBMISSIONS, submitted_in
 from jobs.cluster.secret_names import refuse_secret_words, withheld
@@ -35,6 +35,7 @@ from jobs.cluster.submit_checks import (
     refuse_unreachable,
     refuse_wrong_place,
 )
+from jobs.folders import make_folder, work_in
 from jobs.output import put
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
@@ -93,6 +94,8 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
         words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
     refuse_unprintable(run_dir)
+    if run_dir:
+        work_in(Path(run_dir), is_shared=SHARED in words)
     if _is_done(job, words) and not flags.dry_run:
         return exit_codes.DONE
     silent = silence(environ) if flags.dry_run else ""
@@ -235,7 +238,8 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
     # Asked before there is a folder: a refusal leaves none that looks like a run.
     said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
     try:
-        request.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(request.folder.parent)
+        make_folder(request.folder)
     except OSError as error:
         raise UserError(
             f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
@@ -246,8 +250,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             return exit_codes.DONE
         (request.folder / STOPPED_BY_HAND).unlink(missing_ok=True)
         path = request.folder / f"{request.name}.sbatch"
-        path.touch(mode=0o600)
-        path.write_text(text)
+        write_script(path, text)
         log.info("%s", said or slurms_answer([str(path)], environ))
         ids = [submitted([str(path)], environ, inherited=inherited) for _ in range(links)]
         for job_id in ids:

@@ -44,6 +44,7 @@ from jobs.cluster.submit_checks import (
     refuse_unreachable,
     refuse_wrong_place,
 )
+from jobs.folders import make_folder, work_in
 from jobs.output import put
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
@@ -88,6 +89,7 @@ def submit_chain(
         command=cluster.command,
         gate_minutes=gate_minutes(limits_of(cluster.partition_for(has_ranks=False), environ)),
     )
+    work_in(Path(config.folder))
     state = state_folder(Path(config.folder).resolve())
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
@@ -150,7 +152,8 @@ def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping
 
 def _make_folder(state: Path) -> None:
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(state.parent)
+        make_folder(state)
         (state / "lock").touch()
     except OSError as error:
         raise UserError(f"cannot write to {state}: {error.strerror}; give a folder that you may write to") from error

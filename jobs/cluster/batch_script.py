@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.cluster.settings import ClusterConfig, asked_seconds
+from jobs.folders import private_mode
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -128,6 +129,14 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
         "",
     ]
     return "\n".join([*lines, body[body.index(_BODY_BEGINS) :]])
+
+
+def write_script(path: Path, text: str) -> None:
+    """Writes a script for its owner alone, because of the lines of `setup:`; in a shared folder, for the group too. One
+    that a colleague has written is replaced."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=private_mode())
+    path.write_text(text)
 
 
 @dataclass(frozen=True, kw_only=True)

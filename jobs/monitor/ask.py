@@ -18,6 +18,7 @@ from jobs.chains.state import is_chain, refuse_chain
 from jobs.cluster.queue import JobFacts, job_facts
 from jobs.cluster.queue_reasons import finding_of
 from jobs.cluster.slurm import queued_with
+from jobs.folders import work_in
 from jobs.reports.ls import run_at
 from jobs.submittable import output_name
 from pipeline.runs.facts import RunFacts
@@ -70,6 +71,7 @@ def run(words: list[str], *, command: str) -> int:
         raise UserError(f"usage: patchline {command} RUN")
     run_dir = Path(words[0])
     facts = facts_at(run_dir)
+    work_in(run_dir)
     if command == "save":
         _save(run_dir, facts)
     else:
@@ -107,7 +109,7 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
 
 def _write(path: Path) -> None:
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         os.utime(path)
     except OSError as error:
         raise UserError(

@@ -12,6 +12,7 @@ from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.queue import submitted_in
 from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
+from jobs.folders import work_in
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from shards.errors import UserError
 from shards.output.terminal import printable_name
@@ -35,6 +36,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         name, marker, recorded = run_name(words[0]), lock / STOPPED_BY_HAND, submitted_in(lock)
     else:
         return _cancel_output(words[0], environ)
+    work_in(folder)
     marker.touch()  # first: a gate that runs at this moment submits nothing more
     gone = _cancel_all(name, environ, recorded)
     with alone(lock):  # what was submitted meanwhile

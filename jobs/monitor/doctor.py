@@ -1,6 +1,7 @@
 """`patchline doctor`: what this machine lacks for a run, and what to do about it; or what went wrong with a run."""
 
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.monitor.causes import Cause, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
+from jobs.monitor.status import why_unreadable
 from jobs.output import advice, put, table_of_checks
 from jobs.settings.models import DoctorJob
 from pipeline.machine.checks import STATUSES, local_checks
@@ -17,6 +19,7 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import columns_of, printable_name, wrapped_text
 
+log = logging.getLogger(__name__)
 _MOST_ADVICE = 8
 _PIPE_COLUMNS = 120
 _SHOWN = {"ok": "ok", "warning": "warning", "fault": "FAULT"}
@@ -53,6 +56,8 @@ def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
 
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
     """Prints the causes; 1 if something is wrong, else 0. UserError if there is no run."""
+    if why := why_unreadable(run_dir):
+        log.warning("what is there is not known: %s; ask its owner for access", why)
     found = evidence_of(run_dir, environ)
     causes = causes_of(found)
     faults = [cause for cause in causes if cause.is_fault]

@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs.chains.state import refuse_chain
 from jobs.cluster.queue import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.monitor.run_logs import newest_log
-from jobs.monitor.status import jobs_of
+from jobs.monitor.status import is_there, jobs_of
 from jobs.origin import Nearest
 from jobs.record import Leaves, read_leaves
 from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
@@ -111,8 +111,8 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
         try_number=number,
         stacks=_stacks(run_dir, beats),
         missing=_missing(run_dir),
-        has_stop=(run_dir / "STOP").exists(),
-        has_given_up=(run_dir / "submit" / "gave-up").exists(),
+        has_stop=is_there(run_dir / "STOP"),
+        has_given_up=is_there(run_dir / "submit" / "gave-up"),
         free_bytes=free,
         jobs=jobs,
         nodes=nodes,

@@ -17,7 +17,7 @@ from typing import Annotated
 from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
 from jobs.monitor.run_logs import asked_log
-from jobs.monitor.status import refuse_no_run
+from jobs.monitor.status import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
@@ -81,6 +81,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     wanted, others = take_own_flags(LogsFlags, words)
     run_dir = Path(only_word(others, usage=usage_of("logs")))
     refuse_no_run(run_dir)
+    if why := why_unreadable(run_dir):
+        raise UserError(f"the log is not found: {why}; ask its owner for access")
     path = asked_log(run_dir, environ)
     if path is None:
         folder = shlex.quote(str(run_dir))
@@ -90,7 +92,9 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         )
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
-    except (OSError, InvalidDataError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}; ask its owner for access") from error
+    except InvalidDataError as error:
         raise UserError(f"cannot read {str(path)!r}: {error}") from error
     data = tail.data if tail else b""
     position = tail.num_bytes if tail else 0

@@ -3,6 +3,7 @@ it."""
 
 import json
 import logging
+import os
 import shlex
 import shutil
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.chains.file import STATE
 from jobs.chains.state import is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.unit_jobs import chain_tasks
@@ -27,7 +29,7 @@ from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import read_tail
-from shards.output.terminal import columns_of
+from shards.output.terminal import columns_of, printable_name
 
 log = logging.getLogger(__name__)
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
@@ -59,12 +61,18 @@ class Status:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints a table, or one line of JSON per run; 0 if every run could be read. UserError for what is no run."""
+    """Prints a table, or one line of JSON per run; 0 if every run could be read, else 2. UserError for what is no
+    run."""
     unknown = [word for word in words if word.startswith("-") and word != "--json"]
     if unknown:
         raise UserError(f"there is no flag {unknown[0]}; usage: {usage_of('status')}")
     named = [word for word in words if word != "--json"] or ["."]
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+    unreadable = {word: why for word in named if (why := why_unreadable(Path(word)))}
+    for word, why in unreadable.items():
+        log.error("%s cannot be read: %s; ask its owner for access", printable_name(word), why)
+    # Without its folder `submit`, a run can be shown, only without its jobs.
+    named = [word for word in named if word not in unreadable or not why_unreadable(Path(word), parts=("", STATE))]
     outputs = outputs_in(named, environ) if has_slurm else {}
     folders = [Path(word) for word in named if word not in outputs]
     now = time.time()
@@ -78,7 +86,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
         lines += outputs_json(outputs)
         put("".join(json.dumps(line) + "\n" for line in lines))
-        return exit_codes.DONE
+        return exit_codes.USER_MISTAKE if unreadable else exit_codes.DONE
     columns = columns_of(sys.stdout) or _PIPE_COLUMNS
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
     put("".join(f"{line}\n" for line in output_lines(outputs)))
@@ -90,7 +98,27 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         put(run_table(told, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
-    return exit_codes.DONE
+    return exit_codes.USER_MISTAKE if unreadable else exit_codes.DONE
+
+
+def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
+    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
+    can, or if there is none."""
+    try:
+        for name in parts:
+            if (folder / name).is_dir():
+                os.scandir(folder / name).close()
+    except PermissionError as error:
+        return f"{error.strerror} at {printable_name(str(error.filename))}"
+    return ""
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, and this user may know it."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
 
 
 def _statuses(
@@ -116,7 +144,7 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     for root, path in named + of_chains:
         is_below = path.is_relative_to(root.absolute()) and path != root
         run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
-        if run_there is not None and any((path / name).exists() for name in ("job.yaml", "submit")):
+        if run_there is not None and (_is_begun(path) or why_unreadable(path)):
             found.append((run_there, path))
         elif root == path:
             raise UserError(
@@ -128,6 +156,8 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
 
 def refuse_no_run(run_dir: Path) -> None:
     """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if why := why_unreadable(run_dir, parts=("", STATE)):
+        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
     if not _is_begun(run_dir):
         refuse_chain(str(run_dir))
     if not run_dir.is_dir() or not _is_begun(run_dir):
@@ -137,7 +167,7 @@ def refuse_no_run(run_dir: Path) -> None:
 
 
 def _is_begun(run_dir: Path) -> bool:
-    return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
+    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
@@ -182,10 +212,10 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
 def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[QueueFinding]:
     """What its files say, of those that no table of runs shows."""
     found = []
-    if (run_dir / "STOP").exists():
+    if is_there(run_dir / "STOP"):
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
         found.append(QueueFinding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
-    if (run_dir / "submit" / "gave-up").exists():
+    if is_there(run_dir / "submit" / "gave-up"):
         words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
         found.append(QueueFinding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):

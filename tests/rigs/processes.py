@@ -3,6 +3,7 @@
 Ranks are in a real gloo group. Commands have their own environment, standard output and standard error.
 """
 
+import ctypes
 import os
 import sys
 import tempfile
@@ -55,9 +56,26 @@ def run_ranks(function: Callable[..., Any], *arguments: object, num_ranks: int) 
         return [future.result(ANSWER_SECONDS) for future in futures]
 
 
-def patchline(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
+def patchline(*words: str, environ: Mapping[str, str] | None = None, umask: int = 0o022) -> Ended:
     """Runs `patchline WORDS` in its own process, in this environment plus `environ`."""
-    return _ended(main, list(words), {**ONE_THREAD, **os.environ, **(environ or {})})
+    return _ended(partial(_main, umask), list(words), {**ONE_THREAD, **os.environ, **(environ or {})})
+
+
+def _main(umask: int, words: list[str]) -> int:
+    os.umask(umask)
+    return main(words)
+
+
+def patchline_of_a_colleague(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
+    """The same for a root that has given up its powers: to files of another user it is a user like any other."""
+    return _ended(_powerless_main, list(words), {**ONE_THREAD, **os.environ, **(environ or {})})
+
+
+def _powerless_main(words: list[str]) -> int:
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    if ctypes.CDLL(None).capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        raise RuntimeError("capset failed: this user has no powers to give up")
+    return main(words)
 
 
 def program(text: str, *words: str) -> Ended:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -33,6 +35,12 @@ def settings_in(folder: Path, *lines: str) -> str:
     return f"--cluster={path}"
 
 
+def kept_from_jobs(stderr: str) -> set[str]:
+    """The names in the one line that says which variables are not passed on."""
+    (names,) = re.findall(r"kept from jobs, since Slurm stores what they inherit: (.*); name in `environment:`", stderr)
+    return set(names.split(", "))
+
+
 @pytest.mark.parametrize("is_bare", [pytest.param(False, marks=pytest.mark.long), True], ids=["environment", "bare"])
 def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster, tmp_path: Path, is_bare: bool) -> None:
     """Real training on two nodes, in a folder whose name needs quotes; secrets do not come along."""
@@ -52,7 +60,7 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
     )
     first = submit(slurm_cluster, *words, AWS_SECRET_ACCESS_KEY="of-mine", NCCL_DEBUG="INFO", MY_PAT="of-mine")
     assert first.returncode == 0, first.stderr
-    assert "kept from jobs, since Slurm stores what they inherit: AWS_SECRET_ACCESS_KEY, MY_PAT" in first.stderr
+    assert {"AWS_SECRET_ACCESS_KEY", "MY_PAT"} <= kept_from_jobs(first.stderr)
     again = submit(slurm_cluster, *words)
     assert (again.returncode, "has a job already" in again.stderr) == (0, True), again.stderr
     (line,) = [json.loads(line) for line in (run_dir / "submit" / "submitted.jsonl").read_text().splitlines()]
@@ -80,17 +88,20 @@ def test_a_job_inherits_only_what_is_known_to_be_no_secret(slurm_cluster: SlurmC
     plain = {"NCCL_DEBUG": "INFO", "LC_ALL": "C.UTF-8", "MODULEPATH": "/m:/n", "BASH_FUNC_module%%": "() { :; }"}
     lines = (f"command: ['{fails}']", f"setup: [env >{seen}]", "environment: [MY_DATA, WORK_*]")
     words = ("pretrain", "digits_smoke", settings_in(tmp_path, *lines), "--data.url=d", f"--run-dir={tmp_path}/run")
-    done = submit(slurm_cluster, *words, **secrets, **plain, MY_DATA="there", WORK_A="there", HERE=str(tmp_path))
+    more = {"MY_DATA": "there", "WORK_A": "there", "HERE": str(tmp_path)}
+    done = submit(slurm_cluster, *words, "--shared", **secrets, **plain, **more)
     assert (done.returncode, "of-mine" in done.stderr) == (0, False), done.stderr
-    said = next(line for line in done.stderr.splitlines() if "kept from jobs" in line)
-    assert set(secrets) <= set(said.replace(";", ",").replace(":", ",").replace(",", " ").split()), said
-    assert "`environment:`" in said
+    assert set(secrets) <= kept_from_jobs(done.stderr)
+    assert not (set(plain) | set(more)) & kept_from_jobs(done.stderr)
     job = json.loads((tmp_path / "run" / "submit" / "submitted.jsonl").read_text())["job"]
     wait_until_ended(slurm_cluster, job)
     inherited = set(seen.read_text().splitlines())
     assert not [line for line in inherited if "of-mine" in line]
     expected = {"NCCL_DEBUG=INFO", "LC_ALL=C.UTF-8", "MODULEPATH=/m:/n", "BASH_FUNC_module%%=() {  :"}
-    assert expected | {"MY_DATA=there", "WORK_A=there", f"HERE={tmp_path}"} <= inherited
+    assert expected | {f"{name}={value}" for name, value in more.items()} <= inherited
+    modes = {path.name: stat.filemode(path.stat().st_mode) for path in (tmp_path / "run").rglob("*")}
+    private = {name: mode for name, mode in modes.items() if mode[4:6] != "rw"}
+    assert (private, modes[f"exits-{job}-0-0"], "tries.jsonl" in modes) == ({}, "drwxrwsr-x", True), "--shared"
 
 
 @pytest.mark.parametrize(

