@@ -52,13 +52,13 @@ class End:
 def end_of(error: BaseException, *, is_looking: bool = False) -> End:
     """What `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback.
     `is_looking`: the command is one that looks at runs, which may be those of others."""
+    if is_looking and isinstance(error, PermissionError):
+        where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
+        return End(code=exit_codes.USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
     match error:
         case UserError() if fault := disk_fault(error):
             what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
             return End(code=exit_codes.CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
-        case PermissionError() if is_looking:
-            where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
-            return End(code=exit_codes.USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
         case UserError():
             return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
         case TransientError():
