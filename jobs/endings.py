@@ -56,11 +56,8 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=exit_codes.USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
     match error:
-        case UserError() if fault := disk_fault(error):
-            what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
-            return End(code=exit_codes.CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
         case UserError():
-            return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
+            return _end_of_mistake(error)
         case TransientError():
             return End(code=exit_codes.CRASH, message=f"error: {error}; run the same command to continue")
         case WillNotSucceedError():
@@ -89,3 +86,11 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
         case _:
             message = "ended by an unexpected error; run the same command to continue"
     return End(code=exit_codes.CRASH, message=message, has_traceback=True)
+
+
+def _end_of_mistake(error: UserError) -> End:
+    """It is a fault outside if a disk's answer was turned into it."""
+    if fault := disk_fault(error):
+        what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
+        return End(code=exit_codes.CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
+    return End(code=exit_codes.USER_MISTAKE, message=f"error: {error}")
