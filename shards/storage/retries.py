@@ -5,6 +5,7 @@ overloading a storage in trouble; it is the token bucket of Finagle and of the A
 not answer at all cost nothing of it, since they do not burden the storage.
 """
 
+import os
 import random
 import time
 from collections.abc import Callable
@@ -45,11 +46,11 @@ def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float
 
 class RetryBudget:
     """The retries left to all reads of a store in this process, and whether the storage has ever answered, and ever
-    sent bytes of a range."""
+    sent bytes of a range. It has answered a job whose batch script reached it (PATCHLINE_S3_ANSWERED)."""
 
     def __init__(self, config: RetryConfig) -> None:
         self.config = config
-        self.has_answered = self.has_sent = False
+        self.has_answered, self.has_sent = bool(os.environ.get("PATCHLINE_S3_ANSWERED")), False
         self._lock, self._left = ForkLock(), config.budget_reserve
 
     def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:

@@ -51,9 +51,15 @@ def test_a_storage_that_never_answered_is_given_up_soon() -> None:
     assert time.pauses == [1.0, 2.0, 4.0]
 
 
-def test_a_storage_that_has_answered_is_waited_for_until_the_deadline() -> None:
+@pytest.mark.parametrize("who", ["this process", "the batch script"])
+def test_a_storage_that_has_answered_is_waited_for_until_the_deadline(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has heard its answer: a rank that starts while S3 refuses everything need not end, and start again."""
+    if who == "the batch script":
+        monkeypatch.setenv("PATCHLINE_S3_ANSWERED", "yes")
     time, retries = Time(), RetryBudget(RetryConfig(fruitless_tries=4, backoff_seconds=1.0, deadline_seconds=60.0))
-    retries.has_answered = True
+    retries.has_answered |= who == "this process"
     attempts = time.attempts(retries)
     for _ in range(8):
         assert attempts.again_after_failure("503 SlowDown", is_answer=True)
