@@ -7,8 +7,10 @@ read the DONE of a run, and to plan the saves of training on GPUs.
 
 import json
 import logging
+import re
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +47,7 @@ from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
+_FLAG_OF_RUNS = re.compile(r"(?<=lower |raise | give )--(time|nodes)\b")  # in what a message says to do
 USAGE = (
     "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
     "[--dry-run [--full]] [--no-check] [--any.field VALUE ...]"
@@ -76,7 +79,8 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     flags, words = take_own_flags(SubmitFlags, words)
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(flags, words[1:])
-        return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), flags, override, environ)
+        with _words_of_steps():
+            return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), flags, override, environ)
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
         config = _chain_of_sweep(words[1:], flags)
@@ -135,6 +139,15 @@ def _submit_chain(
         override=override,
         environ=environ,
     )
+
+
+@contextmanager
+def _words_of_steps() -> Iterator[None]:
+    """Errors propose fields of a chain's steps instead of the flags that submit has for single runs."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(_FLAG_OF_RUNS.sub(r"`\1:` of the step", str(error))) from error
 
 
 def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:

@@ -33,6 +33,8 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
     if cluster.cpu_partition and cluster.cpu_partition != cluster.partition:
         other = _partition(cluster.cpu_partition, environ) or {}
         found.append(judge_partition(cluster.cpu_partition, other, what="cpu_partition"))
+        if other:
+            found.append(judge_limit(cluster, other.get("MaxTime", ""), what="MaxTime of cpu_partition"))
     if partition:
         states = _answer(
             ["sinfo", "--noheader", "--Node", f"--partition={partition['PartitionName']}", "-o%T"], environ
@@ -69,19 +71,19 @@ def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "par
     return Verdict(name=what, status="failed", value=f"{shown} is {state}", allowed="UP", todo=todo)
 
 
-def judge_limit(cluster: ClusterConfig, most: str) -> Verdict:
-    """The partition's MaxTime, against the time limit and the margin in which a run saves. Pure."""
+def judge_limit(cluster: ClusterConfig, most: str, *, what: str = "MaxTime") -> Verdict:
+    """A partition's MaxTime, against the time limit and the margin in which a run saves. Pure."""
     most_seconds, asked = seconds_of(most), asked_seconds(cluster.time_limit)
     value = f"{most}, asked for: {cluster.time_limit or 'the default'}, of which {cluster.margin_seconds} s are to save"
     if most_seconds is not None and asked is not None and asked > most_seconds:
         todo = "lower `time_limit:`, or submit more jobs in a row; a job resumes where the last one stopped"
-        return Verdict(name="MaxTime", status="failed", value=value, allowed=f"up to {most}", todo=todo)
+        return Verdict(name=what, status="failed", value=value, allowed=f"up to {most}", todo=todo)
     shortest = min((limit for limit in (most_seconds, asked) if limit is not None), default=None)
     if shortest is not None and shortest <= cluster.margin_seconds:
         todo = "raise `time_limit:`, or lower `margin_seconds:` to no less than a step and a save take"
         allowed = f"more than {cluster.margin_seconds} s"
-        return Verdict(name="MaxTime", status="failed", value=value, allowed=allowed, todo=todo)
-    return Verdict(name="MaxTime", status="ok", value=value)
+        return Verdict(name=what, status="failed", value=value, allowed=allowed, todo=todo)
+    return Verdict(name=what, status="ok", value=value)
 
 
 def judge_nodes(asked: int, states: list[str], most: str) -> Verdict:

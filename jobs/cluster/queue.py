@@ -90,6 +90,12 @@ def submitted_in(folder: Path) -> list[str]:
     return [str(number) for number in reversed(numbers) if number][:_MOST_RECORDED]
 
 
+def is_copied(folder: Path) -> bool:
+    """Whether the newest job was submitted in another folder, of which this one is a copy."""
+    folders = [line["folder"] for line in _lines(folder / SUBMISSIONS) if "folder" in line]
+    return bool(folders) and folders[-1] != folder.stat().st_ino
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)

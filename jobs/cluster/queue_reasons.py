@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.queue import JobFacts, NodeFacts
@@ -116,7 +117,8 @@ def _of_launch(job: JobFacts, run_dir: str) -> QueueFinding:
     """The finding for a job whose script never began, so that it has no log."""
     which = f"log {printable_name(job.log)}" if job.log else "log"
     words = f"could not start: its node could not open its {which}, or enter the folder it was submitted from"
-    checks = f"`patchline preflight --cluster FILE --run-dir {shlex.quote(run_dir) if run_dir else 'RUN'}`"
+    folder = run_dir or str(Path(job.log).parent)
+    checks = f"`patchline preflight --cluster FILE --run-dir {printable_name(shlex.quote(folder))}`"
     return QueueFinding(words=words, todo=f"{checks} tells whether nodes can write there; then submit again")
 
 

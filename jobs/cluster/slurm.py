@@ -239,7 +239,8 @@ def _remedy(said: str) -> str:
     if "account" in found or "qos" in found:
         return "correct `account:` and `qos:` in your cluster's settings"
     if "partition" in found:
-        return "`sinfo -s` lists the partitions: correct `partition:` in your cluster's settings"
+        settings = "`partition:`, or `cpu_partition:` of jobs without GPUs, in your cluster's settings"
+        return f"`sinfo -s` lists the partitions: correct {settings}"
     if "time limit" in found:
         return "lower --time; `sinfo -o '%P %l'` lists the limits"
     if "memory" in found:

@@ -9,20 +9,23 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.state import is_chain, refuse_chain
-from jobs.cluster.queue import JobFacts, job_facts
+from jobs.cluster.queue import JobFacts, is_copied, job_facts
 from jobs.cluster.queue_reasons import finding_of
 from jobs.cluster.slurm import queued_with
 from jobs.folders import work_in
+from jobs.job_files import MOST_BYTES
 from jobs.reports.ls import run_at
-from jobs.submittable import output_name
+from jobs.submittable import SUBMIT_FOLDER, output_name
 from pipeline.runs.facts import RunFacts
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
+from shards.local_file import read_local_file
 from shards.output.terminal import printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]
@@ -95,16 +98,38 @@ def _stop(run_dir: Path, facts: RunFacts) -> None:
     if facts.state == "done":
         log.info("%s is done; there is nothing to stop", _shown(run_dir))
         return
+    _refuse_copy(run_dir, facts)
     _write(run_dir / "STOP")
     when = "at its next step it saves and stops" if facts.state == "running" else "it stays stopped, in any job"
     log.info("%s: %s; to continue, delete %s and start it again", _shown(run_dir), when, _shown(run_dir / "STOP"))
 
 
 def _save(run_dir: Path, facts: RunFacts) -> None:
+    _refuse_copy(run_dir, facts)
     if facts.state != "running":
         raise UserError(f"{str(run_dir)!r} is {facts.state}, and only a running one can save; see `patchline status`")
     _write(run_dir / "SAVE")
     log.info("%s: it saves at its next step, and goes on", _shown(run_dir))
+
+
+def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
+    """UserError for a copy that looks as if it ran, because the run did when it was copied."""
+    if facts.state == "running" and (original := _original_of(run_dir)):
+        raise UserError(
+            f"{str(run_dir)!r} is a copy of {original}, which is another run, and what is asked here does not reach "
+            "it; give the folder of the run itself"
+        )
+
+
+def _original_of(run_dir: Path) -> str:
+    """What a folder is a copy of; empty if it is none. The first line of a run's record names its folder, and each
+    submission its inode."""
+    with suppress(OSError, InvalidDataError):
+        head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
+        named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
+        if named.is_absolute() and (named / "job.yaml").exists() and not named.samefile(run_dir):
+            return repr(str(named))
+    return "another folder" if is_copied(run_dir / SUBMIT_FOLDER) else ""
 
 
 def _write(path: Path) -> None:

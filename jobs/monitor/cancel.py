@@ -37,10 +37,16 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     else:
         return _cancel_output(words[0], environ)
     work_in(folder)
+    was_there, gone = marker.exists(), dict[str, QueuedJob]()
     marker.touch()  # first: a gate that runs at this moment submits nothing more
-    gone = _cancel_all(name, environ, recorded)
-    with alone(lock):  # what was submitted meanwhile
-        gone = _cancel_all(name, environ, recorded) | gone
+    try:
+        _cancel_all(name, environ, recorded, gone=gone)
+        with alone(lock):  # what was submitted meanwhile
+            _cancel_all(name, environ, recorded, gone=gone)
+    except Exception:
+        if not gone and not was_there:  # nothing was cancelled, and the run or the chain goes on
+            marker.unlink(missing_ok=True)
+        raise
     if not gone:
         log.info("%s has no job that waits or runs", shown)
     return _told(gone, shown)
@@ -50,7 +56,7 @@ def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
     """Cancels the job that is to write this folder or URL, of a stage without a run directory."""
     neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
     try:
-        gone = _cancel_all(output_name(word), environ)
+        gone = _cancel_all(output_name(word), environ, [], gone={})
     except UserError as error:
         raise UserError(f"{neither}. If a job is to write it: {error}") from error
     if not gone:
@@ -65,13 +71,14 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
     return exit_codes.DONE
 
 
-def _cancel_all(name: str, environ: Mapping[str, str], recorded: Sequence[str] = ()) -> dict[str, QueuedJob]:
-    """Cancels until the queue has none of the jobs; those that it had, by their numbers."""
-    gone: dict[str, QueuedJob] = {}
+def _cancel_all(
+    name: str, environ: Mapping[str, str], recorded: Sequence[str], *, gone: dict[str, QueuedJob]
+) -> dict[str, QueuedJob]:
+    """Cancels until the queue has none of the jobs, and adds those that were cancelled to `gone`, by their numbers."""
     deadline = time.monotonic() + _MOST_SECONDS
     while found := [one for one in queued_with(name, environ, recorded=recorded) if one.state != "COMPLETING"]:
-        gone |= {one.job: one for one in found if one.job not in gone}
         cancelled(sorted({str(one.number) if "[" in one.job else one.job for one in found}), environ)
+        gone |= {one.job: one for one in found if one.job not in gone}
         if time.monotonic() > deadline:
             raise UserError(f"{found[0].job} does not end; see `scontrol show job {found[0].job}`")
         time.sleep(_PAUSE_SECONDS)

@@ -3,6 +3,7 @@
 Which of them stand is decided as the run itself decides it (attempts.py).
 """
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +53,7 @@ def chosen(choice: CheckpointChoice, standing: list[CheckpointId], *, run_dir: P
     if not standing:
         raise UserError(
             f"{str(run_dir)!r} has no committed checkpoint in {url}: the run has not saved yet, or they were moved; "
-            "wait for the first one (touch RUN/SAVE asks for it), or give another run"
+            f"wait for the first one (touch {shlex.quote(str(run_dir / 'SAVE'))} asks for it), or give another run"
         )
     if choice.is_best:
         return [_best_of(standing, run_dir)]

@@ -49,6 +49,14 @@ def test_what_slurm_would_refuse_fails(slurm_cluster: SlurmCluster, tmp_path: Pa
     other.write_text("partition: gpuu\n")
     code, found = preflight(slurm_cluster, f"--cluster={other}", f"--run-dir={tmp_path}")
     assert (code, found["partition"]["status"], "run directory" in found) == (1, "failed", False)
+    slurm_cluster.scontrol("create", "PartitionName=brief", "Nodes=ALL", "MaxTime=5", "State=UP")
+    try:
+        other.write_text("partition: main\ncpu_partition: brief\ntime_limit: '10'\n")
+        code, found = preflight(slurm_cluster, f"--cluster={other}")
+        statuses = [found[name]["status"] for name in ("MaxTime", "cpu_partition", "MaxTime of cpu_partition")]
+        assert (code, statuses) == (1, ["ok", "ok", "failed"]), found
+    finally:
+        slurm_cluster.scontrol("delete", "PartitionName=brief")
 
 
 def test_a_full_queue_is_a_warning(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

@@ -316,6 +316,7 @@ def test_limits_that_slurm_would_accept_and_never_start_are_refused(
         chain.write_text(f"folder: {tmp_path}/chain\nsteps:\n- {step}\n")
         refused = submit(slurm_cluster, str(chain), short)
         assert (refused.returncode, "step train: the time limit is" in refused.stderr) == (2, True), refused.stderr
+        assert ("lower `time:` of the step" in refused.stderr, "--time" in refused.stderr) == (True, False)
         chain.write_text(chain.read_text().replace("20", "5"))
         shown = submit(slurm_cluster, str(chain), short, "--dry-run", "--full")
         assert "#SBATCH --time=10\n" in shown.stdout, "the gate fits, too"

@@ -6,6 +6,7 @@ Weights out of checkpoints: at the end of a run, and those of any checkpoint of 
 import hashlib
 import json
 import logging
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +93,10 @@ def take_weights(folder: Path, source: TakenRun, *, choice: CheckpointChoice, is
                 f"none of the {len(candidates)} checkpoints in {source.store.url} can be used (see above); "
                 "give another run"
             )
+    stop = shlex.quote(str(source.run_dir / "STOP"))
     raise UserError(
         f"the run in {str(source.run_dir)!r} deletes its checkpoints faster than they are read; raise "
-        "--checkpoint.keep-newest when it next resumes, or ask it to stop (touch RUN/STOP)"
+        f"--checkpoint.keep-newest when it next resumes, or ask it to stop (touch {stop})"
     )
 
 

@@ -1,11 +1,22 @@
 """What Slurm 22.05 said of jobs, recorded on a real one, shortened."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from jobs.cluster.queue import NodeFacts, job_facts, nodes_in, numbers_of, parsed, started_in, submitted_in, tasks_of
+from jobs.cluster.queue import (
+    NodeFacts,
+    is_copied,
+    job_facts,
+    nodes_in,
+    numbers_of,
+    parsed,
+    started_in,
+    submitted_in,
+    tasks_of,
+)
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import SILENT, UNKNOWN, programs
 
@@ -63,6 +74,9 @@ def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path
     lines += [{"job": "8", "folder": here}, {"folder": here}]
     (tmp_path / "submitted.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert submitted_in(tmp_path) == ["6", "4"]
+    assert not is_copied(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    assert (submitted_in(tmp_path / "copy"), is_copied(tmp_path / "copy")) == ([], True)
 
 
 @pytest.mark.parametrize("scontrol", [UNKNOWN, "echo 'Job 12_9 not found'; exit 1"])

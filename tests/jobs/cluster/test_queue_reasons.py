@@ -101,7 +101,7 @@ def test_a_job_whose_log_the_node_could_not_open(reason: str, exit_code: str) ->
     found = finding_of(job, run_dir="/runs/my run")
     assert found.words.startswith("could not start: its node could not open its log /runs/my run/submit/x-12.out, or")
     assert "patchline preflight --cluster FILE --run-dir '/runs/my run'" in found.todo
-    assert "--run-dir RUN" in finding_of(job).todo
+    assert "--run-dir '/runs/my run/submit'" in finding_of(job).todo, "of a job without a run, the folder of its log"
     assert "log" not in found.todo
 
 

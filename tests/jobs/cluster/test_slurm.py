@@ -50,6 +50,7 @@ def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
     ("said", "remedy"),
     [
         ("invalid partition specified: gpuu", "`sinfo -s` lists the partitions"),
+        ("invalid partition specified: cpuu", "or `cpu_partition:` of jobs without GPUs"),
         ("Invalid account or account/partition combination specified", "correct `account:` and `qos:`"),
         ("Requested time limit is invalid", "lower --time"),
         ("Requested node configuration is not available", "lower --nodes"),

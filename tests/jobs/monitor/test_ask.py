@@ -1,5 +1,6 @@
 """`patchline stop` and `save`, of real runs."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ def test_a_running_run_saves_and_then_stops(digits_url: str, tmp_path: Path) -> 
         assert (ended.code, "it saves at its next step, and goes on" in ended.errors) == (0, True), ended.errors
         assert wait_until(ranks, lambda path: any((path / "checkpoints").glob("step-*/**/MANIFEST.json")), run_dir)
         assert wait_until(ranks, lambda path: not (path / "SAVE").exists(), run_dir)
+        shutil.copytree(run_dir, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints"))
+        for command in ("save", "stop"):
+            ended = patchline(command, str(tmp_path / "copy"))
+            assert (ended.code, f"is a copy of '{run_dir}'" in " ".join(ended.errors.split())) == (2, True), (
+                ended.errors
+            )
         ended = patchline("stop", str(run_dir))
         assert (ended.code, "at its next step it saves and stops" in " ".join(ended.errors.split())) == (0, True)
         assert ranks.wait() == 75

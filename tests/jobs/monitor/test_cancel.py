@@ -49,6 +49,19 @@ def test_a_job_that_does_not_end_is_named(run_dir: Path, tmp_path: Path, monkeyp
         cancel.run([str(run_dir)], environ=environ)
 
 
+@pytest.mark.parametrize("scancel", ["echo 'Access/permission denied' >&2; exit 1", "exit 1"])
+def test_a_cancel_that_fails_leaves_no_marker(run_dir: Path, tmp_path: Path, scancel: str) -> None:
+    """Of which a gate would think that the chain is cancelled."""
+    environ = programs(tmp_path, squeue=f"echo '7 RUNNING {run_name(str(run_dir))}'", scancel=scancel)
+    with pytest.raises(UserError, match="scancel failed"):
+        cancel.run([str(run_dir)], environ=environ)
+    assert not (run_dir / "submit" / "cancelled").exists()
+    (run_dir / "submit" / "cancelled").touch()  # by an earlier one, which did not fail
+    with pytest.raises(UserError, match="scancel failed"):
+        cancel.run([str(run_dir)], environ=environ)
+    assert (run_dir / "submit" / "cancelled").exists()
+
+
 @pytest.mark.parametrize("words", [[], ["a", "b"]])
 def test_one_folder_is_needed(words: list[str]) -> None:
     with pytest.raises(UserError, match="usage: patchline cancel"):
