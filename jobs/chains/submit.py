@@ -232,8 +232,8 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
     cluster = read_cluster(Path(path))
     if names := withheld(environ, named=cluster.environment):
         log.info(
-            "kept from jobs, since Slurm stores what they inherit: %s; name in `environment:` of your cluster's "
-            "settings what they need",
+            "kept from jobs, since Slurm stores what they inherit: %s; to pass on what is no secret, name it in "
+            "`environment:` of your cluster's settings",
             ", ".join(map(printable_name, names)),
         )
     return with_command(cluster, environ)

@@ -37,7 +37,9 @@ def settings_in(folder: Path, *lines: str) -> str:
 
 def kept_from_jobs(stderr: str) -> set[str]:
     """The names in the one line that says which variables are not passed on."""
-    (names,) = re.findall(r"kept from jobs, since Slurm stores what they inherit: (.*); name in `environment:`", stderr)
+    (names,) = re.findall(
+        r"kept from jobs, since Slurm stores what they inherit: (.*); to pass on .* name it in `environment:`", stderr
+    )
     return set(names.split(", "))
 
 
