@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.chains.state import read_record_of
+from tests.rigs.processes import patchline
 from tests.rigs.slurm import SlurmCluster
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 
@@ -190,6 +191,11 @@ def test_a_folder_with_two_names_has_one_job(slurm_cluster: SlurmCluster, tmp_pa
     for folder in (one, two):
         folder.mkdir()
 
+    def by_one(*words: str) -> str:
+        ended = patchline(*words, environ=slurm_cluster.job_environment())
+        assert ended.code == 0, ended.errors
+        return ended.errors
+
     def by_two(*words: str) -> "subprocess.CompletedProcess[str]":
         mounted = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$1"; shift; exec "$@"', str(one), str(two)]
         return subprocess.run(
@@ -202,23 +208,23 @@ def test_a_folder_with_two_names_has_one_job(slurm_cluster: SlurmCluster, tmp_pa
         )
 
     run = ("pretrain", "digits_smoke", held, "--data.url=d")
-    assert submit(slurm_cluster, *run, f"--run-dir={one}/run").returncode == 0
+    by_one("submit", *run, f"--run-dir={one}/run")
     job = json.loads((one / "run" / "submit" / "submitted.jsonl").read_text())["job"]
     again = by_two("submit", *run, f"--run-dir={two}/run")
     assert (again.returncode, f"has a job already: {job} PENDING" in again.stderr) == (0, True), again.stderr
     shutil.copytree(one / "run", one / "copy")
-    assert submit(slurm_cluster, *run, f"--run-dir={one}/copy").returncode == 0
+    by_one("submit", *run, f"--run-dir={one}/copy")
     other = json.loads((one / "copy" / "submit" / "submitted.jsonl").read_text().splitlines()[-1])["job"]
     assert other != job, "a copy is another run"
     assert f"cancelled {job}, which was PENDING" in by_two("cancel", f"{two}/run").stderr
-    assert f"cancelled {other}, which was PENDING" in cancel(slurm_cluster, one / "copy")
+    assert f"cancelled {other}, which was PENDING" in by_one("cancel", f"{one}/copy")
 
     def chain_in(folder: Path) -> str:
         step = "{name: train, stage: pretrain, recipe: digits_smoke, flags: [--data.url=d]}"
         chain.write_text(f"folder: {folder}/chain\nsteps:\n- {step}\n")
         return str(chain)
 
-    assert submit(slurm_cluster, chain_in(one), held).returncode == 0
+    by_one("submit", chain_in(one), held)
     jobs = [one.job for one in read_record_of(one / "chain" / "chain").jobs]
     again = by_two("submit", *run, f"--run-dir={two}/chain/train")
     assert (again.returncode, f"has a job already: {jobs[0]} PENDING" in again.stderr) == (0, True), again.stderr
