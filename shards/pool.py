@@ -7,7 +7,9 @@ and evaluation each have a pool. (A pool of processes, for packing, is shards/re
 import atexit
 import heapq
 import math
+import mmap
 import os
+import resource
 import sys
 import threading
 import time
@@ -27,6 +29,23 @@ Result = TypeVar("Result")
 CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends by its own timeout, and its thread with it
 IDLE_SECONDS = 5.0
 _NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
+_NO_MEMORY = "there is no memory for its stack{limit}; {todo}"
+_STACK_BYTES = 8 << 20  # of a thread, unless its size is set or limited
+
+
+def _why_no_thread() -> str:
+    """Why no thread can start now. The kernel gives one answer for both reasons, so memory for a stack is tried."""
+    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    size = threading.stack_size() or (soft if soft != resource.RLIM_INFINITY else _STACK_BYTES)
+    try:
+        mmap.mmap(-1, size).close()
+    except (OSError, MemoryError):
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        is_limited = most != resource.RLIM_INFINITY
+        limit = f": this process may have {most / 1e9:.1f} GB of addresses (ulimit -v)" if is_limited else ""
+        todo = "raise that limit (ulimit -v unlimited)" if is_limited else "free some memory"
+        return _NO_MEMORY.format(limit=limit, todo=todo)
+    return _NO_THREAD
 
 
 class _Task(NamedTuple):
@@ -174,7 +193,7 @@ class Pool:
                     break
         for task in failed:
             if task.future.set_running_or_notify_cancel():
-                task.future.set_exception(StorageError(f"no thread for {self._name!r}: {_NO_THREAD}"))
+                task.future.set_exception(StorageError(f"no thread for {self._name!r}: {_why_no_thread()}"))
 
     def _num_wanted(self) -> int:
         """Threads for the tasks that run and for those that may run now. The lock is held."""

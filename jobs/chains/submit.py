@@ -42,7 +42,7 @@ from jobs.output import put
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from shards.errors import UserError
-from shards.files.json_lines import append_line
+from shards.files.json_lines import append_or_say
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 
@@ -265,15 +265,14 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         path = request.folder / f"{request.name}.sbatch"
         write_script(path, text)
         log.info("%s", said or slurms_answer([str(path)], environ))
-        ids = [submitted([str(path)], environ, inherited=inherited) for _ in range(links)]
-        for job_id in ids:
+        shown = printable_name(str(request.folder))
+        for _ in range(links):  # each is said at once: what fails later must not hide that it is in the queue
+            job_id = submitted([str(path)], environ, inherited=inherited)
+            log_path = f"{shown}/{request.name}-{job_id}.out"
+            log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
             line["folder"] = request.folder.stat().st_ino  # the same by all of its names
-            append_line(request.folder / SUBMISSIONS, line)
-    shown = printable_name(str(request.folder))
-    for job_id in ids:
-        log_path = f"{shown}/{request.name}-{job_id}.out"
-        log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
+            append_or_say(request.folder / SUBMISSIONS, line, what=f"job {job_id}, which is in the queue")
     return exit_codes.DONE
 
 

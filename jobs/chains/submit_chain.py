@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,8 +191,10 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
 def _advance(chain: Chain) -> int:
     try:
         return advance(chain)
-    except UserError as error:  # there may be no gate that asks again
-        (chain.state / GAVE_UP).write_text(f"{error}\n")
+    except (UserError, OSError) as error:  # there may be no gate that asks again
+        (chain.state / GAVE_UP).touch()  # for which a full disk has room
+        with suppress(OSError):
+            write_whole(chain.state / GAVE_UP, f"{error}\n".encode())
         raise
 
 

@@ -17,6 +17,7 @@ from pipeline.training.watchdog.rank_progress import Phase
 from shards.output.quantities import duration
 
 AGAIN = "the same command, or `patchline submit`, continues it"
+_ELSEWHERE = "start it again in another --run-dir"
 _LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # of srun; of stage.sbatch under torchrun, and of torch itself
 OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?(error: .+)")
 PYTHON = re.compile(
@@ -92,6 +93,7 @@ def causes_of(found: Evidence) -> list[Cause]:
     state = found.facts.run.state
     has_ended_badly = state in ("failed", "never started", "stopped")
     causes = [*_of_folder(found), *_of_queue(found), *_of_disk(found), *_of_guard(found)]
+    causes += _of_writers(found)
     if has_ended_badly:
         causes += [*_of_log(found), *_of_ranks(found), *_of_heartbeats(found), *_of_data(found)]
     if state == "failed" and not any(cause.is_fault and cause.rank < 60 for cause in causes):
@@ -101,6 +103,11 @@ def causes_of(found: Evidence) -> list[Cause]:
     if state not in ("done", "running"):
         causes += _of_stop(found)
     causes += _of_notes(found)
+    if found.has_lost_checkpoints and state != "done":
+        words = "its checkpoints are gone: the ledger names some, and the folder has none"
+        todo = f"put them back, or {_ELSEWHERE}"
+        causes = [replace(cause, todo=cause.todo.replace(AGAIN, _ELSEWHERE)) for cause in causes]
+        causes += [Cause(rank=1, words=words, evidence="checkpoints", todo=todo)]
     if job := found.next_job:  # nobody has to start it again
         causes = [replace(cause, todo=cause.todo.replace(AGAIN, f"job {job.job} continues it")) for cause in causes]
     first: dict[str, Cause] = {}
@@ -110,6 +117,10 @@ def causes_of(found: Evidence) -> list[Cause]:
 
 
 def _of_folder(found: Evidence) -> Iterator[Cause]:
+    if found.damage:
+        words = f"its record is damaged: {found.damage}"
+        todo = "give the command that started it once more, with all its flags: it writes the record again"
+        yield Cause(rank=3, words=words, evidence="job.yaml", todo=todo)
     if found.has_stop and found.facts.run.state != "done":
         words = "it was asked to stop, and stays stopped while the file STOP is there; without it, submit again"
         yield Cause(rank=0, words=words, evidence="STOP", todo=f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
@@ -204,6 +215,15 @@ def _of_code(one: Ended, where: str) -> tuple[str, str]:
 
 def _host(found: Evidence, rank: int) -> str:
     return next((f" on {beat.host}" for beat, _ in found.beats if beat.rank == rank), "")
+
+
+def _of_writers(found: Evidence) -> Iterator[Cause]:
+    """What keeps a rank that is alive from saving: a stopped checkpoint writer."""
+    for beat, _ in found.beats:
+        if beat.trouble and beat.phase != Phase.ENDED:
+            path = f"heartbeats/rank-{beat.rank:05d}.json"
+            words, _, todo = beat.trouble.partition("; ")
+            yield Cause(rank=5, words=f"rank {beat.rank}: {words}", evidence=path, todo=todo)
 
 
 def _of_heartbeats(found: Evidence) -> Iterator[Cause]:

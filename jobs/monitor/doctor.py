@@ -80,7 +80,7 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
     facts = found.facts
     step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
     what = f"{facts.stage} of {facts.recipe.words()}, " if facts.stage else ""
-    where = f", step {step}" if facts.stage else ", no record yet"
+    where = f", step {step}" if facts.stage else ", its record is damaged" if found.damage else ", no record yet"
     lines = [f"{printable_name(facts.name)}: {what}{state_words(found)}{where}"]
     faults = [cause for cause in causes if cause.is_fault]
     lines += [] if faults else ["nothing is wrong"]

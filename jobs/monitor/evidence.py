@@ -20,8 +20,9 @@ from jobs.record import Leaves, read_leaves
 from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
 from jobs.reports.ls import is_unstarted
 from pipeline.runs.curves import NO_CURVES
-from pipeline.runs.facts import read_facts
+from pipeline.runs.facts import SIGNS_OF_A_RUN, read_facts
 from pipeline.runs.time import time_of
+from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
 from pipeline.training.watchdog.heartbeat_files import Beat
@@ -57,14 +58,16 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of a run's last try. `log`: its lines, at most 4 MiB; `log_name`: relative to the run's folder if
-    it is there. `exits`: the first rank to end comes first. `beats`: of all ranks, with the age of each behind the
-    newest in seconds. `last_try`: of tries.jsonl, and `try_number` its line. `stacks`: names of files. `missing`:
-    fields and their local paths that do not exist. `complaint`: why Slurm says nothing; `has_slurm`: whether it was
-    asked."""
+    """What is known of a run's last try. `damage`: what is wrong with its record. `log`: its lines, at most 4 MiB;
+    `log_name`: relative to the run's folder if it is there. `exits`: the first rank to end comes first. `beats`: of all
+    ranks, with the age of each behind the newest in seconds. `last_try`: of tries.jsonl, and `try_number` its line.
+    `stacks`: names of files. `missing`: fields and their local paths that do not exist. `has_lost_checkpoints`: the
+    ledger has some, and the run's folder, where they were, has none. `complaint`: why Slurm says nothing; `has_slurm`:
+    whether it was asked."""
 
     run_dir: Path
     facts: ReportFacts
+    damage: str = ""
     log_name: str = ""
     log: tuple[LogLine, ...] = ()
     exits: tuple[Ended, ...] = ()
@@ -73,6 +76,7 @@ class Evidence:
     try_number: int = 0
     stacks: tuple[str, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
+    has_lost_checkpoints: bool = False
     has_stop: bool = False
     has_given_up: bool = False
     free_bytes: int | None = None
@@ -91,7 +95,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     """Everything that the folder and Slurm, if it is here, say. UserError if there is no run."""
     if not (run_dir / "job.yaml").exists():
         refuse_chain(str(run_dir))
-    facts = _unstarted(run_dir) if is_unstarted(run_dir) else gather(run_dir)
+    facts, damage = _gathered(run_dir)
     line, number = last_try(run_dir)
     has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
     jobs, nodes, complaint = _of_slurm(run_dir, line, environ) if has_slurm else ((), (), "")
@@ -103,6 +107,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     return Evidence(
         run_dir=run_dir,
         facts=facts,
+        damage=damage,
         log_name=_name_in(run_dir, path) if path else "",
         log=_log(path) if path else (),
         exits=_exits(run_dir),
@@ -111,6 +116,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
         try_number=number,
         stacks=_stacks(run_dir, beats),
         missing=_missing(run_dir),
+        has_lost_checkpoints=_has_lost_checkpoints(run_dir),
         has_stop=is_there(run_dir / "STOP"),
         has_given_up=is_there(run_dir / "submit" / "gave-up"),
         free_bytes=free,
@@ -121,8 +127,21 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     )
 
 
-def _unstarted(run_dir: Path) -> ReportFacts:
-    """The evidence of a run whose first job waits, or ended before it had written the run's record."""
+def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
+    """The facts, and what is wrong with the record of a run that tells by other files that it is one."""
+    if is_unstarted(run_dir):
+        return _without_record(run_dir), ""
+    try:
+        return gather(run_dir), ""
+    except UserError as error:
+        is_run = any((run_dir / name).exists() for name in SIGNS_OF_A_RUN)
+        if not is_run or not isinstance(error.__cause__, InvalidDataError):
+            raise
+        return _without_record(run_dir), str(error.__cause__)
+
+
+def _without_record(run_dir: Path) -> ReportFacts:
+    """The facts of a run whose record is damaged, or not written yet: its first job waits, or ended before."""
     return ReportFacts(
         name=run_dir.resolve().name or str(run_dir),
         stage="",
@@ -221,9 +240,25 @@ def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, 
 
 def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
     """Local paths of the record that are not there, seen from the current folder, as the command sees them."""
-    leaves: Leaves = {}
-    with suppress(OSError, InvalidDataError):
-        leaves = read_leaves(run_dir / "job.yaml")
+    leaves = _leaves(run_dir)
     named = [(field.removeprefix("job."), leaves.get(field, "")) for field in _PLACES]
     named = [(field, path) for field, path in named if path not in ("", "null") and "://" not in path]
     return tuple((field, path) for field, path in named if not os.path.lexists(path))
+
+
+def _has_lost_checkpoints(run_dir: Path) -> bool:
+    """Whether the run's folder has none of the checkpoints that are recorded to be there."""
+    if _leaves(run_dir).get("job.checkpoint.url", "-") not in ("", "null"):
+        return False
+    try:
+        has_saved = bool(last_line(run_dir))
+    except (OSError, InvalidDataError):
+        return False
+    return has_saved and next((run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"), None) is None
+
+
+def _leaves(run_dir: Path) -> Leaves:
+    """The fields of the record; none if it cannot be read."""
+    with suppress(OSError, InvalidDataError):
+        return read_leaves(run_dir / "job.yaml")
+    return {}

@@ -184,7 +184,7 @@ def why_over(store: Store, own: str, *, run_dir: Path) -> str:
             "leave the run to it, or end it and start again"
         )
     if not run_dir.is_dir():
-        return gone_message(run_dir)
+        return gone_message(run_dir, is_run=True)
     if not store.exists(record_path(own)):  # not from the listing, which may be late
         return gone_message(f"{store.url}/{record_path(own)}")
     return ""

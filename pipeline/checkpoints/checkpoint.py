@@ -110,8 +110,8 @@ class Checkpoints:
             )
         if broadcast_json(self._has_records(), device=self.world.device):
             raise UserError(
-                f"{self.run_dir} has recorded checkpoints, but {where} holds none that can be used; give the "
-                "--checkpoint.url that the run was started with, or another --run-dir to start again"
+                f"{self.run_dir} has recorded checkpoints, but {where} holds none that can be used; put them back, "
+                "give the --checkpoint.url that the run was started with, or start again in another --run-dir"
             )
         return None
 

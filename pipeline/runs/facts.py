@@ -151,6 +151,7 @@ def read_facts(
         has_attempts=reader.has_attempts(),
     )
     state, why = state_of(signs)
+    trouble = beat.trouble if beat and state == "running" else ""
     steps = [step for step in (signs.told_step, signs.saved_step, done_step) if step is not None]
     rate = told.get("images_per_second")
     return RunFacts(
@@ -161,7 +162,7 @@ def read_facts(
         images_per_second=_number(rate) if is_finite(rate) else None,
         goodput=_goodput(saved),
         last_seen=reader.last_seen(state),
-        reasons=(*([why] if why else []), *reader.reasons),
+        reasons=(*filter(None, (why, trouble)), *reader.reasons),
         origin=origin_in(starts) if starts else NO_ORIGIN,
     )
 
@@ -261,6 +262,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
             is_hanging=is_hanging,
             asked_by=beat.asked_by,
             error=beat.error,
+            trouble=beat.trouble,
         )
     return None
 

@@ -27,7 +27,8 @@ _FIRST_BEAT_SECONDS = 30.0  # after a start; it comes after 15 s at the latest
 @dataclass(frozen=True, kw_only=True)
 class LastBeat:
     """What the file of rank 0 says, and its age in seconds. `is_gone`: its host is this one, which has no process of
-    this number. `is_hanging`: a rank of its attempt told that one hangs. `asked_by`, `error`: as in the file."""
+    this number. `is_hanging`: a rank of its attempt told that one hangs. `asked_by`, `error`, `trouble`: as in the
+    file."""
 
     place: Place
     age_seconds: float
@@ -35,6 +36,7 @@ class LastBeat:
     is_hanging: bool = False
     asked_by: str = ""
     error: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

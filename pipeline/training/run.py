@@ -98,6 +98,8 @@ def train(
         _writer(prepared) as writer,
         ExitStack() as stack,
     ):
+        if writer:
+            stopping.progress.stopped_writer = lambda: writer.stopped_pid
         try:
             with joined(world, timeout=collective_timeout(job.hang)):
                 refuse_other_runs(prepared)
@@ -272,7 +274,7 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         if run_dir.is_dir():
             raise
-        raise WillNotSucceedError(gone_message(run_dir)) from error
+        raise WillNotSucceedError(gone_message(run_dir, is_run=True)) from error
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -355,6 +356,20 @@ def test_tasks_fail_if_no_thread_can_start_and_run_later(no_more_threads: list[b
     no_more_threads.append(False)
     assert pool.submit(int).result(SECONDS) == 0
     pool.close()
+
+
+def test_a_thread_that_finds_no_memory_says_so() -> None:
+    def lack_memory() -> None:
+        threading.stack_size(64 << 20)  # no stack of an earlier thread is as large
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + (32 << 20), resource.RLIM_INFINITY))
+        pool = Pool(1, name="test")
+        with pytest.raises(
+            StorageError, match=r"no memory for its stack: .* GB of addresses \(ulimit -v\); raise that"
+        ):
+            pool.submit(int).result(SECONDS)
+
+    assert ends_in_a_child(lack_memory)
 
 
 def test_a_pool_can_be_used_in_the_child_of_a_fork() -> None:

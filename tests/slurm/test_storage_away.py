@@ -11,8 +11,11 @@ from shards.store import open_store
 from tests.rigs.cutting_proxy import cutting_proxy
 from tests.rigs.s3 import free_port
 from tests.rigs.slurm import SlurmCluster
-from tests.rigs.small_disk import small_disk
-from tests.slurm.test_stage import PATCHLINE, SCRIPT, program, tries_of, wait_until_ended
+from tests.rigs.small_disk import filled, small_disk
+from tests.slurm.test_chain import chain_file, logs, wait_until_over
+from tests.slurm.test_stage import PATCHLINE, SCRIPT, logged_steps, program, tries_of, wait_until_ended
+from tests.slurm.test_submit import settings_in
+from tests.slurm.test_submit import submit as submit_words
 
 pytestmark = pytest.mark.slurm
 
@@ -99,7 +102,7 @@ def test_a_disk_that_takes_no_file_is_waited_for(slurm_cluster: SlurmCluster, tm
     tools = tmp_path / "bin"
     tools.mkdir()
     program(tools / "sleep", "exec /bin/sleep 0.2")  # for the pauses of the script
-    with small_disk(tmp_path / "disk", num_bytes=1 << 20) as disk:
+    with small_disk(tmp_path / "disk", num_bytes=4 << 20) as disk:
         fails = program(
             tmp_path / "fails",
             f"echo began >>{tmp_path}/tries; case $(wc -l <{tmp_path}/tries) in",
@@ -120,3 +123,50 @@ def test_a_disk_that_takes_no_file_is_waited_for(slurm_cluster: SlurmCluster, tm
         assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log.read_text()
         assert [each["end"] for each in tries_of(disk / f"patchline-{job_id}")] == ["done"], log.read_text()
     assert log.read_text().count("this end is not on record") == 2
+
+
+@pytest.mark.long
+def test_training_on_a_disk_that_fills_up_ends_by_itself(
+    slurm_cluster: SlurmCluster, digits_url: str, tmp_path: Path
+) -> None:
+    """From step 60 on, until the batch script waits for room or all steps are done."""
+    with small_disk(tmp_path / "disk", num_bytes=64 << 20) as disk:
+        run_dir, log = disk / "run", tmp_path / "log"
+        words = ("--steps=200", "--global-batch=32", "--schedule.warmup-steps=5", "--checkpoint.every-steps=10")
+        job_id = slurm_cluster.sbatch(
+            SCRIPT,
+            *("pretrain", "digits_smoke", f"--data.url={digits_url}", f"--run-dir={run_dir}", *words),
+            options=["--nodes=1", f"--output={log}"],
+            env={"PATCHLINE": str(PATCHLINE)},
+        )
+        slurm_cluster.wait_for(lambda: len(logged_steps(run_dir)) >= 60, deadline_seconds=120)
+        filler = filled(disk)
+        slurm_cluster.wait_for(lambda: says(log, "takes no file") or says(log, "done"), deadline_seconds=120)
+        filler.unlink(missing_ok=True)
+        job = wait_until_ended(slurm_cluster, job_id)
+        assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log.read_text()
+        assert [step for step, _ in logged_steps(run_dir)] == list(range(1, 201)), log.read_text()
+    assert "No space left on device" in log.read_text()
+
+
+@pytest.mark.long
+def test_a_chain_on_a_disk_that_fills_up_goes_on(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """It is full when the gate behind the first step starts, which waits for room."""
+    with small_disk(tmp_path / "disk", num_bytes=16 << 20) as disk:
+        fills = program(
+            tmp_path / "fills",
+            f'if [[ $1 == __gate ]] && mkdir "{tmp_path}/gate" 2>/dev/null; then cat /dev/zero >{disk}/filler; fi',
+            f'exec {PATCHLINE} "$@" 2> >(tee -a "{tmp_path}/said" >&2)',  # its log is on the full disk
+        )
+        steps = [
+            "{name: pack, stage: pack, recipe: digits, flags: [--samples-per-shard=250]}",
+            "{name: again, stage: verify, data: pack}",
+        ]
+        path = chain_file(tmp_path, *steps)
+        path.write_text(path.read_text().replace(f"{tmp_path}/a chain", f"{disk}/a chain"))
+        done = submit_words(slurm_cluster, str(path), settings_in(tmp_path, f"command: ['{fills}']"), "--no-check")
+        assert done.returncode == 0, done.stderr
+        folder = disk / "a chain"
+        slurm_cluster.wait_for(lambda: says(tmp_path / "said", "asking again"), deadline_seconds=120)
+        (disk / "filler").unlink()
+        assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)

@@ -13,6 +13,7 @@ import pytest
 from jobs.chains.state import read_record_of
 from tests.rigs.processes import patchline
 from tests.rigs.slurm import SlurmCluster
+from tests.rigs.small_disk import small_disk
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -42,6 +43,35 @@ def kept_from_jobs(stderr: str) -> set[str]:
         r"kept from jobs, since Slurm stores what they inherit: (.*); to pass on .* name it in `environment:`", stderr
     )
     return set(names.split(", "))
+
+
+def test_a_disk_that_is_full_behind_sbatch_hides_no_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    with small_disk(tmp_path / "disk", num_bytes=1 << 20) as disk:
+        program(
+            tools / "sbatch",
+            f'PATH={slurm_cluster.job_environment()["PATH"]} sbatch "$@" || exit $?',
+            f"[[ $* == *--test-only* ]] || cat /dev/zero >{disk}/filler 2>/dev/null || :",
+        )
+        settings = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
+        words = (
+            "pretrain",
+            "digits_smoke",
+            settings,
+            "--no-check",
+            "--links=2",
+            "--data.url=d",
+            f"--run-dir={disk}/run",
+        )
+        done = submit(slurm_cluster, *words, PATH=f"{tools}:{slurm_cluster.job_environment()['PATH']}")
+        queue = slurm_cluster.command("squeue", "--noheader", "--format=%i %Z").splitlines()
+        queued = [line.split()[0] for line in queue if str(slurm_cluster.folder) in line]
+        slurm_cluster.command("scancel", *queued)
+        assert (done.returncode, len(queued)) == (0, 2), done.stderr
+        for job in queued:
+            assert f"job {job}: pretrain-digits_smoke" in done.stderr
+    assert "it lacks this: job" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("is_bare", [pytest.param(False, marks=pytest.mark.long), True], ids=["environment", "bare"])

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from pipeline.checkpoints.writer_messages import (
     BufferFit,
@@ -30,6 +31,7 @@ from shards.errors import StorageError
 log = logging.getLogger(__name__)
 MOST_SILENT_SECONDS = 600.0  # without any sign of progress, before a writer counts as hung
 _READ_BYTES = 1 << 16
+_STOPPED = ("T", "t")  # by a signal, or by a debugger
 _LAST_SECONDS = 5.0  # between the end of a writer's pipe and its own
 _PIPE_BYTES = 1 << 20
 # They go to every process of a Slurm step: the writer must not get one before it ignores them.
@@ -54,7 +56,17 @@ class Writer:
     @property
     def pid(self) -> int:
         """The process id; 0 if there is none."""
-        return self._process.pid if self._process else 0
+        process = self._process  # other threads ask, too
+        return process.pid if process else 0
+
+    @property
+    def stopped_pid(self) -> int:
+        """The process id if the process is stopped, as by SIGSTOP; else 0."""
+        pid = self.pid
+        with suppress(OSError, IndexError):
+            if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in _STOPPED:
+                return pid
+        return 0
 
     @property
     def is_busy(self) -> bool:
@@ -141,7 +153,9 @@ class Writer:
         if self._answers not in ready:
             silent = time.monotonic() - self._heard
             if self._waiting and silent > self._most_silent:
-                self._lost(f"the checkpoint writer did nothing for {silent:.0f} s and was ended", found)
+                how = ", stopped as by SIGSTOP," if self.stopped_pid else ""
+                what = f"the checkpoint writer (process {self.pid}) did nothing for {silent:.0f} s{how} and was ended"
+                self._lost(what, found)
             return self._process is not None
         data = os.read(self._answers, _READ_BYTES)
         if not data:

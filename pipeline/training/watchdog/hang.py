@@ -60,7 +60,14 @@ def hang_message(heard: Sequence[Heard], *, num_ranks: int, silent_after_seconds
         what = f"{named}{more}"
         if others and others[0].beat:
             what += f"; the others wait for it in {others[0].beat.place.words()}"
+        if is_silence and any(one.beat and one.beat.phase != Phase.ENDED for one in found):
+            what += "; whoever is silent is stopped, or its host or its disk does not answer"
     return f"the run hangs: {what}. Stacks are in {stacks}; run the same command to continue"
+
+
+def disk_words(folder: str, seconds: float) -> str:
+    """Says that a disk is frozen. `seconds`: for which a write to the folder has not returned."""
+    return f"the disk or file server of {folder} has not answered for {seconds:.0f} s"
 
 
 def _named(one: Heard, num_ranks: int, *, is_silence: bool) -> str:

@@ -20,7 +20,8 @@ from typing import Self
 
 from pipeline.ranks.world import COLLECTIVE_TIMEOUT, World
 from pipeline.training.settings.job import HangConfig
-from pipeline.training.watchdog.hang import FOLDER, hang_message, is_silent, stacks_path, write_stacks
+from pipeline.training.watchdog.hang import FOLDER, disk_words, hang_message, is_silent, stacks_path, write_stacks
+from pipeline.training.watchdog.heartbeat_files import FOLDER as BEATS
 from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, Heard, HeartbeatFiles, error_words
 from pipeline.training.watchdog.last_resort import LastResort
 from pipeline.training.watchdog.rank_progress import Phase, RankProgress, limit_seconds
@@ -55,7 +56,8 @@ class Heartbeat:
         self._writer: BeatWriter | None = None
         self._attempt = ""  # the first of this process: after a rewind, ranks begin the next at different times
         self._has_dumped = self._has_said = False
-        self._asked_by = self._error = ""
+        self._asked_by = self._error = self._trouble = ""
+        self._stopped_pid, self._has_blamed_disk = 0, False
         self._leave, self._thread = threading.Event(), threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -190,6 +192,8 @@ class Heartbeat:
             silent_after_seconds=self._silent_seconds,
             stacks=str(self._run_dir / FOLDER),
         )
+        if self._stuck_seconds > self._silent_seconds:
+            message = f"{disk_words(str(self._run_dir / BEATS), self._stuck_seconds)}, so {message}"
         who = f"rank {self._world.rank}: " if self._world.rank else ""
         say(f"error: {who}{message}", self._stderr)
         self._has_said = True
@@ -223,12 +227,13 @@ class Heartbeat:
             asked_by=self._asked_by,
             error=self._error,
             is_done=self._progress.is_done,
+            trouble=self._trouble,
             unix_time=round(time.time(), 3),
         )
 
     def _beat_now(self) -> None:
         self._beat()
-        if self._writer:
+        if self._writer and self._stuck_seconds <= self._silent_seconds:
             self._writer.flush(seconds=_FLUSH_SECONDS)
 
     def _beat(self) -> None:
@@ -239,4 +244,31 @@ class Heartbeat:
             self._attempt = self._progress.attempt
             self._files = HeartbeatFiles(self._run_dir, rank=self._world.rank, attempt=self._attempt)
             self._writer = BeatWriter(self._files)
+        self._look_at_writer()
         self._writer.put(self._own_beat())
+        if self._stuck_seconds > self._silent_seconds and not self._has_blamed_disk:
+            self._has_blamed_disk = True
+            frozen = disk_words(str(self._run_dir / BEATS), self._stuck_seconds)
+            self._warn(f"{frozen}; other ranks do not hear this one")
+
+    def _look_at_writer(self) -> None:
+        """Names a checkpoint writer that is stopped the second time that it is seen so: a job that was suspended
+        continues with its ranks, and a moment later with their writers."""
+        before, self._stopped_pid = self._stopped_pid, self._progress.stopped_writer()
+        if not self._stopped_pid or self._stopped_pid != before:
+            self._trouble = ""
+        elif not self._trouble:
+            self._trouble = (
+                f"the checkpoint writer (process {before} on {socket.gethostname()}) is stopped, as by SIGSTOP, and "
+                f"writes no checkpoint; `kill -CONT {before}` there continues it"
+            )
+            self._warn(self._trouble)
+
+    def _warn(self, words: str) -> None:
+        who = f"rank {self._world.rank}: " if self._world.rank else ""
+        say(f"warning: {who}{words}", self._stderr)
+
+    @property
+    def _stuck_seconds(self) -> float:
+        """How long the disk of the heartbeats has not answered this rank."""
+        return self._writer.stuck_seconds if self._writer else 0.0

@@ -7,6 +7,7 @@ times of that folder's file system, so clocks of hosts do not matter.
 import errno
 import json
 import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +35,8 @@ class Beat:
     """What a rank's file says. `seconds`: since when it stands there, of at most `limit_seconds`. `attempt`: the token
     of its start. `has_dumped`: it hangs, or another rank does, and its stacks are written; `has_said`: so is the
     message. `asked_by`: what asked it to stop; `error`: what ended it; `is_done`: it has made all its steps.
-    `unix_time`: by the rank's clock, 0 if an earlier version wrote it; the file's own time is lost in a copy."""
+    `trouble`: what keeps it from saving; `unix_time`: by the rank's clock, 0 if an earlier version wrote it; the file's
+    own time is lost in a copy."""
 
     rank: _Count
     host: str
@@ -50,6 +52,7 @@ class Beat:
     asked_by: str = ""
     error: str = ""
     is_done: bool = False
+    trouble: str = ""
     unix_time: Annotated[float, Range(0, _MOST_UNIX_TIME)] = 0.0
 
     @property
@@ -141,6 +144,7 @@ class BeatWriter:
         self._files, self._changed = files, threading.Condition()
         self._next: Beat | None = None
         self._is_writing = self._is_closed = False
+        self._began = 0.0  # the write that is running
         threading.Thread(target=self._run, name="heartbeat files", daemon=True).start()
 
     def put(self, beat: Beat) -> None:
@@ -148,6 +152,12 @@ class BeatWriter:
         with self._changed:
             self._next = beat
             self._changed.notify_all()
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long the write that is running has taken; 0 if none is."""
+        with self._changed:
+            return time.monotonic() - self._began if self._is_writing else 0.0
 
     def flush(self, *, seconds: float) -> None:
         """Returns once all is written, or after `seconds`."""
@@ -172,5 +182,5 @@ class BeatWriter:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._next is not None or self._is_closed)
             beat, self._next = self._next, None
-            self._is_writing = beat is not None
+            self._is_writing, self._began = beat is not None, time.monotonic()
             return beat

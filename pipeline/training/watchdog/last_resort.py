@@ -86,6 +86,8 @@ def watch(pid: int, *, seconds: float, feed: int = 0) -> None:
 
 def _end(pid: int, *, seconds: float) -> None:
     with suppress(OSError):
+        if waits_for_disk(pid):
+            os.write(2, f"a thread of process {pid} waits for a disk or file server that does not answer\n".encode())
         os.write(2, f"process {pid} has run no Python for {seconds:.0f} s and is ended; its stacks:\n".encode())
     with suppress(ProcessLookupError):
         os.kill(pid, _DUMP_SIGNAL)
@@ -93,7 +95,12 @@ def _end(pid: int, *, seconds: float) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _state(pid: int) -> str:
+def waits_for_disk(pid: int) -> bool:
+    """Whether a thread of the process is in uninterruptible sleep."""
+    return any(_state(f"{pid}/task/{path.name}") == "D" for path in Path(f"/proc/{pid}/task").glob("*"))
+
+
+def _state(pid: int | str) -> str:
     """The letter of /proc/PID/stat, after the name in parentheses; empty if it cannot be read."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -1,5 +1,6 @@
 """What a rank is doing now, as its main thread says and its heartbeat (heartbeat.py) sees."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,11 +54,13 @@ class Place:
 class RankProgress:
     """How far a rank is: its main thread says it, and other threads read it. `attempt`: the token of the attempt, once
     it is known; a rewind begins another one. `asked_by`: the first signal that asked the run to stop. `is_done`: the
-    run has made all its steps."""
+    run has made all its steps. `stopped_writer`: tells the process id of the rank's checkpoint writer if it is stopped,
+    else 0."""
 
     def __init__(self) -> None:
         self.place, self.attempt = Place(phase=Phase.STARTING), ""
         self.asked_by, self.is_done = "", False
+        self.stopped_writer: Callable[[], int] = int
         self._num_steps = self._num_evaluations = 0
 
     def step_begins(self, step: int) -> None:

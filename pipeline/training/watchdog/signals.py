@@ -92,8 +92,9 @@ class Signals:
         self._watch_markers = watch_markers
         self._asked = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
-        self._is_over, self._can_save = False, True
+        self._is_over = False
         self._served: _File | None = None
+        self._ignored: _File | None = None
 
     def __enter__(self) -> Self:
         self._before = install(_EXIT_SIGNALS, self._handle)
@@ -112,7 +113,7 @@ class Signals:
             return StopRequest.SAVE_AND_EXIT
         if self._watch_markers and self._stop.exists():
             return StopRequest.SAVE_AND_EXIT
-        asked = self._marker() if self._watch_markers and self._can_save else None
+        asked = self._marker() if self._watch_markers else None
         return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
 
     def over(self) -> None:
@@ -134,14 +135,19 @@ class Signals:
             try:
                 self._save.unlink(missing_ok=True)
             except OSError as error:  # a folder, or somebody else's
-                self._can_save = False
-                log.warning("%s cannot be deleted (%s); it is ignored from now on", self._save, error.strerror)
+                self._ignored = served
+                log.warning(
+                    "%s cannot be deleted (%s) and is ignored; to ask for a save again, remove it first",
+                    *(self._save, error.strerror),
+                )
 
     def _marker(self) -> _File | None:
-        """RUN/SAVE as it is now; None if it is not there. A request that is repeated is another one."""
+        """RUN/SAVE as it is now; None if it is not there, or ignored. A request that is repeated is another one."""
         try:
             found = self._save.lstat()
         except OSError:
+            return None
+        if self._ignored and found.st_ino == self._ignored[0]:
             return None
         return found.st_ino, found.st_mtime_ns
 

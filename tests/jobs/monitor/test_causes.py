@@ -13,10 +13,12 @@ import pytest
 from jobs.cluster.queue import NodeFacts, parsed
 from jobs.monitor.causes import OURS, PYTHON, SIGNS, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
+from pipeline.training.reporting.ledger import ACCOUNTS
 from pipeline.training.watchdog.heartbeat_files import Beat
 from pipeline.training.watchdog.rank_progress import Phase
 from tests.jobs.monitor.test_evidence import NO_SLURM, write_exits, write_log
 from tests.jobs.reports.test_ls import make
+from tests.rigs.processes import patchline
 
 BEGIN = "stage.sbatch: job 12, start 0, try 0: 2 ranks on n[1-2], master n1:1"
 
@@ -84,6 +86,43 @@ def test_a_line_of_the_log(failed: Path, line: str, words: str, todo: str) -> No
     assert words in found[0]
     assert found[1] == f"submit/x-12.out:3: {line}"
     assert todo in found[2]
+
+
+def test_a_stopped_checkpoint_writer(failed: Path) -> None:
+    """Also of a run that trains on."""
+    trouble = "the checkpoint writer (process 7 on n2) is stopped; `kill -CONT 7` there continues it"
+    beats = ((beat(0), 0.0), (replace(beat(1), trouble=trouble), 0.0))
+    found = evidence_of(failed, NO_SLURM)
+    running = replace(found, beats=beats, facts=replace(found.facts, run=replace(found.facts.run, state="running")))
+    words, _, todo = first_of(running)
+    assert words == "rank 1: the checkpoint writer (process 7 on n2) is stopped"
+    assert todo == "`kill -CONT 7` there continues it"
+
+
+def test_a_record_that_is_damaged(failed: Path) -> None:
+    (failed / "job.yaml").write_bytes(b"stage: pretrain\njob: {steps: [[[\n")
+    ended = patchline("doctor", str(failed))
+    assert (ended.code, ended.errors) == (1, "")
+    assert "failed, its record is damaged" in ended.output
+    assert "its record is damaged: it is not YAML: line 3" in ended.output
+
+
+def test_checkpoints_that_are_gone(failed: Path) -> None:
+    """The same command would refuse to continue, and to begin again."""
+    seconds = dict.fromkeys(ACCOUNTS, 1.0)
+    line = {"step": 5, "attempt": "0001-00000000", "unix_time": 1.0, "seconds": seconds}
+    (failed / "ledger.jsonl").write_text(json.dumps(line) + "\n")
+    words, evidence, todo = first_of(evidence_of(failed, NO_SLURM))
+    assert (words, evidence) == (
+        "its checkpoints are gone: the ledger names some, and the folder has none",
+        "checkpoints",
+    )
+    assert todo == "put them back, or start it again in another --run-dir"
+    assert not any("the same command" in cause.todo for cause in causes_of(evidence_of(failed, NO_SLURM)))
+    manifest = failed / "checkpoints" / "step-00000005" / "attempt-0001-00000000" / "MANIFEST.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.touch()
+    assert first_of(evidence_of(failed, NO_SLURM))[0] != words
 
 
 def test_a_killed_rank_is_the_first_to_end(failed: Path) -> None:

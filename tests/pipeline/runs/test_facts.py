@@ -52,6 +52,12 @@ def test_a_beat_grows_old(tmp_path: Path) -> None:
     assert "hung in step 12" in read(run_dir).reasons[0]
 
 
+def test_what_keeps_a_running_run_from_saving_is_a_reason(tmp_path: Path) -> None:
+    path = make(tmp_path / "run", phase="forward and backward") / "heartbeats" / "rank-00000.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"trouble": "the writer is stopped"}))
+    assert read(tmp_path / "run").reasons == ("the writer is stopped",)
+
+
 @pytest.mark.parametrize(("seconds", "is_copy"), [(0, False), (30, False), (86_400, True), (-86_400, True)])
 def test_a_copy_was_last_seen_when_its_run_was(tmp_path: Path, seconds: int, is_copy: bool) -> None:
     """`cp -r` gives every file the time of the copy, which is no time of the run."""

@@ -103,7 +103,8 @@ def test_a_writer_that_hangs_is_ended(tmp_path: Path) -> None:
         writer.write(write_in(tmp_path))
         (answer,) = answers_of(writer)
         assert answer.what == "failed"
-        assert "did nothing for" in answer.message
+        assert f"(process {first}) did nothing for" in answer.message
+        assert "s, stopped as by SIGSTOP, and was ended" in answer.message
         assert not is_alive(first)
 
 

@@ -31,6 +31,7 @@ def heard(
 
 NEVER = Heard(rank=2, beat=None, silent_seconds=float("inf"))
 PEERS = "; the others wait for it in step 17, forward and backward"
+SILENCE = "; whoever is silent is stopped, or its host or its disk does not answer"
 
 
 @pytest.mark.parametrize(
@@ -39,13 +40,14 @@ PEERS = "; the others wait for it in step 17, forward and backward"
         pytest.param(
             [heard(0), heard(1), heard(2, Phase.WAITING_FOR_DATA, silent_seconds=14)],
             "rank 2 of 3 on host n2 (process 102) has been silent for 14 s; last heard in step 17, waiting for data"
-            + PEERS,
+            + PEERS
+            + SILENCE,
             id="a rank is silent",
         ),
         pytest.param(
             [heard(0, step=16, silent_seconds=9), heard(1), NEVER],
             "rank 0 of 3 on host n0 (process 100) has been silent for 9 s; last heard in step 16, forward and backward;"
-            " rank 2 of 3 has left no heartbeat since the start" + PEERS,
+            " rank 2 of 3 has left no heartbeat since the start" + PEERS + SILENCE,
             id="two are",
         ),
         pytest.param(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -143,6 +144,41 @@ def test_storage_that_does_not_answer_ends_no_rank_that_trains(tmp_path: Path) -
     os.mkfifo(tmp_path / "heartbeats" / "rank-00000.json.part")  # opening it for writing waits for a reader
     training = tuple((Phase.COMPUTING, 0, LIMIT_SECONDS / 4) for _ in range(10))
     assert codes(start(tmp_path, *training)) == [0], said(tmp_path, 0)
+    warning = f"warning: the disk or file server of {tmp_path}/heartbeats has not answered for"
+    assert said(tmp_path, 0).count(warning) == 1
+
+
+def test_a_rank_that_hangs_blames_a_disk_that_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "heartbeats").mkdir()
+    os.mkfifo(tmp_path / "heartbeats" / "rank-00000.json.part")
+    assert codes(start(tmp_path, (Phase.COMPUTING, 0, MUCH_LATER), config=SOON)) == [74]
+    error = f"error: the disk or file server of {tmp_path}/heartbeats has not answered for"
+    assert error in said(tmp_path, 0)
+    assert "s, so the run hangs: rank 0 of 1 on host " in said(tmp_path, 0)
+
+
+def stand_beside_stopped_writer(run_dir: Path) -> None:
+    with (run_dir / "said-0").open("wb") as said:
+        os.dup2(said.fileno(), 2)
+    progress, path = RankProgress(), run_dir / "heartbeats" / "rank-00000.json"
+    progress.attempt, progress.stopped_writer = "0001-abc", lambda: 4711
+    deadline, pause = time.monotonic() + MUCH_LATER, threading.Event()
+    with Heartbeat(run_dir, HANG, progress, world=one_world(port=1)):
+        while not path.exists() or "4711" not in path.read_text():
+            assert time.monotonic() < deadline
+            progress.step_begins(1)
+            pause.wait(0.05)
+        shutil.copy(path, run_dir / "seen")
+
+
+def test_a_checkpoint_writer_that_is_stopped_is_named(tmp_path: Path) -> None:
+    process = forks().Process(target=stand_beside_stopped_writer, args=(tmp_path,))
+    process.start()
+    assert codes(process) == [0]
+    trouble = json.loads((tmp_path / "seen").read_text())["trouble"]
+    assert trouble.startswith("the checkpoint writer (process 4711 on ")
+    assert trouble.endswith("is stopped, as by SIGSTOP, and writes no checkpoint; `kill -CONT 4711` there continues it")
+    assert said(tmp_path, 0).count(f"warning: {trouble}") == 1
 
 
 def stand_rewound(run_dir: Path, rank: int, phase: Phase, seconds: float) -> None:

@@ -39,6 +39,20 @@ hold_the_lock()
 """
 
 
+def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
+    """A process that starts another one sleeps like that until the other has opened its files: here, a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    opens = f"[(os.POSIX_SPAWN_OPEN, 0, {str(tmp_path / 'pipe')!r}, os.O_RDONLY, 0)]"
+    starts = f"import os; os.posix_spawn('/bin/true', ['true'], os.environ, file_actions={opens})"
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    assert not last_resort.waits_for_disk(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", starts]) as process:
+        while not last_resort.waits_for_disk(process.pid):
+            assert time.monotonic() < deadline
+            pause.wait(0.02)
+        (tmp_path / "pipe").open("w").close()
+
+
 def test_a_rank_that_holds_the_interpreter_lock_is_ended(tmp_path: Path) -> None:
     said = tmp_path / "said"
     with said.open("wb") as errors:

@@ -144,7 +144,13 @@ def test_a_save_marker_that_cannot_be_deleted_asks_once(tmp_path: Path, caplog: 
         signals.saving()
         signals.saved()
         assert signals.request() == StopRequest.NOTHING
-    assert "SAVE cannot be deleted" in caplog.text
+        signals.saving()  # for another reason
+        signals.saved()
+        assert caplog.text.count("SAVE cannot be deleted") == 1, "the second save has nothing to say of it"
+        (tmp_path / "SAVE").rmdir()
+        (tmp_path / "other").mkdir()  # which keeps its inode from being used again
+        (tmp_path / "SAVE").touch()
+        assert signals.request() == StopRequest.SAVE
 
 
 @pytest.fixture
