@@ -267,6 +267,7 @@ def line_of(view: View, *, has_time: bool = True) -> str:
         "" if facts.loss is None else f"loss {facts.loss:.4g}",
         "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",
         "" if view.seconds_left is None else f"{clock(view.seconds_left)} left",
+        *(map(printable_name, facts.reasons[:1]) if facts.state == "running" else ()),
         *(finding.words for finding in (view.status.findings[:1] if view.status else ())),
     ]
     return "  ".join(word for word in words if word)

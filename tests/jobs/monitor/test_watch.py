@@ -71,6 +71,9 @@ def test_without_a_terminal_a_line(tmp_path: Path) -> None:
     view = view_of(run_dir)
     assert view
     assert line_of(view).endswith("stopped  step 100/300  loss 1")
+    facts = replace(view.run.facts, state="running", reasons=("the checkpoint writer is stopped",))
+    alive = replace(view, run=replace(view.run, facts=facts))
+    assert line_of(alive).endswith("loss 1  the checkpoint writer is stopped"), "what is wrong with a run that trains"
 
 
 WAITS = "JobId=7 JobName=a JobState=PENDING Reason=Resources Restarts=0 ExitCode=0:0 NodeList="

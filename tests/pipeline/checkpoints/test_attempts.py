@@ -59,11 +59,19 @@ def test_a_later_attempt_takes_over(tmp_path: Path, tokens: tuple[str, ...], lat
     assert bool(reason) == bool(later)
 
 
-@pytest.mark.parametrize("gone", ["run", "checkpoints"])
-def test_what_was_deleted_is_named(tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize(
+    ("gone", "todo"),
+    [
+        ("run", "put it back, or run the same command to start from the beginning"),
+        ("checkpoints", "put it back, or start again in another --run-dir"),  # the ledger refuses the same command
+    ],
+)
+def test_what_was_deleted_is_named_and_the_advice_works(tmp_path: Path, gone: str, todo: str) -> None:
     for name in ("run", "checkpoints"):
         (tmp_path / name).mkdir()
     store = open_store(str(tmp_path / "checkpoints"))
     store.write(f"attempts/{OWN}.json", b"")
     shutil.rmtree(tmp_path / gone)
-    assert why_over(store, OWN, run_dir=tmp_path / "run").startswith(f"{tmp_path}/{gone}")
+    said = why_over(store, OWN, run_dir=tmp_path / "run")
+    assert said.startswith(f"{tmp_path}/{gone}")
+    assert said.endswith(todo)
