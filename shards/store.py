@@ -21,8 +21,9 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
 @lru_cache(maxsize=32)
-def open_store(url: str) -> Store:
-    """The store at a folder path or `s3://bucket/prefix`. Touches neither disk nor network.
+def open_store(url: str, *, was_let_in: bool = False) -> Store:
+    """The store at a folder path or `s3://bucket/prefix`. Touches neither disk nor network. `was_let_in`: another
+    process of this run has used it, so its credentials are right, and waited for if they have expired.
 
     A process gets the same store for the same URL: an S3 client takes a quarter of a second to make, and every task
     opens the store that it works on.
@@ -40,9 +41,11 @@ def open_store(url: str) -> Store:
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and give s3://bucket/prefix"
         raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL; {todo}")
     from shards.storage.s3 import S3Store  # noqa: PLC0415 - boto3 takes a tenth of a second to load
+    from shards.storage.s3_client import ClientOfProcess  # noqa: PLC0415 - as above
 
     try:
-        return S3Store(bucket=bucket, prefix=checked_path(prefix.strip("/")) if prefix.strip("/") else "")
+        below = checked_path(prefix.strip("/")) if prefix.strip("/") else ""
+        return S3Store(bucket=bucket, prefix=below, clients=ClientOfProcess(was_let_in=was_let_in))
     except ValueError as error:
         raise UserError(f"cannot open {url!r}: {error}") from error
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any, NoReturn
 
 import boto3
@@ -128,16 +129,17 @@ class _Clients:
 
 
 class ClientOfProcess:
-    """The boto3 clients of a process, made at first use: a client must not be carried across a fork."""
+    """The boto3 clients of a process, made at first use: a client must not be carried across a fork. `was_let_in`: the
+    server has accepted the credentials of another process of this run."""
 
-    def __init__(self) -> None:
-        self._lock = ForkLock()
+    def __init__(self, *, was_let_in: bool = False) -> None:
+        self._lock, self._was_let_in = ForkLock(), was_let_in
         self._pid = -1
         self._clients: _Clients | None = None
         self.has_answered = False  # anything, be it an error
 
-    def __reduce__(self) -> tuple[type["ClientOfProcess"], tuple[()]]:
-        return type(self), ()
+    def __reduce__(self) -> tuple[Callable[..., "ClientOfProcess"], tuple[()]]:
+        return partial(type(self), was_let_in=self.is_accepted), ()
 
     def get(self) -> Any:
         """This process's client for GETs. It never retries."""
@@ -152,22 +154,20 @@ class ClientOfProcess:
         return self._of_process().retrying
 
     def renew(self) -> bool:
-        """Has the clients sign with the credentials that are found now; False if none were ever accepted, which are
-        probably the wrong ones."""
+        """Has the clients sign with the credentials that are found now. False if these are no others and none were ever
+        accepted: they are probably the wrong ones."""
         credentials = self._of_process().credentials
-        if credentials.is_accepted:
-            credentials.renew()
-        return credentials.is_accepted
+        return credentials.renew() or credentials.is_accepted
 
     @property
     def is_accepted(self) -> bool:
         """Whether the credentials of this process were."""
-        return self._clients is not None and self._clients.credentials.is_accepted
+        return self._was_let_in or (self._clients is not None and self._clients.credentials.is_accepted)
 
     def _of_process(self) -> _Clients:
         with self._lock:
             if self._clients is None or self._pid != os.getpid():
-                self._pid, self._clients = os.getpid(), _new_clients(self._answered)
+                self._pid, self._clients = os.getpid(), _new_clients(self._answered, was_let_in=self._was_let_in)
             return self._clients
 
     def _answered(self, **_: object) -> None:
@@ -277,9 +277,9 @@ def _endpoint(clients: ClientOfProcess) -> str:
     return without_secrets(clients.get().meta.endpoint_url)
 
 
-def _new_clients(answered: Callable[..., None]) -> _Clients:
-    """`answered` is called with every answer."""
-    credentials = RenewedCredentials()
+def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients:
+    """`answered` is called with every answer. `was_let_in`: see ClientOfProcess."""
+    credentials = RenewedCredentials(is_accepted=was_let_in)
     core = botocore.session.get_session()
     core.register_component("credential_provider", credentials)
     session = boto3.session.Session(botocore_session=core)

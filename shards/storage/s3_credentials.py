@@ -2,8 +2,8 @@
 
 botocore reads a file of credentials once, and asks a provider again only when the lifetime that the provider named is
 over. A run outlives both: somebody renews the file, or a service answers late. So a request that is refused because its
-credentials have expired is repeated with what botocore's chain finds by then, up to the deadline of a store. A process
-whose credentials were never accepted does not wait: they are probably the wrong ones.
+credentials have expired is repeated with what botocore's chain finds by then, up to the deadline of a store. Those that
+were never accepted are not waited for: they are probably the wrong ones.
 """
 
 import logging
@@ -36,11 +36,11 @@ def says_expired(code: str, operation: str) -> bool:
 
 
 class RenewedCredentials:
-    """What botocore's clients take for credentials, and for the chain that finds them. Raises what the chain raises if
-    it finds none that can be used at first."""
+    """What botocore's clients take for credentials, and for the chain that finds them. `is_accepted`: the server has
+    let a request in. Raises what the chain raises if it finds none that can be used at first."""
 
-    def __init__(self) -> None:
-        self.is_accepted = False  # the server has let a request of this process in
+    def __init__(self, *, is_accepted: bool = False) -> None:
+        self.is_accepted, self._signed = is_accepted, ("", "")
         self._found = botocore.session.get_session().get_credentials()
         self._lock, self._read_at = ForkLock(), time.monotonic()
 
@@ -59,7 +59,9 @@ class RenewedCredentials:
         began = time.monotonic()
         while True:
             try:
-                return self._found.get_frozen_credentials()
+                frozen = self._found.get_frozen_credentials()
+                self._signed = _identity(frozen)
+                return frozen
             except CREDENTIALS_FAILED as error:
                 if not self._is_waited_for(began, type(error).__name__):
                     raise
@@ -73,18 +75,22 @@ class RenewedCredentials:
         found: Callable[[], Any] = self._found.get_deferred_property(name)
         return found
 
-    def renew(self) -> None:
-        """Asks the chain again, at most once in a while. Credentials that it does not find now, such as those of a file
-        that is being replaced, stay what they were."""
+    def renew(self) -> bool:
+        """Asks the chain again, at most once in a while; returns whether there are others than those of the latest
+        request. Credentials that the chain does not find now, such as those of a file that is being replaced, stay what
+        they were."""
         with self._lock:
-            if time.monotonic() - self._read_at < PAUSE_SECONDS / 2:
-                return
-            try:
-                found = botocore.session.get_session().get_credentials()
-            except boto_errors.BotoCoreError as error:
-                log.debug("the credentials could not be read again: %s", type(error).__name__)
-                found = None
-            self._found, self._read_at = found or self._found, time.monotonic()
+            if time.monotonic() - self._read_at >= PAUSE_SECONDS / 2:
+                try:
+                    found = botocore.session.get_session().get_credentials()
+                except boto_errors.BotoCoreError as error:
+                    log.debug("the credentials could not be read again: %s", type(error).__name__)
+                    found = None
+                self._found, self._read_at = found or self._found, time.monotonic()
+        try:
+            return _identity(self._found.get_frozen_credentials()) != self._signed
+        except (*CREDENTIALS_FAILED, RuntimeError):
+            return False
 
     def retry(self, *, operation: Any, request_dict: dict[str, Any], response: Any = None, **_: object) -> float | None:
         """botocore's event `needs-retry`: seconds until the request is repeated, with credentials that were read again;
@@ -100,7 +106,9 @@ class RenewedCredentials:
         self.is_accepted = self.is_accepted or http_response.status_code < 400 or http_response.status_code == 404
 
     def _is_waited_for(self, began: float, why: str) -> bool:
-        """Waits a moment and reads the credentials again; False once the deadline is over."""
+        """Reads the credentials again, after a moment if they are no others; False once the deadline is over."""
+        if self.renew():
+            return True
         waited = time.monotonic() - began
         if not self.is_accepted or waited + PAUSE_SECONDS > DEADLINE_SECONDS:
             return False
@@ -108,3 +116,8 @@ class RenewedCredentials:
         time.sleep(PAUSE_SECONDS)
         self.renew()
         return True
+
+
+def _identity(frozen: Any) -> tuple[str, str]:
+    """What tells credentials from others."""
+    return frozen.access_key, frozen.token or ""

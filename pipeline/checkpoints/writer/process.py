@@ -49,7 +49,7 @@ _SIGN_SECONDS = 1.0  # between two signs of progress
 
 def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None = None) -> Iterator[None]:
     """Writes the rank's file and report, step by step; says written, failed or overtaken."""
-    store = store or open_store(order.url)
+    store = store or open_store(order.url, was_let_in=True)
     try:
         if not store.exists(order.record):  # or a run directory that was deleted would be made again
             say(SaveResult(save=order.save, what="overtaken", message=gone_message(f"{store.url}/{order.record}")))
@@ -97,7 +97,7 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
     from pipeline.checkpoints.attempts import attempt_from_json  # noqa: PLC0415
     from pipeline.checkpoints.commit import OvertakenError, commit, retire  # noqa: PLC0415
 
-    store = store or open_store(order.url)
+    store = store or open_store(order.url, was_let_in=True)
     try:
         newest = commit(store, order)
     except OvertakenError as error:

@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
@@ -321,11 +322,24 @@ def proxy(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPro
         yield running
 
 
-def written_later(path: Path, text: str, *, seconds: float = 0.5) -> threading.Timer:
-    """Replaces a file in a while, as those who renew credentials do."""
-    timer = threading.Timer(seconds, write_whole, [path, text.encode()])
-    timer.start()
-    return timer
+@contextmanager
+def renewed_once(is_so: Callable[[], bool], path: Path, text: str) -> Iterator[None]:
+    """Replaces a file of credentials as soon as something inside the block waits for them."""
+    is_over = threading.Event()
+
+    def renew() -> None:
+        while not is_so() and not is_over.wait(0.01):
+            pass
+        write_whole(path, text.encode())
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+        assert is_so(), "it did not wait"
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def keys_of(name: str) -> str:
@@ -360,19 +374,39 @@ def test_credentials_of_a_file_are_read_again_once_they_have_expired(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
     store = S3Store(bucket=s3_bucket)
     assert store.exists("x")
-    for number, (name, operation) in enumerate(OPERATIONS.items(), start=1):
-        proxy.expired_keys |= {f"KEY{number - 1}"}
-        before = proxy.num_expired
-        timer = written_later(path, keys_of(f"KEY{number}"), seconds=0.3)
-        operation(store)
-        timer.join()
-        assert proxy.num_expired > before, name
+    for number, operation in enumerate(OPERATIONS.values(), start=1):
+        proxy.expired_keys, proxy.num_expired = frozenset({f"KEY{number - 1}"}), 0
+        with renewed_once(lambda: proxy.num_expired > 0, path, keys_of(f"KEY{number}")):
+            operation(store)
+    proxy.expired_keys = frozenset({f"KEY{len(OPERATIONS)}"})
+    late = S3Store(bucket=s3_bucket)
+    with pytest.raises(UserError, match="have expired"):
+        late.read("x")
+    path.write_text(keys_of("NEW"))
+    time.sleep(0.1)  # the chain is asked at most once in a while
+    assert late.read("x") == b"0123456789", "others are tried, though the first were never accepted"
+
+
+def test_a_process_of_a_run_that_was_let_in_waits_from_its_first_request_on(
+    s3_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such as the writer of checkpoints."""
+    path = tmp_path / "credentials"
+    path.write_text(keys_of("OLD"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    proxy.expired_keys = frozenset({"OLD"})
+    with renewed_once(lambda: proxy.num_expired > 1, path, keys_of("NEW")):
+        assert open_store(f"s3://{s3_bucket}", was_let_in=True).exists("x")
 
 
 def test_a_provider_that_answers_late_is_waited_for(
-    s3_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    s3_bucket: str,
+    proxy: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whether it fails or says what has expired."""
+    """Whether it fails or says what has expired. It is asked for each request, as these expire within ten minutes."""
 
     def credentials(seconds: float) -> str:
         end = datetime.fromtimestamp(time.time() + seconds, tz=UTC).isoformat()
@@ -382,18 +416,16 @@ def test_a_provider_that_answers_late_is_waited_for(
     config.write_text(f"[profile me]\ncredential_process = cat {path}\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_PROFILE", "me")
-    path.write_text(credentials(1.0))
+    caplog.set_level("INFO")
+    path.write_text(credentials(300))
     store = S3Store(bucket=s3_bucket)
     assert store.exists("x")
-    time.sleep(1.0)
-    timer = written_later(path, credentials(1.0))
-    assert store.read("x") == b"0123456789"
-    timer.join()
+    path.write_text(credentials(-1))
+    with renewed_once(lambda: "(they have expired); waiting" in caplog.text, path, credentials(300)):
+        assert store.read("x") == b"0123456789"
     path.unlink()
-    time.sleep(1.0)
-    timer = written_later(path, credentials(3600))
-    store.write("y", b"1")
-    timer.join()
+    with renewed_once(lambda: "(CredentialRetrievalError); waiting" in caplog.text, path, credentials(3600)):
+        store.write("y", b"1")
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
