@@ -64,6 +64,10 @@ def entry() -> None:
 
 def main(argv: list[str]) -> int:
     """Runs one command and returns its exit code; jobs/endings.py decides how each error ends it."""
+    if _has_s3_answered():
+        from shards.store import trust_addresses  # noqa: PLC0415 - in jobs of Slurm alone
+
+        trust_addresses()
     with command_output(rank=_rank()):
         try:
             with Interrupts() as interrupts:
@@ -75,14 +79,19 @@ def main(argv: list[str]) -> int:
 
 def _ended(error: BaseException, *, is_looking: bool = False) -> int:
     """Says how the command ends, and returns its exit code."""
-    if isinstance(error, UnreachableError) and os.environ.get("PATCHLINE_S3_ANSWERED"):
-        error = StorageError(str(error))  # slurm/stage.sbatch has just reached it: the address is right
+    if isinstance(error, UnreachableError) and _has_s3_answered():
+        error = StorageError(str(error))
     end = end_of(error, is_looking=is_looking)
     if end.has_traceback:
         log.error(end.message, exc_info=error)
     elif end.message:
         _say(end.message)
     return end.code
+
+
+def _has_s3_answered() -> bool:
+    """Whether slurm/stage.sbatch has just reached S3: the address is right."""
+    return bool(os.environ.get("PATCHLINE_S3_ANSWERED"))
 
 
 def _run(argv: list[str], interrupts: Interrupts) -> int:

@@ -10,11 +10,12 @@ from shards.errors import ImageRefusedError, UserError
 from shards.local_file import at_home
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError, Store, checked_path, without_secrets
+from shards.storage.retries import RetryBudget
 
 if TYPE_CHECKING:
     from shards.storage.s3 import S3Store
 
-__all__ = ["SCHEME", "Buckets", "LocalStore", "MissingObjectError", "Store", "open_store"]
+__all__ = ["SCHEME", "Buckets", "LocalStore", "MissingObjectError", "Store", "open_store", "trust_addresses"]
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -67,3 +68,9 @@ class Buckets:
             known = next(iter(self.stores.values()), None)
             self.stores[bucket] = S3Store(bucket=bucket, clients=known.clients) if known else S3Store(bucket=bucket)
         return self.stores[bucket], key
+
+
+def trust_addresses() -> None:
+    """Tells this process that the stores of its environment have just been reached: their errors are no sign of a wrong
+    address, and are waited out like those of a store that has answered."""
+    RetryBudget.is_known_to_answer = True

@@ -5,12 +5,11 @@ overloading a storage in trouble; it is the token bucket of Finagle and of the A
 not answer at all cost nothing of it, since they do not burden the storage.
 """
 
-import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from shards.errors import StorageError
 from shards.schema.config_values import Range, refuse_wrong_values
@@ -46,11 +45,14 @@ def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float
 
 class RetryBudget:
     """The retries left to all reads of a store in this process, and whether the storage has ever answered, and ever
-    sent bytes of a range. It has answered a job whose batch script reached it (PATCHLINE_S3_ANSWERED)."""
+    sent bytes of a range. `is_known_to_answer`: whoever started this process has reached it, so that even its errors
+    are answers of the right address."""
+
+    is_known_to_answer: ClassVar[bool] = False
 
     def __init__(self, config: RetryConfig) -> None:
         self.config = config
-        self.has_answered, self.has_sent = bool(os.environ.get("PATCHLINE_S3_ANSWERED")), False
+        self.has_answered = self.has_sent = False
         self._lock, self._left = ForkLock(), config.budget_reserve
 
     def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:
@@ -119,7 +121,8 @@ class RequestRetries:
         """Handles a request that was answered by an error, or not at all. If the storage has answered before, retries
         continue until the deadline; if it never has, its address is probably wrong."""
         limit = self._budget.config.fruitless_tries
-        is_allowed = self._budget.has_answered or self._failures + 1 < limit
+        has_answered = self._budget.has_answered or (is_answer and self._budget.is_known_to_answer)
+        is_allowed = has_answered or self._failures + 1 < limit
         return self._again(fault, is_allowed, is_answer=is_answer)
 
     def _again(self, fault: str, is_allowed: bool, *, is_answer: bool) -> bool:

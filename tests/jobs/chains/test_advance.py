@@ -241,7 +241,6 @@ def test_a_refusal_of_slurm_names_the_job(tmp_path: Path) -> None:
     words = ("submit", f"{tmp_path}/chain.yaml", "--cluster", f"{tmp_path}/cluster.yaml", "--no-check")
     ended = patchline(*words, environ=programs(tmp_path, sbatch=sbatch, squeue="exit 0", scontrol="exit 1"))
     assert ended.code == 2, ended
-    assert "Slurm would refuse the job two: Requested time limit is invalid; lower --time" in " ".join(
-        ended.errors.split()
-    )
+    said = " ".join(ended.errors.split())
+    assert "Slurm would refuse the job two: Requested time limit is invalid; lower `time:` of the step" in said
     assert not (tmp_path / "a").exists()

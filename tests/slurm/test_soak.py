@@ -1,0 +1,34 @@
+"""The matrix of faults (tests/soak/cluster.py): no cell of it is empty, and the guide promises what it shows."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.soak.cluster import BUILT, CELLS, RESULT, Cell, campaign, table
+from tests.soak.cluster_faults import has_memory_groups
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "slurm.md"
+
+
+def test_no_cell_is_empty() -> None:
+    result = json.loads(RESULT.read_text())
+    found = {Cell(row["fault"], row["place"], row["moment"]): row for row in result["cells"]}
+    assert [cell for cell in BUILT if cell not in found] == []
+    assert [str(cell) for cell, row in found.items() if not row["is_right"]] == []
+    assert len(BUILT) + len(result["not_built"]) == len(CELLS)
+    assert all(re.search(r"\w", row["why"]) for row in result["not_built"])
+
+
+def test_the_guide_has_the_matrix_as_a_table() -> None:
+    assert table(json.loads(RESULT.read_text())) in GUIDE.read_text()
+
+
+@pytest.mark.slurm
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0 or not has_memory_groups(), reason="needs root, and control groups for memory")
+def test_kills_of_each_kind_of_job_cost_no_work() -> None:
+    found = campaign([Cell("kill", place, "start") for place in ("batch script", "gate", "evaluation", "packing task")])
+    assert [row for row in found if not row.is_right] == []
