@@ -114,6 +114,28 @@ def test_a_node_that_crashes_its_rank_is_left_out_after_the_second_time(
     assert Counter((tmp_path / "began").read_text().split()) == {"n1": 3, "n2": 2, "n3": 1}
 
 
+@pytest.mark.long
+def test_a_step_whose_srun_was_killed_holds_up_no_other(three_nodes: SlurmCluster, tmp_path: Path) -> None:
+    """Killed before it has started the ranks, its step stays: no node knows of it, and Slurm does not end it."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    path = three_nodes.job_environment()["PATH"]
+    steps = "squeue --noheader --steps --jobs $SLURM_JOB_ID --format %i"
+    program(
+        tools / "srun",
+        f"PATH={path}",
+        f'[[ $* != *--overlap* && ! -e {tmp_path}/killed ]] || exec srun "$@"',
+        f"touch {tmp_path}/killed",
+        'srun "$@" & pid=$!',
+        f"until {steps} | grep -q '[.][0-9]$'; do :; done",
+        "kill -KILL $pid; exit 137",
+    )
+    does = program(tmp_path / "does", "exit 0")
+    job, log = evaluate(three_nodes, does, "--nodes=2", PATH=f"{tools}:{path}")
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0"), log
+    assert (tmp_path / "killed").exists()
+
+
 @pytest.mark.parametrize(
     ("codes", "node"),
     [
