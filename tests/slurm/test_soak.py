@@ -13,17 +13,20 @@ from tests.soak.cluster_faults import has_memory_groups
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "slurm.md"
 
 
-def test_no_cell_is_empty() -> None:
+def test_no_cell_is_empty_or_wrong() -> None:
     result = json.loads(RESULT.read_text())
     found = {Cell(row["fault"], row["place"], row["moment"]): row for row in result["cells"]}
-    assert [cell for cell in BUILT if cell not in found] == []
+    left = [Cell(**row) for row in result["not_tried_yet"]]
+    assert {*found, *left} == {*BUILT}
     assert [str(cell) for cell, row in found.items() if not row["is_right"]] == []
     assert len(BUILT) + len(result["not_built"]) == len(CELLS)
     assert all(re.search(r"\w", row["why"]) for row in result["not_built"])
 
 
 def test_the_guide_has_the_matrix_as_a_table() -> None:
-    assert table(json.loads(RESULT.read_text())) in GUIDE.read_text()
+    result, guide = json.loads(RESULT.read_text()), GUIDE.read_text()
+    assert table(result) in guide
+    assert f"Each of the {len(result['cells'])} jobs" in guide
 
 
 @pytest.mark.slurm

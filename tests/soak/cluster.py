@@ -12,17 +12,19 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jobs.output import put
@@ -120,6 +122,49 @@ CELLS = tuple(Cell(*words) for words in product(FAULTS, PLACES, MOMENTS))
 BUILT = tuple(cell for cell in CELLS if not cell.why_not)
 
 
+_AGAIN = "all ranks start again in the same allocation"
+_KEPT = "goes on once it passes; lines and checkpoints that found no room are written then"
+WHAT_HAPPENS = {
+    ("kill", "rank"): _AGAIN,
+    ("kill", "writer"): "its rank starts another one, and saves the checkpoint again",
+    ("kill", "launcher"): _AGAIN,
+    ("kill", "batch script"): "Slurm ends the job as failed; the same `submit` continues the run",
+    ("kill", "gate"): "is tried again",
+    ("kill", "evaluation"): "is tried again in the same allocation",
+    ("kill", "packing task"): "is tried again; whole shards stay",
+    ("stop", "rank"): "the others wait for `--hang.step-seconds` (20 here), then " + _AGAIN,
+    ("stop", "writer"): "its rank waits for `--hang.other-seconds` (40 here), then " + _AGAIN,
+    ("full", ""): _KEPT,
+    ("read-only", ""): _KEPT,
+    ("frozen", ""): "everything waits, then goes on",
+    ("503", ""): "requests are repeated until the store is well",
+    ("broken bodies", ""): "reads go on from the last good byte",
+    ("expired credentials", ""): "they are read again until they are accepted",
+    ("lost node", ""): "Slurm notices after SlurmdTimeout (30 s here), and requeues the job on other nodes",
+    ("wrong clock", ""): "the node is left out",
+    ("crashed controller", ""): "the job goes on; what is asked of Slurm is asked again",
+    ("out of memory", ""): "as after a kill",
+    ("stop", ""): "everything waits, then goes on",
+}
+"""What happens, by fault and place; "" for all other places."""
+
+
+def table(result: dict[str, Any]) -> str:
+    """The table of docs/slurm.md."""
+    seconds: dict[tuple[str, str], list[float]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
+    for row in result["cells"]:
+        key = (row["fault"], row["place"] if (row["fault"], row["place"]) in WHAT_HAPPENS else "")
+        seconds.setdefault(key, []).append(row["seconds"])
+        if row["place"] not in places.setdefault(key, []):
+            places[key].append(row["place"])
+    lines = ["| Fault | Met by | What happens | Seconds lost: median, most | Cells |", "|---|---|---|---|---|"]
+    for key, found in seconds.items():
+        lost = f"{median(found):.0f}, {max(found):.0f}"
+        lines.append(f"| {key[0]} | {', '.join(places[key])} | {WHAT_HAPPENS[key]} | {lost} | {len(found)} |")
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """What became of a cell. `seconds` are those beyond the undisturbed job's."""
@@ -129,7 +174,6 @@ class Found:
     moment: str
     end: str
     message: str
-    starts: int
     seconds: float
     is_right: bool
 
@@ -152,7 +196,11 @@ class Lane:
             stack.callback(self._tidy)
             kind = kind_of(cell.place, is_stored=cell.fault in STORE)
             work = stack.enter_context(kind(self.cluster, self.shared, place))
-            return self._found(cell, work, disk)
+            try:
+                return self._found(cell, work, disk)
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+                put(f"{cell}: {error!r}\n{work.log()[-6000:]}\n")
+                return Found(**asdict(cell), end=f"not tried: {error!r}", message="", seconds=0.0, is_right=False)
 
     def _found(self, cell: Cell, work: Work, disk: faults.Disk) -> Found:
         expected = self.shared.expected(type(work))
@@ -178,7 +226,6 @@ class Lane:
             **asdict(cell),
             end=end,
             message=message,
-            starts=work.num_starts(),
             seconds=round(max(0.0, seconds), 1),
             is_right=is_right,
         )
@@ -200,14 +247,15 @@ class Lane:
         if passing:
             with passing:
                 if name != cell.place:
-                    os.kill(pid, signal.SIGKILL)
+                    faults.end([pid])
                 faults.hold()
         elif cell.fault == "lost node":
             self._lose("n2" if cell.place == "rank" else work.batch_host(), work)
         elif cell.fault == "out of memory":
             faults.starve(pid, f"patchline-soak-{os.getpid()}-{self.number}")
         else:
-            os.kill(pid, signal.SIGKILL if cell.fault == "kill" else signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # it ends by itself at the end
+                os.kill(pid, signal.SIGKILL if cell.fault == "kill" else signal.SIGSTOP)
         return True
 
     def _passing(self, cell: Cell, work: Work, disk: faults.Disk, pid: int) -> AbstractContextManager[None] | None:
@@ -266,8 +314,10 @@ class Lane:
         faults.forget_group(f"patchline-soak-{os.getpid()}-{self.number}")
 
 
-def campaign(cells: Sequence[Cell], *, num_workers: int = NUM_WORKERS) -> list[Found]:
-    """Works on the cells in several clusters at once."""
+def campaign(
+    cells: Sequence[Cell], *, num_workers: int = NUM_WORKERS, keep: Callable[[Sequence[Found]], object] = len
+) -> list[Found]:
+    """Works on the cells in several clusters at once, and hands each result to `keep`."""
     queue, lock, found = list(cells), threading.Lock(), []
     with tempfile.TemporaryDirectory(prefix="soak-") as name, shared_by_all(Path(name)) as shared:
 
@@ -285,6 +335,7 @@ def campaign(cells: Sequence[Cell], *, num_workers: int = NUM_WORKERS) -> list[F
                     result = lane.run(cell)
                     with lock:
                         found.append(result)
+                        keep([result])
                         mark = "ok" if result.is_right else "FAULT"
                         put(f"{len(found)}/{len(cells)} {mark}  {cell}: {result.end}, {result.seconds:.0f} s more\n")
 
@@ -302,6 +353,7 @@ def write(found: Sequence[Found]) -> dict[str, Any]:
     result = {
         "command": "python -m tests.soak.cluster",
         "cells": [cells[cell] for cell in BUILT if cell in cells],
+        "not_tried_yet": [asdict(cell) for cell in BUILT if cell not in cells],
         "not_built": [asdict(cell) | {"why": cell.why_not} for cell in CELLS if cell.why_not],
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
@@ -313,16 +365,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts of the cells")
     parser.add_argument("--only", default="", help="cells whose name has this, as a regular expression")
+    parser.add_argument("--table", action="store_true", help="print the result as the table of docs/slurm.md")
     parser.add_argument("--workers", type=int, default=NUM_WORKERS, help="clusters at once")
     options = parser.parse_args()
+    if options.table:
+        put(table(json.loads(RESULT.read_text())) + "\n")
+        return 0
     part, num_parts = (int(word) for word in options.part.split("/"))
     cells = [cell for cell in BUILT if re.search(options.only, str(cell))][part - 1 :: num_parts]
     if os.getuid() or not faults.has_memory_groups() or not shutil.which("mkfs.ext4"):
         sys.stderr.write("needs root, mkfs.ext4, and control groups of version 1 that limit memory\n")
         return 2
     put(f"{len(cells)} of {len(BUILT)} cells; {len(CELLS) - len(BUILT)} others are not built\n")
-    found = campaign(cells, num_workers=options.workers)
-    write(found)
+    found = campaign(cells, num_workers=options.workers, keep=write)
     return 0 if all(row.is_right for row in found) else 1
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from unittest.mock import patch
 
 import boto3
 
@@ -23,7 +24,7 @@ from tests.rigs.cutting_proxy import cutting_proxy
 from tests.rigs.datasets import file_hashes
 from tests.rigs.s3 import moto_server
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
-from tests.rigs.training import losses, resumed_steps
+from tests.rigs.training import losses
 
 SCRIPT = Path(__file__).resolve().parents[2] / "slurm" / "stage.sbatch"
 PATCHLINE = Path(sys.executable).parent / "patchline"
@@ -85,8 +86,7 @@ class Shared:
 @contextmanager
 def shared_by_all(folder: Path) -> Iterator[Shared]:
     """A store with the dataset."""
-    with moto_server() as endpoint:
-        os.environ.update(KEYS, AWS_ENDPOINT_URL=endpoint)
+    with moto_server() as endpoint, patch.dict(os.environ, KEYS, AWS_ENDPOINT_URL=endpoint):
         boto3.client("s3").create_bucket(Bucket=BUCKET)
         shared = Shared(folder, endpoint)
         pack.run(replace(digits(), out=shared.url))
@@ -187,10 +187,6 @@ class Work:
         """The log of all its jobs."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
-    def num_starts(self) -> int:
-        """How often ranks were started."""
-        return self.log().count(", master ")
-
 
 class Training(Work):
     """Two ranks on two nodes, which save, evaluate, and read their images from S3."""
@@ -236,9 +232,6 @@ class Training(Work):
             return ""
         weights = (self.run_dir / "weights" / "model.safetensors").read_bytes()
         return hashlib.sha256(json.dumps(losses(self.run_dir)).encode() + weights).hexdigest()
-
-    def num_starts(self) -> int:
-        return len(resumed_steps(self.run_dir))
 
 
 class StoredTraining(Training):
