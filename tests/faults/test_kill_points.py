@@ -27,7 +27,8 @@ def killed(url: str, folder: Path, stage: int, optimizer: str, victims: Sequence
 
 
 @pytest.mark.parametrize(
-    ("stage", "optimizer", "victim"), [(1, "adamw", "all"), (2, "sgd", "rank"), (3, "adamw", "all")]
+    ("stage", "optimizer", "victim"),
+    [pytest.param(1, "adamw", "all", marks=pytest.mark.long), (2, "sgd", "rank"), (3, "adamw", "all")],
 )
 def test_a_run_killed_once_ends_like_the_unbroken_one(
     digits_url: str, tmp_path: Path, stage: int, optimizer: str, victim: Victim

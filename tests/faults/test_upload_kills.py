@@ -28,6 +28,7 @@ def kills(digits_url: str, folder: Path, bucket: str, endpoint: str, *, every: i
     assert run.faults == []
 
 
+@pytest.mark.long
 def test_a_writer_killed_at_its_first_request_costs_only_that_save(
     digits_url: str, tmp_path: Path, s3_endpoint: str, s3_bucket: str
 ) -> None:

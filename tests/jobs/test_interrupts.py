@@ -145,7 +145,7 @@ def test_nothing_is_glued_to_the_echo_of_a_key() -> None:
     ],
 )
 def test_packing_keeps_what_is_whole_and_goes_on(tmp_path: Path, number: signal.Signals) -> None:
-    words = ("pack", "digits", "--out", str(tmp_path / "out"), "--samples-per-shard", "10", "--workers", "2")
+    words = ("pack", "digits", "--out", str(tmp_path / "out"), "--samples-per-shard", "30", "--workers", "2")
     with started(tmp_path / "said", *words) as command:
         command.wait_until(lambda: any((tmp_path / "out" / "index").glob("*.parquet")))
         command.signal(number)

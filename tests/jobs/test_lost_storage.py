@@ -73,7 +73,7 @@ def test_training(server: KilledServer, digits_url: str, tmp_path: Path) -> None
         assert_one_line(command, f"S3 is unreachable for {url} at {server.endpoint}")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_packing(server: KilledServer, tmp_path: Path, workers: str) -> None:
     root = class_folders(tmp_path / "images", num_classes=10, images_a_class=50)
     words = ("pack", "folder", "--source.root", str(root), "--out", f"s3://{server.bucket}/packed")

@@ -45,7 +45,7 @@ BatchStartTimeout=60
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=600
-SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """

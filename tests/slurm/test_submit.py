@@ -190,6 +190,7 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
     assert (nowhere.returncode, "no sbatch on the PATH" in nowhere.stderr) == (2, True), nowhere.stderr
 
 
+@pytest.mark.long
 def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """By a link, by `..`, and by a chain, whose gate then waits for the run's own job."""
     held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
@@ -311,6 +312,7 @@ def cancel(cluster: SlurmCluster, folder: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 def test_a_run_can_be_submitted_again_as_soon_as_it_is_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """Its node does not answer for a while, and the job is COMPLETING meanwhile."""
     stays = program(tmp_path / "stays", f'touch "{tmp_path}/$SLURM_JOB_ID"', "sleep 60")

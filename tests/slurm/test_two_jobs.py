@@ -78,6 +78,7 @@ def committed_by(run_dir: Path) -> list[str]:
     return [json.loads(path.read_text())["id"]["attempt"] for path in manifests]
 
 
+@pytest.mark.long
 def test_the_later_of_two_jobs_continues_the_run(
     slurm_cluster: SlurmCluster, digits_url: str, alone: dict[int, float], tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def heartbeat_is_there(run_dir: Path) -> bool:
     return heartbeat_of(run_dir).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_running_then_killed_or_stopped_then_done(
     digits_url: str, tmp_path: Path, finished_runs: FinishedRuns
 ) -> None:

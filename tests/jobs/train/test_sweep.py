@@ -28,7 +28,7 @@ def words_of(url: str, folder: Path, *more: str) -> list[str]:
     return ["sweep", *words]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_value_is_chosen_and_repeated(digits_url: str, tmp_path: Path) -> None:
     """An interrupt saves the run that it meets; the same command goes on, and once done it has nothing to do."""
     folder = tmp_path / "a sweep"

@@ -38,7 +38,7 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
 @pytest.mark.parametrize(
     ("stage", "num_ranks", "more"),
     [
-        (1, 1, ()),
+        pytest.param(1, 1, (), marks=pytest.mark.long),
         (1, 2, ()),
         (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
         pytest.param(3, 1, ("--engine.precision", "fp32"), marks=pytest.mark.long),

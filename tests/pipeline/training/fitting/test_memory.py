@@ -49,7 +49,11 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
         ),
         pytest.param(job_of("vit_b16", images=1), 1, 1, id="ViT-B/16, fp32", marks=pytest.mark.long),
         pytest.param(
-            job_of("vit_b16", images=2, engine=BF16, ema_decay=0.9), 2, 1, id="ViT-B/16, bf16", marks=NEEDS_BF16
+            job_of("vit_b16", images=2, engine=BF16, ema_decay=0.9),
+            2,
+            1,
+            id="ViT-B/16, bf16",
+            marks=(NEEDS_BF16, pytest.mark.long),
         ),
         pytest.param(
             job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT", marks=pytest.mark.long

@@ -95,6 +95,7 @@ IN_TIME: dict[str, tuple[int, tuple[Stay, ...]]] = {
 }
 
 
+@pytest.mark.long
 def test_a_rank_that_may_stand_there_is_left_alone(tmp_path: Path) -> None:
     """All of them at once: they only wait."""
     ranks: dict[str, ForkServerProcess] = {}
