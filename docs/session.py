@@ -192,7 +192,7 @@ _IN_TIMM = f"""\
 {_OPERATORS}import patchline, timm, torch
 from torch.utils.data import DataLoader
 
-model = timm.create_model("local-dir:photos-timm", pretrained=True).eval()
+model = timm.create_model("local-dir:tuned-timm", pretrained=True).eval()
 settings = timm.data.resolve_model_data_config(model)
 transform = timm.data.create_transform(**settings)
 photos = patchline.open_dataset("data/photos-test").to_torch(
@@ -216,7 +216,7 @@ def timm(screen: Terminal) -> None:
     screen.run("python save_vit_tiny.py; ls vit-tiny")
     screen.run("patchline finetune photos --initial.weights vit-tiny \\\n  --data.url data/photos --run-dir runs/timm")
     ours = screen.run("patchline evaluate runs/timm --data.url data/photos-test")
-    screen.run("patchline export runs/timm --out photos-timm --format timm")
+    screen.run("patchline export runs/timm --out tuned-timm --format timm")
     screen.run("cat evaluate_in_timm.py")
     theirs = screen.run("python evaluate_in_timm.py", clear=False)
     top1 = re.search(r"top-1 in timm: (\d\.\d+)", theirs)
