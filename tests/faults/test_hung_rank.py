@@ -84,6 +84,7 @@ def test_a_stopped_rank_is_named_and_the_run_continues(
     assert losses(run_dir) == losses(unbroken)
 
 
+@pytest.mark.long
 def test_a_run_that_is_suspended_as_a_whole_continues(
     finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ def demo(folder: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(words, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.long
 def test_a_chain_with_a_kill_ends_in_its_report(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     process = demo(folder)

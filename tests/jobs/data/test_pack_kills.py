@@ -36,7 +36,8 @@ def test_a_folder(job: PackJob, tmp_path: Path) -> None:
     assert in_work >= NUM_KILLS // 2, "most kills must meet the command at work"
 
 
-@pytest.mark.parametrize("num_kills", [4, pytest.param(NUM_KILLS, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("num_kills", [4, NUM_KILLS])
 def test_an_s3_compatible_store(job: PackJob, tmp_path: Path, s3_bucket: str, num_kills: int) -> None:
     local = tmp_path / "local"
     assert run(replace(job, out=str(local))) == 0
