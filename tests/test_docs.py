@@ -176,3 +176,9 @@ def test_every_message_is_said_somewhere() -> Iterator[str]:
 
 def test_there_are_twenty_messages() -> None:
     assert len(QUOTED) >= 20
+
+
+def test_the_recorded_session_is_of_this_version() -> None:
+    """A release records it anew (CONTRIBUTING.md), so that it cannot go stale."""
+    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"Recorded with version {version} by" in (CHECKOUT / "docs" / "session.md").read_text()
