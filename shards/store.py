@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from shards.errors import ImageRefusedError, UserError
 from shards.local_file import at_home
+from shards.output.url_secrets import has_user, without_secrets
 from shards.storage.local import LocalStore
-from shards.storage.objects import MissingObjectError, Store, checked_path, without_secrets
+from shards.storage.objects import MissingObjectError, Store, checked_path
 from shards.storage.retries import RetryBudget
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def open_store(url: str, *, was_let_in: bool = False) -> Store:
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
         raise UserError(f"cannot open {shown!r}; give a folder or s3://bucket/prefix")
-    if shown != url:
+    if has_user(url):
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and give s3://bucket/prefix"
         raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL; {todo}")
     from shards.storage.s3 import S3Store  # noqa: PLC0415 - boto3 takes a tenth of a second to load

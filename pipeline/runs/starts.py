@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.rank_progress import Phase
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, append_line, is_finite, is_step, read_lines, read_tail
+from shards.files.json_lines import Line, Tail, append_line, append_or_say, is_finite, is_step, read_lines, read_tail
 from shards.files.typed_json import read_record, record_from
 from shards.local_file import read_local_file
 from shards.schema.config_values import Range
@@ -273,12 +273,8 @@ class StartTimes:
         self._is_over = True
         self.ends("first_step")
         seconds = {span: round(self.seconds.get(span, 0.0), 3) for span in START_SPANS}
-        try:
-            append_line(run_dir / FILE_NAME, {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds})
-        except OSError as error:
-            if not run_dir.is_dir():
-                raise
-            log.warning("%s cannot be written (%s); a report will lack this start", run_dir / FILE_NAME, error.strerror)
+        line = {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds}
+        append_or_say(run_dir / FILE_NAME, line, what="how long this start took")
 
 
 def read_start_times(run_dir: Path) -> list[Line]:

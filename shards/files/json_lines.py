@@ -125,11 +125,12 @@ def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
 
 
 def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
-    """Appends an object. If a full, read-only or failing disk refuses it, the log says so, and `what` it was about."""
+    """Appends an object. If the file cannot be written, the log says so, and `what` it was about. OSError if its folder
+    is gone."""
     try:
         append_line(path, line)
     except OSError as error:
-        if disk_fault(error) is None:
+        if not path.parent.is_dir():
             raise
         log.warning("%s cannot be written: %s; it lacks this: %s", path, error.strerror, what)
 

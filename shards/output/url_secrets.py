@@ -8,7 +8,7 @@ import re
 # Also of one slash: so a path shows what should have been a URL.
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,15}(?=://)|https?|s3)(:/[^\s\"'<>`]+)")
 _PASSWORD = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # no port
-_USER = re.compile(r"^(:/{1,2})[^/?#@]*@")
+_USER = re.compile(r"^(:/{1,2})[^/?#]*@")  # up to the last @: a password may have others
 _SIGNS = re.compile(r"([?&;#])")  # before the names of a query
 _PART = re.compile(r"signature|credential|token|secret|passw|api[-_]?key|access[-_]?(key|id)|key-pair-id|policy")
 _NAMES = frozenset(("sig", "key", "auth", "authorization", "pwd", "hmac", "jwt", "code", "sid", "session"))

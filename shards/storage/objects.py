@@ -1,6 +1,5 @@
 """What every store of whole objects offers, a folder as well as an S3 bucket."""
 
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -149,8 +148,3 @@ def checked_path(path: str) -> str:
 def too_large(name: str, most_bytes: int) -> str:
     """The message about an object that has more bytes than its reader allows."""
     return f"{name} is larger than {most_bytes:,} bytes, the most that are read of such a file"
-
-
-def without_secrets(text: str) -> str:
-    """`text` without user names, passwords and keys before the @ of an address."""
-    return re.sub(r"(?<=//)[^/\s]*@", "***@", text)

@@ -19,8 +19,9 @@ from botocore.config import Config
 from urllib3.exceptions import HTTPError
 
 from shards.errors import StorageError, UnreachableError, UserError
+from shards.output.url_secrets import without_secrets
 from shards.storage.fork_lock import ForkLock
-from shards.storage.objects import MissingObjectError, without_secrets
+from shards.storage.objects import MissingObjectError
 from shards.storage.s3_credentials import CREDENTIALS_FAILED, RenewedCredentials, says_expired
 
 log = logging.getLogger(__name__)

@@ -183,7 +183,6 @@ class Lane:
 
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
         self.cluster, self.shared, self.folder = cluster, shared, folder
-        self.processes = faults.Processes(cluster)
         self.number = 0
 
     def run(self, cell: Cell) -> Found:
@@ -232,23 +231,22 @@ class Lane:
 
     def _strike(self, cell: Cell, work: Work, disk: faults.Disk) -> bool:
         """Waits for the moment, then breaks; False if the work was over before."""
-        victims: list[int] = []
         name = "rank" if cell.place == "batch script" and cell.moment == "end" and cell.fault in DISK else cell.place
-        if not self._until(work, lambda: bool(self.processes.of(name))):
+        if not self._until(work, lambda: bool(self._pids(name))):
             return False
         if not self._until(work, partial(work.is_at, cell.moment, "early")):
             return False
-        victims = self.processes.of(name)
+        victims = self._pids(name)
         if not self._until(work, partial(work.is_at, cell.moment, "now")):
             return False
-        victims = victims or self.processes.of(name)
+        victims = victims or self._pids(name)
         pid = victims[-1] if victims else 0
         passing = self._passing(cell, work, disk, pid)
         if passing:
             with passing:
                 if name != cell.place:
                     faults.end([pid])
-                faults.hold()
+                time.sleep(faults.HELD_SECONDS)
         elif cell.fault == "lost node":
             self._lose("n2" if cell.place == "rank" else work.batch_host(), work)
         elif cell.fault == "out of memory":
@@ -292,6 +290,9 @@ class Lane:
             time.sleep(POLL_SECONDS)
         return True
 
+    def _pids(self, place: str) -> list[int]:
+        return faults.pids_of(self.cluster, place)
+
     def _await(self, work: Work) -> str:
         """How it ended."""
         deadline = time.monotonic() + CELL_SECONDS
@@ -306,7 +307,7 @@ class Lane:
         self.cluster.command("scancel", f"--user={os.getuid()}")
         places = [place for place in PLACES if place != "gate"]
         time.sleep(1)
-        faults.end([pid for place in places for pid in self.processes.of(place)])
+        faults.end([pid for place in places for pid in self._pids(place)])
         for name in self.cluster.node_names:
             if "down" in self._states(name) or "drain" in self._states(name):
                 self.cluster.scontrol("update", f"NodeName={name}", "State=RESUME")
@@ -315,10 +316,10 @@ class Lane:
 
 
 def campaign(
-    cells: Sequence[Cell], *, num_workers: int = NUM_WORKERS, keep: Callable[[Sequence[Found]], object] = len
-) -> list[Found]:
-    """Works on the cells in several clusters at once, and hands each result to `keep`."""
-    queue, lock, found = list(cells), threading.Lock(), []
+    cells: Sequence[Cell], *, keep: Callable[[Sequence[Found]], object], num_workers: int = NUM_WORKERS
+) -> bool:
+    """Works on the cells in several clusters at once, and hands each result to `keep`; whether all are right."""
+    queue, lock, are_right = list(cells), threading.Lock(), list[bool]()
     with tempfile.TemporaryDirectory(prefix="soak-") as name, shared_by_all(Path(name)) as shared:
 
         def work(number: int) -> None:
@@ -334,15 +335,17 @@ def campaign(
                         cell = queue.pop(0)
                     result = lane.run(cell)
                     with lock:
-                        found.append(result)
+                        are_right.append(result.is_right)
                         keep([result])
                         mark = "ok" if result.is_right else "FAULT"
-                        put(f"{len(found)}/{len(cells)} {mark}  {cell}: {result.end}, {result.seconds:.0f} s more\n")
+                        put(
+                            f"{len(are_right)}/{len(cells)} {mark}  {cell}: {result.end}, {result.seconds:.0f} s more\n"
+                        )
 
         with ThreadPoolExecutor(num_workers) as pool:
             for future in [pool.submit(work, number) for number in range(num_workers)]:
                 future.result()
-    return found
+    return all(are_right)
 
 
 def write(found: Sequence[Found]) -> dict[str, Any]:
@@ -377,8 +380,7 @@ def main() -> int:
         sys.stderr.write("needs root, mkfs.ext4, and control groups of version 1 that limit memory\n")
         return 2
     put(f"{len(cells)} of {len(BUILT)} cells; {len(CELLS) - len(BUILT)} others are not built\n")
-    found = campaign(cells, num_workers=options.workers, keep=write)
-    return 0 if all(row.is_right for row in found) else 1
+    return 0 if campaign(cells, num_workers=options.workers, keep=write) else 1
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.rigs.cutting_proxy import CuttingProxy
+from tests.rigs.own_processes import read_process
 from tests.rigs.slurm import SlurmCluster
+from tests.rigs.small_disk import filled
 
 DISK_MIB = 160
 HELD_SECONDS = 12.0
@@ -37,14 +38,7 @@ class Disk:
     @contextmanager
     def full(self) -> Iterator[None]:
         """No byte is left."""
-        filler = self.path / "filler"
-        with filler.open("wb") as file, suppress(OSError):
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
-        with filler.open("ab", buffering=0) as file, suppress(OSError):
-            while True:
-                file.write(bytes(512))
+        filler = filled(self.path)
         try:
             yield
         finally:
@@ -130,15 +124,9 @@ def has_memory_groups() -> bool:
     return (_CGROUP / "memory.limit_in_bytes").exists()
 
 
-class Processes:
-    """The processes of a cluster's jobs, by what they do."""
-
-    def __init__(self, cluster: SlurmCluster) -> None:
-        self.cluster = cluster
-
-    def of(self, place: str) -> list[int]:
-        """Of a place of the matrix, in the order of their ids."""
-        return [pid for pid in sorted(self.cluster.processes()) if _IS[place](pid)]
+def pids_of(cluster: SlurmCluster, place: str) -> list[int]:
+    """The processes of a place of the matrix, in the order of their ids."""
+    return [pid for pid in sorted(cluster.processes()) if _IS[place](pid)]
 
 
 def _words(pid: int) -> list[bytes]:
@@ -165,10 +153,9 @@ def _batch_script(pid: int) -> bool:
 
 
 def _parent_name(pid: int) -> str:
-    with suppress(OSError, IndexError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        parent = next(line.split()[1] for line in lines if line.startswith("PPid:"))
-        return Path(f"/proc/{parent}/comm").read_text().strip()
+    process = read_process(pid)
+    with suppress(OSError):
+        return Path(f"/proc/{process.parent}/comm").read_text().strip() if process else ""
     return ""
 
 
@@ -192,11 +179,6 @@ def end(pids: list[int]) -> None:
         for number in (signal.SIGKILL, signal.SIGCONT):
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-
-def hold() -> None:
-    """The time that a passing fault takes."""
-    time.sleep(HELD_SECONDS)
 
 
 def _run(*words: str) -> None:

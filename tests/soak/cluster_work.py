@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -93,7 +94,7 @@ def shared_by_all(folder: Path) -> Iterator[Shared]:
         yield shared
 
 
-class Work:
+class Work(ABC):
     """A job of its own in `folder`, whose store is behind a proxy of its own."""
 
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
@@ -117,9 +118,9 @@ class Work:
         """A place in the store for this job alone."""
         return f"s3://{BUCKET}/{self.folder.parent.name}-{self.folder.name}"
 
+    @abstractmethod
     def words(self) -> list[str]:
         """The stage and its flags."""
-        raise NotImplementedError
 
     def options(self) -> list[str]:
         """Those of sbatch."""
@@ -144,9 +145,9 @@ class Work:
         path.write_text(f"if {is_there}; then unset EPOCHREALTIME; EPOCHREALTIME={_WRONG_SECONDS}.5; fi\n")
         self.environ["BASH_ENV"] = str(path)
 
+    @abstractmethod
     def is_at(self, moment: str, how: str) -> bool:
         """Whether the moment has come; how: "early" just before it, "now"."""
-        raise NotImplementedError
 
     def is_over(self) -> bool:
         """Whether the job has ended for good; False if the controller does not answer."""
@@ -164,9 +165,9 @@ class Work:
         """The node of the batch script."""
         return self.cluster.job(self.jobs[-1])["BatchHost"]
 
+    @abstractmethod
     def digest(self) -> str:
         """A hash of what it made; nothing if it is not complete."""
-        raise NotImplementedError
 
     def message(self) -> str:
         """What the operator reads: the last words of the script, or else those of `patchline status`."""
@@ -300,6 +301,9 @@ class StoredPacking(Packing):
 class Chain(Work):
     """Packs, then trains: with a gate between."""
 
+    def words(self) -> list[str]:
+        return ["submit", f"{self.folder}/chain.yaml", f"--cluster={self.folder}/cluster.yaml"]
+
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
         super().__init__(cluster, shared, folder)
         self.run_dir = folder / "chain"
@@ -325,10 +329,9 @@ class Chain(Work):
                 "flags": ["--steps=10", "--global-batch=32", "--schedule.warmup-steps=2"],
             },
         ]
-        path = self.folder / "chain.yaml"
-        path.write_text(json.dumps({"folder": str(self.run_dir), "steps": steps}))
+        (self.folder / "chain.yaml").write_text(json.dumps({"folder": str(self.run_dir), "steps": steps}))
         done = subprocess.run(
-            [str(PATCHLINE), "submit", str(path), f"--cluster={self.folder}/cluster.yaml"],
+            [str(PATCHLINE), *self.words()],
             env=self.cluster.job_environment() | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)},
             capture_output=True,
             text=True,

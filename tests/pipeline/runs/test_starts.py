@@ -99,4 +99,5 @@ def test_a_file_of_starts_that_cannot_be_written_ends_no_run(tmp_path: Path, cap
     (tmp_path / "starts.jsonl").symlink_to("/dev/full")
     StartTimes().step_launched(tmp_path, attempt="1")
     (message,) = caplog.messages
-    assert message.endswith("starts.jsonl cannot be written (No space left on device); a report will lack this start")
+    lacks = "it lacks this: how long this start took"
+    assert message.endswith(f"starts.jsonl cannot be written: No space left on device; {lacks}")

@@ -20,6 +20,8 @@ from shards.output.url_secrets import has_secret, without_secrets
         ("https://user@h:80/x", "https://***@h:80/x", False),
         ("'https:/h/x?token=ab'", "'https:/h/x?token=***'", False),
         ("http://h:80/a@b", "http://h:80/a@b", False),
+        ("'http://me:hi@den@host/x' and s3://key@bucket", "'http://***@host/x' and s3://***@bucket", True),
+        ("nobody@home", "nobody@home", False),
         ("a ? b=c, no URL", "a ? b=c, no URL", False),
         ("s3://bucket/train-??.tar", "s3://bucket/train-??.tar", False),
     ],
