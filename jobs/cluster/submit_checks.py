@@ -18,7 +18,7 @@ from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.output.quantities import duration
@@ -75,15 +75,19 @@ def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limi
 
 
 def refuse_uneven(cluster: ClusterConfig, *, nodes: int, job: object) -> None:
-    """UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job."""
+    """UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job, or if a run that
+    has not begun has more ranks than lanes."""
     if isinstance(job, TrainingJob):
-        plan_batch(
+        plan = plan_batch(
             job.global_batch,
             micro_batch=job.micro_batch,
             num_ranks=nodes * max(1, cluster.gpus_per_node),
             lanes=job.data.lanes,
             pairs=job.data.mixup.is_on,
         )
+        wrong = shared_lanes(job.data.lanes, job.data.window_blocks, num_ranks=plan.num_ranks)
+        if wrong and not (Path(job.run_dir) / "job.yaml").exists():
+            raise UserError(wrong)
 
 
 def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from jobs.settings.models import PlanJob
 from pipeline.planning.cost import Cost, cost_of
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
 from pipeline.training.settings.schedule import steps_of
+from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
@@ -54,7 +55,7 @@ def run(job: PlanJob) -> int:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in [*rows_of(job, cost), *(forecast_rows(found) if found else [])]:
+    for name, value in [*rows_of(job, cost), *(forecast_rows(found, lanes=job.training.data.lanes) if found else [])]:
         table.add_row(name, printable_name(value))
     more = [*(node_tables(job, nodes) if nodes else ()), *([size_table(job, sizes)] if sizes else ())]
     for one in (table, *more):
@@ -118,8 +119,8 @@ def _epochs_meant(recipe: str, steps: int) -> int:
     return round(epochs) if is_whole else 0
 
 
-def forecast_rows(found: Forecast) -> Rows:
-    """More rows, for a plan on GPUs."""
+def forecast_rows(found: Forecast, *, lanes: int) -> Rows:
+    """More rows, for a plan on GPUs. `lanes`: of the sample order."""
     plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
     parts = {
         "weights": memory.weights,
@@ -134,6 +135,9 @@ def forecast_rows(found: Forecast) -> Rows:
     }
     doubt = f"; {_in_plan(found.fit.reason)}" if found.fit.is_warning else ""
     rate = f"{found.images_per_second:,.0f} images/s at {found.mfu:.0%} of nominal operations (--mfu)"
+    times = times_read(lanes, num_ranks=plan.num_ranks)
+    reads = f"{times:.3g} times an epoch: {plan.num_ranks:,} ranks share {plural(lanes, 'lane')}; take a multiple of "
+    reads += "the ranks that divides the batch as --training.data.lanes"
     stall = f"{found.stall_seconds:,.3f} s" if found.stall_seconds >= _LEAST_SHOWN else "less than 1 ms"
     return [
         (f"on {plan.num_ranks:,} x {found.gpu}", f"{budget.total_bytes / 1e9:,.1f} GB of memory on each"),
@@ -144,6 +148,7 @@ def forecast_rows(found: Forecast) -> Rows:
         ),
         ("predicted rate", rate),
         ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
+        *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),
         (
             "  stall",

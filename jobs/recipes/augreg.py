@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from jobs.recipes.paper_datasets import IMAGENET_1K_99, IMAGENET_21K_AUGREG
+from jobs.recipes.paper_datasets import IMAGENET_1K_99, IMAGENET_21K_AUGREG, for_many_ranks
 from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
@@ -165,7 +165,12 @@ def on_imagenet_1k(job: TrainingJob) -> TrainingJob:
     return replace(
         job,
         model=replace(job.model, head_bias=-6.9),
-        data=replace(job.data, held_out=HeldOutConfig(share=0.01)),
+        data=DataConfig(
+            augment=job.data.augment,
+            randaugment=job.data.randaugment,
+            mixup=job.data.mixup,
+            held_out=HeldOutConfig(share=0.01),
+        ),
         steps=steps_of(_EPOCHS, num_images=IMAGENET_1K_99.num_images, global_batch=_BATCH),
     )
 
@@ -176,7 +181,9 @@ def augreg_job(name: str, augmentation: Augmentation, *, weight_decay: float) ->
     randaugment = RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)
     return TrainingJob(
         model=ModelConfig(name=name, image_size=224, num_classes=0, head_bias=-10.0),
-        data=DataConfig(augment=PRETRAINING.training, randaugment=randaugment, mixup=MixupConfig(alpha=alpha)),
+        data=for_many_ranks(
+            DataConfig(augment=PRETRAINING.training, randaugment=randaugment, mixup=MixupConfig(alpha=alpha))
+        ),
         steps=steps_of(_EPOCHS, num_images=IMAGENET_21K_AUGREG.num_images, global_batch=_BATCH),
         global_batch=_BATCH,
         loss="sigmoid",

@@ -19,7 +19,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K
+from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation_transform import EvaluationTransform
@@ -99,11 +99,13 @@ def _imagenet_1k(name: str, *, image_size: int, stochastic_depth: float) -> Trai
 def _imagenet_21k(name: str, *, stochastic_depth: float) -> TrainingJob:
     return TrainingJob(
         model=_model(name, image_size=224, stochastic_depth=stochastic_depth),
-        data=DataConfig(
-            augment=AugmentConfig(
-                crop="simple_random", filter="bicubic", scaled_decode=False, three_augment=True, color_jitter=0.3
-            ),
-            mixup=MixupConfig(cutmix_alpha=1.0),
+        data=for_many_ranks(
+            DataConfig(
+                augment=AugmentConfig(
+                    crop="simple_random", filter="bicubic", scaled_decode=False, three_augment=True, color_jitter=0.3
+                ),
+                mixup=MixupConfig(cutmix_alpha=1.0),
+            )
         ),
         steps=steps_of(240, num_images=IMAGENET_21K.num_images, global_batch=_BATCH),
         global_batch=_BATCH,

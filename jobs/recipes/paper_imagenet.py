@@ -20,7 +20,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K
+from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
 from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
@@ -130,7 +130,7 @@ def vit_l32_i1k() -> TrainingJob:
 def _i21k(name: str, *, epochs: int) -> TrainingJob:
     return TrainingJob(
         model=ModelConfig(name=name, image_size=224, num_classes=0, representation=True, dropout=0.1, head_bias=-10.0),
-        data=DataConfig(augment=PRETRAINING.training),
+        data=for_many_ranks(DataConfig(augment=PRETRAINING.training)),
         steps=steps_of(epochs, num_images=IMAGENET_21K.num_images, global_batch=_BATCH),
         global_batch=_BATCH,
         loss="sigmoid",
@@ -149,6 +149,7 @@ def _i1k(name: str) -> TrainingJob:
     return replace(
         job,
         model=replace(job.model, head_bias=-6.9),
+        data=DataConfig(augment=PRETRAINING.training),
         steps=steps_of(300, num_images=IMAGENET_1K.num_images, global_batch=_BATCH),
         clip_norm=1.0,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.3),

@@ -17,7 +17,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import JFT
+from jobs.recipes.paper_datasets import JFT, for_many_ranks
 from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
@@ -197,7 +197,7 @@ def _jft(name: str, *, epochs: int, learning_rate: float) -> TrainingJob:
     is_bit = name in BIT_RESNETS
     return TrainingJob(
         model=ModelConfig(name=name, image_size=224, num_classes=0, representation=not is_bit, head_bias=-10.0),
-        data=DataConfig(augment=PRETRAINING.training),
+        data=for_many_ranks(DataConfig(augment=PRETRAINING.training)),
         steps=steps_of(epochs, num_images=JFT.num_images, global_batch=_BATCH),
         global_batch=_BATCH,
         loss="sigmoid",

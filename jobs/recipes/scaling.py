@@ -14,6 +14,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 
 from collections.abc import Callable
 
+from jobs.recipes.paper_datasets import for_many_ranks
 from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
@@ -54,7 +55,7 @@ def _jft_3b(name: str) -> TrainingJob:
             position_std=SIZES[name].width ** -0.5,
             head_bias=-10.0,
         ),
-        data=DataConfig(augment=PRETRAINING.training),
+        data=for_many_ranks(DataConfig(augment=PRETRAINING.training)),
         steps=1_000_000,
         global_batch=16_384,
         loss="sigmoid",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.forecast import Forecast
 from pipeline.planning.goodput import ExpectedOutcome, Regime, outcome
+from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
 
 # Failures per node and day that others have published, by the name of the cluster or the run.
@@ -146,17 +147,15 @@ def regime_of(found: Forecast, cluster: Cluster, *, num_nodes: int, failures_per
 
 
 def _traffic(found: Forecast, cluster: Cluster, regime: Regime, *, num_nodes: int) -> StoreTraffic:
-    """A range read fetches a block. If the number of ranks R does not divide the lanes L, ranks share lanes, and each
-    of them reads the lane: L + R - gcd(L, R) lanes in all."""
-    lanes, ranks = cluster.lanes, num_nodes * cluster.gpus_per_node
-    times_read = (lanes + ranks - math.gcd(lanes, ranks)) / lanes
+    """A range read fetches a block."""
+    times = times_read(cluster.lanes, num_ranks=num_nodes * cluster.gpus_per_node)
     sample_bytes = cluster.image_bytes + TAR_BYTES
-    samples_per_second = found.images_per_second * times_read
+    samples_per_second = found.images_per_second * times
     return StoreTraffic(
         read_bytes_per_second=samples_per_second * sample_bytes,
         reads_per_second=samples_per_second / cluster.samples_per_block,
         read_bytes=cluster.samples_per_block * sample_bytes,
-        times_read=times_read,
+        times_read=times,
         upload_bytes_per_second=found.checkpoint_bytes / (regime.interval + regime.stall),
         peak_upload_bytes_per_second=cluster.writer_bytes_per_second * num_nodes,
     )

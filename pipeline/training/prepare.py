@@ -27,7 +27,7 @@ from pipeline.training.device_choices import will_compile
 from pipeline.training.fitting.budget import Budget, budget_of
 from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
 from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
 from shards.class_names import class_name, near_equal
 from shards.dataset import Dataset, open_dataset
@@ -160,6 +160,11 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
     refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
+    if wrong := shared_lanes(job.data.lanes, job.data.window_blocks, num_ranks=world.num_ranks):
+        if not list_committed(store):
+            raise UserError(wrong)
+        if world.is_first:
+            log.warning("the run goes on, slower than it could: %s", wrong)
     if job.initial.weights and not list_committed(store):
         _refuse_unsuitable_weights(job, stream.data)
     return Prepared(

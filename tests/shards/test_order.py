@@ -112,6 +112,19 @@ def test_next_window_walks_the_windows_that_the_positions_touch() -> None:
             assert order.next_window(earlier) == later
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 6])
+def test_no_rank_reads_ahead_what_another_reads_nor_beyond_the_end_of_an_epoch(num_ranks: int) -> None:
+    """With lanes that the ranks divide, each window is one rank's, though the lanes rotate from epoch to epoch."""
+    order = SampleOrder(np.array([3, 5, 2, 7, 1, 4, 6] * 5), seed=5, lanes=6, window_blocks=2)
+    assert order.num_samples % order.lanes  # so that lanes rotate
+    steps = range(3 * order.num_samples // 12)
+    of_ranks = []
+    for rank in range(num_ranks):
+        read = {w for step in steps for w, _, _ in order.locate(order.positions(step, 12, rank, num_ranks))}
+        of_ranks.append(read | {order.next_window(window) for window in read})
+    assert sum(map(len, of_ranks)) == len(set().union(*of_ranks))
+
+
 def test_frozen_tables_guard_against_silent_change() -> None:
     """These ids are those of ORDER_VERSION 1; a change here breaks every run that resumes."""
     assert ORDER_VERSION == 1

@@ -1,6 +1,7 @@
-"""Global batch = micro-batch x accumulation x ranks, or a refusal. Pure."""
+"""Global batch = micro-batch x accumulation x ranks, or a refusal; how often the ranks read the dataset. Pure."""
 
 from dataclasses import dataclass
+from math import gcd
 
 from shards.errors import UserError
 
@@ -55,3 +56,22 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
             "--data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
         )
     return BatchPlan(global_batch=global_batch, micro_batch=micro, accumulation=share // micro, num_ranks=num_ranks)
+
+
+def times_read(lanes: int, *, num_ranks: int) -> float:
+    """How often the ranks read the dataset in an epoch: each rank reads every lane that it has a share of, and if the
+    ranks do not divide the lanes, L + R - gcd(L, R) lanes are read in all."""
+    return (lanes + num_ranks - gcd(lanes, num_ranks)) / lanes
+
+
+def shared_lanes(lanes: int, window_blocks: int, *, num_ranks: int) -> str:
+    """What is wrong with more ranks than lanes and the lanes to take instead; empty if there are no more."""
+    if num_ranks <= lanes:
+        return ""
+    times = times_read(lanes, num_ranks=num_ranks)
+    window = max(1, round(lanes * window_blocks / num_ranks))
+    return (
+        f"--data.lanes is {lanes}, fewer than the {num_ranks} ranks, which would read the dataset {times:.3g} times an "
+        f"epoch; take --data.lanes {num_ranks} --data.window-blocks {window}, or at most {lanes} ranks (lanes are "
+        "fixed once a run has begun: take as many as the most ranks that it may ever have)"
+    )

@@ -96,6 +96,7 @@ def test_a_run_directory_in_memory_is_refused_on_several_nodes(caplog: pytest.Lo
         (3, 0, {}, r"not divisible by 3 ranks"),
         (8, 8, {"global_batch": 4100}, r"--global-batch is 4100, not a multiple of --data.lanes"),
         (8, 8, {"micro_batch": 48}, r"--micro-batch is 48, which does not divide a rank's share of 64 images"),
+        (128, 8, {}, r"--data.lanes is 512, fewer than the 1024 ranks"),
     ],
 )
 def test_ranks_that_the_stage_would_refuse_are_refused_before_anything_is_queued(
@@ -104,6 +105,12 @@ def test_ranks_that_the_stage_would_refuse_are_refused_before_anything_is_queued
     job = replace(RECIPES["vit_h14_jft"](), **changes)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         refuse_uneven(ClusterConfig(gpus_per_node=gpus), nodes=nodes, job=job)
+
+
+def test_a_run_that_has_begun_may_have_more_ranks_than_lanes(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").touch()
+    job = replace(RECIPES["vit_h14_jft"](), run_dir=str(tmp_path))
+    refuse_uneven(ClusterConfig(gpus_per_node=8), nodes=128, job=job)
 
 
 def test_time_limits() -> None:

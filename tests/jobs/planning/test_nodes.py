@@ -10,7 +10,7 @@ NODES = ("plan", "vit_h14_jft", "--gpu", "h200", "--nodes", "32", "1", "8")
 
 
 def test_the_tables_over_the_nodes() -> None:
-    ended = patchline(*NODES, "--price", "2.5", "--max-time", "24", "--simulate")
+    ended = patchline(*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24", "--simulate")
     assert ended.code == 0, ended.errors
     assert all(len(line) <= 80 for line in ended.output.splitlines())
     assert "…" not in ended.output, "no column is cut"

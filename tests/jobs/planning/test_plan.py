@@ -175,6 +175,9 @@ def test_the_plan_on_gpus() -> None:
         assert text in shown, ended.output
     found = json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "16", "--json").output)
     assert found["forecast"]["fit"]["plan"]["micro_batch"] == 256
+    shared = patchline("plan", "vit_b16_i1k", "--gpu", "h100", "--num-gpus", "128").output
+    assert "2 times an epoch: 128 ranks share 64 lanes" in " ".join(shared.replace("│", " ").split())
+    assert "times an epoch" not in ended.output
     assert found["cost"]["num_parameters"] == 655_835_251
 
 

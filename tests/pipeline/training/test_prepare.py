@@ -8,6 +8,7 @@ import pytest
 
 from jobs.data.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
 from pipeline.training.prepare import prepare
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from shards.config import HeldOutConfig
@@ -64,6 +65,20 @@ def test_an_evaluation_of_the_training_images_is_a_warning(
 def test_what_does_not_fit_is_refused(digits_url: str, run_dir: Path, change: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         prepare(replace(job_of(digits_url, run_dir), **change), one_world())  # type: ignore[arg-type]
+
+
+def test_more_ranks_than_lanes_are_refused_until_a_run_has_begun(
+    digits_url: str, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_of(digits_url, run_dir)
+    with pytest.raises(UserError, match=r"--data\.lanes is 8, fewer than the 16 ranks"):
+        prepare(job, one_world(0, 16))
+    assert not caplog.text
+    checkpoint = run_dir / "checkpoints" / CheckpointId(step=1, attempt="1-0").folder
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST_NAME).touch()
+    prepare(job, one_world(0, 16))
+    assert "the run goes on, slower than it could: --data.lanes is 8, fewer than the 16 ranks" in caplog.text
 
 
 def test_a_run_that_is_kept_stopped_is_refused(digits_url: str, run_dir: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.batch_plan import plan_batch, shared_lanes, times_read
 from shards.errors import UserError
 
 
@@ -86,3 +86,18 @@ def test_pairs_stay_whole_or_there_is_no_plan(global_batch: int, micro: int, ran
 def test_refusals_of_pairs(global_batch: int, micro: int, ranks: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "ranks", "times"), [(64, 64, 1), (512, 8, 1), (8, 64, 8), (64, 96, 2), (512, 96, 1.125), (3, 2, 4 / 3)]
+)
+def test_how_often_a_dataset_is_read(lanes: int, ranks: int, times: float) -> None:
+    assert times_read(lanes, num_ranks=ranks) == pytest.approx(times)
+
+
+def test_more_ranks_than_lanes_are_wrong_and_the_shuffle_of_those_to_take_reaches_as_far() -> None:
+    assert shared_lanes(64, 4, num_ranks=64) == shared_lanes(64, 4, num_ranks=24) == ""
+    said = shared_lanes(64, 4, num_ranks=128)
+    assert "is 64, fewer than the 128 ranks, which would read the dataset 2 times an epoch" in said
+    assert "take --data.lanes 128 --data.window-blocks 2, or at most 64 ranks" in said
+    assert "--data.lanes 512 --data.window-blocks 1," in shared_lanes(8, 4, num_ranks=512)
