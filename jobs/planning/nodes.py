@@ -1,7 +1,8 @@
 """The part of `patchline plan` about nodes: tables over their number, and what they assume."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich import box
@@ -13,12 +14,16 @@ from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regim
 from pipeline.planning.cost import Cost
 from pipeline.planning.failure_simulator import Simulated, simulate
 from pipeline.planning.forecast import forecast
+from pipeline.planning.step_time import Network, slow_stage_3
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, short_count, size
 
 _NUM_RUNS = 100
 _MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
 _DAY_SECONDS = 86_400.0
+_EFFICIENT = 0.5  # of a step that computes
+_MOST_DOUBLED = 8  # how often the batch is doubled at most to find one that is efficient
 _LEAST = 0.1  # shown with two decimals
 _MOST = 999_999.5  # shown in full
 Row = tuple[NodesPlan, Simulated | None]
@@ -37,6 +42,7 @@ def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
                 gpu=job.gpu,
                 num_gpus=num_nodes * job.gpus_per_node,
                 mfu=job.mfu,
+                network=network_of(job),
                 num_classes=job.num_classes,
             )
         except UserError as error:
@@ -56,6 +62,11 @@ def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
             simulated = simulate(regime, num_nodes=num_nodes, work_seconds=work_seconds, num_runs=_NUM_RUNS)
         rows.append((plan, simulated))
     return rows
+
+
+def network_of(job: PlanJob) -> Network:
+    """How the job's GPUs are connected."""
+    return Network(gpus_per_node=job.gpus_per_node, gbits=job.network_gbits)
 
 
 def _cluster(job: PlanJob) -> Cluster:
@@ -79,9 +90,75 @@ def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [{**asdict(plan), "simulated": asdict(found) if found else None} for plan, found in rows]
 
 
-def node_tables(job: PlanJob, rows: Sequence[Row]) -> list[Table]:
+def node_tables(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> list[Table]:
     """The tables over the numbers of nodes, each at most as wide as a terminal."""
-    return [_time_table(job, rows), _store_table(job, rows), _goodput_table(job, rows)]
+    return [
+        _time_table(job, rows),
+        _step_table(job, cost, rows),
+        _store_table(job, rows),
+        _goodput_table(job, rows),
+    ]
+
+
+def _step_table(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> Table:
+    caption = (
+        f"per GPU: images of a step; compute: at {job.mfu:.0%} of nominal operations (--mfu); host: the GPU waits for "
+        f"its process to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
+        "(--network-gbits), after the backward pass. MFU: of the whole step."
+    )
+    names = ("nodes", "GPUs", "per GPU", "compute ms", "host ms", "exchange ms", "step ms", "MFU, %")
+    most = rows[-1][0].num_gpus
+    caption += f" {scaling_advice(job, cost, num_gpus=most)}"
+    if slow := slow_stage_3(job.training, num_ranks=most):
+        caption += f" {slow.replace('--engine', '--training.engine')}"
+    table = plain_table("a step", caption, names)
+    for plan, _ in rows:
+        step = plan.step
+        table.add_row(
+            f"{plan.num_nodes:,}",
+            f"{plan.num_gpus:,}",
+            f"{plan.images_per_gpu:,}",
+            *(few(1e3 * seconds) for seconds in (step.compute, step.host, step.communication, step.seconds)),
+            _percent(plan.mfu_reached),
+        )
+    return table
+
+
+def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
+    """Where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
+    training, batch = job.training, job.training.global_batch
+    numbers = [2**power for power in range(int(math.log2(batch)) + 1) if batch % 2**power == 0]
+    efficient = [number for number in numbers if _compute_share(job, cost, training, number) >= _EFFICIENT]
+    said = f"At a batch of {batch:,}, less than half of a step computes on any number of GPUs"
+    if efficient:
+        said = f"At a batch of {batch:,}, at least half of a step computes on up to {plural(max(efficient), 'GPU')}"
+    if _compute_share(job, cost, training, num_gpus) >= _EFFICIENT:
+        return f"{said}."
+    larger = (replace(training, global_batch=batch * 2**power) for power in range(1, _MOST_DOUBLED))
+    for other in larger:
+        if (share := _compute_share(job, cost, other, num_gpus)) >= _EFFICIENT:
+            return (
+                f"{said}; on {num_gpus:,}, take fewer GPUs or a larger batch: of {other.global_batch:,}, {share:.0%} "
+                "of the step computes (--training.global-batch; with a learning rate of its own)."
+            )
+    return f"{said}; take fewer."
+
+
+def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
+    """The share of a step that computes, 0 to 1; 0 if it does not fit."""
+    try:
+        found = forecast(
+            training,
+            cost,
+            gpu=job.gpu,
+            num_gpus=num_gpus,
+            mfu=job.mfu,
+            num_classes=job.num_classes,
+            network=network_of(job),
+        )
+    except UserError:
+        return 0.0
+    return found.step.compute_share
 
 
 def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
@@ -90,7 +167,7 @@ def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     caption = (
         f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
-        "the limit alone makes. Without evaluation and waits for data; the same MFU on any number of nodes."
+        "the limit alone makes. Without evaluation and waits for data."
     )
     names = ("nodes", "GPUs", "images/s", "goodput", "failures", "pieces", "days", "GPU-hours")
     table = plain_table(

@@ -9,12 +9,13 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.planning.image_sizes import at_sizes, size_table
-from jobs.planning.nodes import Row, node_rows, node_tables, rows_as_json
+from jobs.planning.nodes import Row, network_of, node_rows, node_tables, rows_as_json, scaling_advice
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
 from pipeline.planning.cost import Cost, cost_of
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
+from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
@@ -37,7 +38,13 @@ def run(job: PlanJob) -> int:
     if job.gpu and not job.nodes:
         try:
             found = forecast(
-                job.training, cost, gpu=job.gpu, num_gpus=job.num_gpus, mfu=job.mfu, num_classes=job.num_classes
+                job.training,
+                cost,
+                gpu=job.gpu,
+                num_gpus=job.num_gpus,
+                mfu=job.mfu,
+                num_classes=job.num_classes,
+                network=network_of(job),
             )
         except UserError as error:
             raise UserError(_in_plan(str(error))) from None
@@ -55,9 +62,9 @@ def run(job: PlanJob) -> int:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in [*rows_of(job, cost), *(forecast_rows(found, lanes=job.training.data.lanes) if found else [])]:
+    for name, value in [*rows_of(job, cost), *(forecast_rows(found, job, cost) if found else [])]:
         table.add_row(name, printable_name(value))
-    more = [*(node_tables(job, nodes) if nodes else ()), *([size_table(job, sizes)] if sizes else ())]
+    more = [*(node_tables(job, cost, nodes) if nodes else ()), *([size_table(job, sizes)] if sizes else ())]
     for one in (table, *more):
         show_table(one)
     return exit_codes.DONE
@@ -119,8 +126,8 @@ def _epochs_meant(recipe: str, steps: int) -> int:
     return round(epochs) if is_whole else 0
 
 
-def forecast_rows(found: Forecast, *, lanes: int) -> Rows:
-    """More rows, for a plan on GPUs. `lanes`: of the sample order."""
+def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
+    """More rows, for a plan on GPUs."""
     plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
     parts = {
         "weights": memory.weights,
@@ -134,7 +141,15 @@ def forecast_rows(found: Forecast, *, lanes: int) -> Rows:
         "free": budget.bytes - memory.peak,
     }
     doubt = f"; {_in_plan(found.fit.reason)}" if found.fit.is_warning else ""
-    rate = f"{found.images_per_second:,.0f} images/s at {found.mfu:.0%} of nominal operations (--mfu)"
+    step = found.step
+    rate = f"{found.images_per_second:,.0f} images/s at {_percent(found.mfu_reached)} of nominal operations"
+    shares = (step.compute / step.seconds, step.host / step.seconds, step.communication / step.seconds)
+    compute, host, exchange = (_percent(share) for share in shares)
+    of_step = (
+        f"{_seconds(step.seconds)}: {compute} computes at {found.mfu:.0%} of nominal operations (--mfu), {host} waits "
+        f"for the host, {exchange} for exchanges between ranks. {scaling_advice(job, cost, num_gpus=plan.num_ranks)}"
+    )
+    lanes = job.training.data.lanes
     times = times_read(lanes, num_ranks=plan.num_ranks)
     reads = f"{times:.3g} times an epoch: {plan.num_ranks:,} ranks share {plural(lanes, 'lane')}; take a multiple of "
     reads += "the ranks that divides the batch as --training.data.lanes"
@@ -147,6 +162,8 @@ def forecast_rows(found: Forecast, *, lanes: int) -> Rows:
             f"{plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')}{doubt}",
         ),
         ("predicted rate", rate),
+        ("a step", of_step),
+        *([("ZeRO-3", _in_plan(slow))] if (slow := slow_stage_3(job.training, num_ranks=plan.num_ranks)) else []),
         ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
         *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),
@@ -160,6 +177,14 @@ def forecast_rows(found: Forecast, *, lanes: int) -> Rows:
 def _gigabytes(num_bytes: int) -> str:
     """The size in GB, or in a smaller unit if two decimals of a GB would say little."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share == 0 or share >= _LEAST_SHOWN else "less than 0.1%"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"
 
 
 def _days(days: float) -> str:

@@ -105,8 +105,10 @@ class PlanJob(OnNodes):
     num_gpus: Annotated[int, Range(1)] = 8
     """Number of these GPUs, one for each rank."""
     mfu: Annotated[float, Range(above=0, most=1)] = 0.28
-    """Share of a GPU's nominal operations that training reaches (MFU); 0.28 is what NVIDIA published for ViT-g/14 on
-    H100 nodes (NeMo; 0.43 on A100)."""
+    """Share of a GPU's nominal operations that it reaches while it computes (MFU), without exchanges between GPUs; 0.28
+    is what NVIDIA published for ViT-g/14 on H100 nodes (NeMo; 0.43 on A100)."""
+    network_gbits: Annotated[float, Range(0.1, 1e6)] = 3200.0
+    """Gbit/s of all network adapters of a node together; 3,200 is eight of 400 Gb/s. It counts beyond one node."""
     image_sizes: tuple[Annotated[int, Range(1, 16_384)], ...] = ()
     """Image sizes in pixels to compare the operations and the memory of an image at, such as 224 384 512."""
     json: bool = False
@@ -114,7 +116,7 @@ class PlanJob(OnNodes):
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        for name in ("num_gpus", "mfu"):
+        for name in ("num_gpus", "mfu", "network_gbits"):
             value = getattr(self, name)
             if not self.gpu and value != getattr(PlanJob, name):
                 raise UserError(

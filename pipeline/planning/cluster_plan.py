@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.forecast import Forecast
 from pipeline.planning.goodput import ExpectedOutcome, Regime, outcome
+from pipeline.planning.step_time import StepTime
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
 
@@ -69,6 +70,9 @@ class NodesPlan:
     num_nodes: int
     num_gpus: int
     images_per_second: float
+    images_per_gpu: int
+    step: StepTime
+    mfu_reached: float
     interval_seconds: float
     stall_seconds: float
     commit_seconds: float
@@ -93,6 +97,9 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
         num_nodes=num_nodes,
         num_gpus=num_gpus,
         images_per_second=found.images_per_second,
+        images_per_gpu=found.fit.plan.rank_batch,
+        step=found.step,
+        mfu_reached=found.mfu_reached,
         interval_seconds=regime.interval,
         stall_seconds=regime.stall,
         commit_seconds=regime.commit,

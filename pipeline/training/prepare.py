@@ -22,6 +22,7 @@ from pipeline.models.build import initial_of, shapes_of
 from pipeline.models.conversion.convert import open_for_use
 from pipeline.models.weights.fit import fit_weights, has_other_patches
 from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.planning.step_time import slow_stage_3
 from pipeline.ranks.world import World
 from pipeline.training.device_choices import will_compile
 from pipeline.training.fitting.budget import Budget, budget_of
@@ -165,6 +166,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
             raise UserError(wrong)
         if world.is_first:
             log.warning("the run goes on, slower than it could: %s", wrong)
+    if world.is_first and (slow := slow_stage_3(job, num_ranks=world.num_ranks)):
+        log.warning("%s", slow)
     if job.initial.weights and not list_committed(store):
         _refuse_unsuitable_weights(job, stream.data)
     return Prepared(

@@ -17,10 +17,13 @@ def test_the_tables_over_the_nodes() -> None:
     shown = [line.split() for line in ended.output.splitlines()]
     by_nodes = {row[0]: row for row in shown if "%" in row and row[0] in ("1", "8", "32")}
     assert list(by_nodes) == ["1", "8", "32"], "in ascending order"
-    assert by_nodes["8"] == ["8", "64", "17,654", "99.6", "%", "0.14", "3", "2.79", "4,283", "10,707"]
+    assert by_nodes["8"] == ["8", "64", "15,947", "99.6", "%", "0.16", "4", "3.09", "4,743", "11,858"]
     text = " ".join(ended.output.split())
     for words in (
         "0.0065 failures per node and day, 10 min 2 s to restart, 3 min 0 s of start-up; jobs of at most 24 hours",
+        "8 64 64 232 5.12 19.7 257 25.3",
+        "with 3,200 Gbit/s of network per node (--network-gbits), after the backward pass",
+        "At a batch of 4,096, at least half of a step computes on up to 256 GPUs.",
         "images of 110,000 bytes (--image-bytes) in blocks of 64: 7.2 MB per request",
         "With 32 nodes ranks share lanes and read them several times",
         "nodes above simulated RSC-2 Llama 3 RSC-1 OPT-175B RSC 1k GPUs",

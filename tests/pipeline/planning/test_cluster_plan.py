@@ -78,7 +78,7 @@ def test_published_rates_in_their_order() -> None:
 
 def test_a_limit_makes_pieces() -> None:
     plan = planned(8, limit_seconds=24 * 3600.0)
-    assert plan.outcome.num_pieces == 3
+    assert plan.outcome.num_pieces == 4
     assert plan.days > planned(8).days
     assert regime_of(found_on(8), CLUSTER, num_nodes=8, failures_per_node_day=1).limit == float("inf")
 

@@ -27,15 +27,17 @@ def forecast_of(name: str = "vit_h14_jft", *, engine: Any = None, optimizer: Any
 def test_vit_h14_on_64_h100() -> None:
     found = forecast_of()
     assert (found.fit.plan.micro_batch, found.fit.plan.accumulation, found.fit.plan.num_ranks) == (64, 1, 64)
-    assert found.images_per_second == pytest.approx(0.5 * 989 / 1.0039 * 64, rel=1e-3)
-    assert found.days == pytest.approx(4259.4e6 / (0.5 * 989 * 64) / 86_400, rel=1e-3)
+    assert found.step.compute == pytest.approx(64 * 1.0039 / (0.5 * 989), rel=1e-3)
+    assert found.images_per_second == pytest.approx(4096 / found.step.seconds)
+    assert found.days == pytest.approx(1_035_645 * found.step.seconds / 86_400, rel=1e-3)
+    assert found.mfu_reached == pytest.approx(1.0039 * found.images_per_second / (989 * 64), rel=1e-3)
     assert found.checkpoint_bytes == pytest.approx(12 * 655_835_251, rel=1e-6)
     assert found.stall_seconds == pytest.approx(12 * 655_835_251 / 64 / 20e9, rel=1e-6)
 
 
 def test_checkpointing_costs_a_forward_pass() -> None:
     recomputed = forecast_of(engine={"activation_checkpointing": True})
-    assert forecast_of().images_per_second / recomputed.images_per_second == pytest.approx(4 / 3)
+    assert recomputed.step.compute / forecast_of().step.compute == pytest.approx(4 / 3)
     assert recomputed.fit.memory.activations < forecast_of().fit.memory.activations
 
 

@@ -1,0 +1,132 @@
+"""How long a step takes on many GPUs: its operations, the host that launches them, and the exchanges between ranks.
+
+With a fixed global batch, more GPUs leave each less to compute, while the exchanges stay as they are and the host
+launches as many operations as before: strong scaling ends where these outweigh the operations. Nothing overlaps: sums
+of gradients begin after the backward pass (pipeline/training/zero/engine.py). Pure.
+
+    compute          images of a rank x operations of an image / (MFU x nominal operations)
+    host             launching a micro-batch, as far as it takes longer than the operations, and the update
+    communication    (R - 1) / R x bytes / bus bandwidth, twice for sums over ranks, and the latency of each collective
+
+Bus bandwidths are those of nccl-tests. On one node they are in gpus.py; across nodes, adapters reach 92 % of their
+nominal rate: 46 GB/s of each of 400 Gb/s (NVIDIA/nccl-tests, issue 290), 366 GB/s of eight per node (issue 309).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
+from pipeline.models.flops import num_parameters
+from pipeline.planning.gpus import Gpu
+from pipeline.training.settings.job import TrainingJob, reduced_in
+from pipeline.training.zero.batch_plan import BatchPlan
+
+ADAPTER_SHARE = 0.92
+LATENCY_SECONDS = 10e-6  # of one of the 2 log2(R) hops of a collective [unverified]
+# Seconds of the host per tensor of weights (ViT-H/14 has 394), by `python -m benchmarks.scale --only host`: a forward
+# and backward pass, and the update; with ZeRO-3, per rank in addition.
+LAUNCH_SECONDS, UPDATE_SECONDS = 90e-6, 13e-6
+ZERO3_LAUNCH_SECONDS, ZERO3_RANK_SECONDS = 360e-6, 5.4e-6
+_SLOW_LAUNCH_SECONDS = 0.3  # of ZeRO-3, which is then said
+_STAGE_3 = 3
+_FP32, _BF16 = 4, 2
+_RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """How the GPUs are connected: `gpus_per_node`, and the nominal Gbit/s of all adapters of a node together."""
+
+    gpus_per_node: int = 8
+    gbits: float = 3200.0
+
+    def bus_bandwidth(self, gpu: Gpu, num_gpus: int) -> float:
+        """Bytes per second of collectives, as nccl-tests counts them."""
+        inside = gpu.bus_gigabytes * 1e9
+        return inside if num_gpus <= self.gpus_per_node else min(inside, ADAPTER_SHARE * self.gbits / 8 * 1e9)
+
+
+EIGHT_A_NODE = Network()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Seconds of a step. `host`: what the GPU waits for it."""
+
+    compute: float
+    host: float
+    communication: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step, without data, evaluations and checkpoints."""
+        return self.compute + self.host + self.communication
+
+    @property
+    def compute_share(self) -> float:
+        """How much of the step computes, 0 to 1: the efficiency compared with GPUs that wait for nothing."""
+        return self.compute / self.seconds
+
+
+def step_time(
+    job: TrainingJob, plan: BatchPlan, *, gpu: Gpu, network: Network, train_flops: float, mfu: float
+) -> StepTime:
+    """The step of a job, whose precision and number of classes are decided, with this division of its batch.
+
+    `train_flops`: of an image, without what is computed twice; `mfu`: the share of nominal operations that the GPU
+    reaches while it computes."""
+    is_recomputed = job.engine.activation_checkpointing and not job.optimizer.freeze_backbone
+    flops = train_flops * (_RECOMPUTED if is_recomputed else 1)
+    of_pass = plan.micro_batch * flops / (mfu * gpu.teraflops * 1e12)
+    launch, update = host_seconds(job, num_ranks=plan.num_ranks)
+    return StepTime(
+        compute=plan.accumulation * of_pass,
+        host=plan.accumulation * max(0.0, launch - of_pass) + update,
+        communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
+    )
+
+
+def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
+    """Of the host, to launch a micro-batch, and to launch the update."""
+    tensors = _num_tensors(job.model)
+    launch = LAUNCH_SECONDS
+    if job.engine.zero_stage == _STAGE_3:
+        launch = ZERO3_LAUNCH_SECONDS + ZERO3_RANK_SECONDS * num_ranks
+    return tensors * launch, tensors * UPDATE_SECONDS
+
+
+def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
+    """What ZeRO-3 costs the host on many ranks, and what to do; empty if it is little, or another stage."""
+    if job.engine.zero_stage < _STAGE_3:
+        return ""
+    launch, _ = host_seconds(job, num_ranks=num_ranks)
+    if launch < _SLOW_LAUNCH_SECONDS:
+        return ""
+    return (
+        f"--engine.zero-stage 3 on {num_ranks:,} ranks: the host takes about {launch:.1f} s to launch each "
+        "micro-batch, because it gathers every tensor from all ranks; take --engine.zero-stage 1 if the model fits, or fewer ranks"
+    )
+
+
+@cache
+def _num_tensors(config: ModelConfig) -> int:
+    return len(shapes_of(replace(config, num_classes=config.num_classes or 1)))
+
+
+def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float:
+    ranks, stage = plan.num_ranks, job.engine.zero_stage
+    if ranks == 1:
+        return 0.0
+    number = num_parameters(job.model)
+    trained = number - num_parameters(job.model, head=False) if job.optimizer.freeze_backbone else number
+    weight = _BF16 if job.engine.precision == "bf16" else _FP32
+    summed = _FP32 if reduced_in(job.engine) == "fp32" else _BF16
+    # Stages 2 and 3 sum after each micro-batch. Stage 3 keeps parts of the sums, and gathers weights in both passes.
+    num_sums = plan.accumulation if stage > 1 else 1
+    num_gathers = 2 * plan.accumulation if stage == _STAGE_3 else 1
+    crossings = num_sums * (1 if stage == _STAGE_3 else 2) * summed * trained + num_gathers * weight * number
+    buckets = math.ceil(trained / job.engine.reduce_bucket), math.ceil(number / job.engine.allgather_bucket)
+    latency = (num_sums * buckets[0] + num_gathers * buckets[1]) * 2 * math.log2(ranks) * LATENCY_SECONDS
+    return (ranks - 1) / ranks * crossings / bandwidth + latency

@@ -1,0 +1,69 @@
+"""The parts of a step on many GPUs, compared with numbers worked out by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jobs.recipes.paper_jft import vit_h14_jft
+from pipeline.planning.gpus import GPUS
+from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, host_seconds, slow_stage_3, step_time
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import plan_batch
+
+FLOPS = 1.0039e12  # of an image of ViT-H/14
+NUMBER = 655_835_251  # of its weights, with the head of JFT
+
+
+def job_of(**engine: Any) -> TrainingJob:
+    job = vit_h14_jft()
+    return replace(job, model=replace(job.model, num_classes=18_291), engine=replace(job.engine, **engine))
+
+
+def step_on(num_gpus: int, *, micro_batch: int = 0, network: Network = EIGHT_A_NODE, **engine: Any) -> StepTime:
+    job = job_of(**engine)
+    plan = plan_batch(job.global_batch, micro_batch=micro_batch, num_ranks=num_gpus, lanes=512)
+    return step_time(job, plan, gpu=GPUS["h100"], network=network, train_flops=FLOPS, mfu=0.28)
+
+
+def test_one_gpu_exchanges_nothing() -> None:
+    found = step_on(1)
+    assert found.communication == 0
+    assert found.compute == pytest.approx(4096 * FLOPS / (0.28 * 989e12))
+    assert found.compute_share == pytest.approx(1, abs=0.001)
+
+
+def test_sums_of_gradients_and_gathered_weights_cross_the_bus() -> None:
+    on_a_node = (7 / 8) * (2 * 4 + 2) * NUMBER / 476e9
+    assert step_on(8).communication == pytest.approx(on_a_node, rel=0.1), "and latency"
+    across = (511 / 512) * (2 * 4 + 2) * NUMBER / (0.92 * 400e9)
+    assert step_on(512).communication == pytest.approx(across + 18 * 2 * 9 * 10e-6, rel=0.01)
+    slow = step_on(512, network=Network(gbits=200))
+    assert slow.communication == pytest.approx(16 * across, rel=0.02)
+    assert slow.compute == step_on(512).compute
+
+
+def test_sums_in_bf16_are_half_as_long() -> None:
+    assert step_on(512, reduce_precision="bf16").communication < 0.7 * step_on(512).communication
+
+
+def test_stage_2_sums_after_each_micro_batch() -> None:
+    once, each = step_on(64, micro_batch=16), step_on(64, micro_batch=16, zero_stage=2)
+    assert each.communication > 3 * once.communication
+    assert step_on(64, zero_stage=2).communication == step_on(64).communication
+
+
+def test_the_gpu_waits_for_the_host_when_its_share_is_small() -> None:
+    launch, update = host_seconds(job_of(), num_ranks=512)
+    assert launch == pytest.approx(394 * 90e-6)
+    assert step_on(64).host == pytest.approx(update), "the launches are hidden behind the operations"
+    found = step_on(512)
+    assert found.host == pytest.approx(launch - found.compute + update)
+    assert found.seconds == found.compute + found.host + found.communication
+
+
+def test_stage_3_on_many_ranks_is_said() -> None:
+    assert slow_stage_3(job_of(), num_ranks=512) == slow_stage_3(job_of(zero_stage=3), num_ranks=8) == ""
+    said = slow_stage_3(job_of(zero_stage=3), num_ranks=512)
+    assert said.startswith("--engine.zero-stage 3 on 512 ranks: the host takes about 1.2 s to launch each micro-batch")
+    assert step_on(512, zero_stage=3).compute_share < 0.03
