@@ -89,7 +89,7 @@ def reads() -> Iterator[Row]:
         options = ["--samples-per-block", str(_BLOCK), "--samples-per-shard", "1024"]
         patchline(["pack", "folder", "--source.root", str(images), "--out", str(packed), *options])
         plain = open_dataset(str(packed))
-        whole = int(plain.blocks.read_bytes.sum())
+        whole = int(plain.blocks.most_bytes.sum())
         for lanes, window in _READ_BY:
             for num_ranks in (1, 8, 64, 512):
                 store = _CountingStore(str(packed))
@@ -159,7 +159,8 @@ def one_host(stage: int, num_ranks: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
-    zero.second_group = lambda: dist.group.WORLD
+    world = dist.distributed_c10d._get_default_group()
+    zero.second_group = lambda: world  # type: ignore[attr-defined]
     config = ModelConfig(name="vit_h14", image_size=28, num_classes=10, width=32, mlp_width=64, num_heads=2)
     model = build_model(config)
     tensors = len(list(model.parameters()))

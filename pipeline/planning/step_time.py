@@ -106,7 +106,8 @@ def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
         return ""
     return (
         f"--engine.zero-stage 3 on {num_ranks:,} ranks: the host takes about {launch:.1f} s to launch each "
-        "micro-batch, because it gathers every tensor from all ranks; take --engine.zero-stage 1 if the model fits, or fewer ranks"
+        "micro-batch, because it gathers every tensor from all ranks; take --engine.zero-stage 1 if the model fits, or "
+        "fewer ranks"
     )
 
 
