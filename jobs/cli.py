@@ -145,7 +145,7 @@ def _of_scripts(name: str, words: list[str]) -> int:
     if name == "__done":
         return int(importlib.import_module("jobs.chains.done").tell_done(words))
     if name == "__probe":
-        return int(importlib.import_module("jobs.cluster.preflight_nodes").probe_node(words))
+        return int(importlib.import_module("jobs.cluster.preflight_nodes").probe_node(words, environ=dict(os.environ)))
     gate = importlib.import_module("jobs.chains.advance").gate
     return int(gate(words, override=_overridden, environ=dict(os.environ)))
 

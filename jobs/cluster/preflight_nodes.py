@@ -9,6 +9,9 @@ import re
 import secrets
 import shlex
 import statistics
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +21,9 @@ from jobs import exit_codes
 from jobs.cluster.preflight_slurm import options_of
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import ran
+from jobs.cluster.submit_checks import MOUNTS, file_system
 from jobs.output import put
+from pipeline.ranks.environment import place_from
 from shards.errors import UserError
 from shards.files.typed_json import read_record
 from shards.output.terminal import printable_name
@@ -26,6 +31,7 @@ from shards.schema.config_values import Range
 from shards.verifying.verdict import Verdict
 
 SLOW = 1.15  # times the median over all nodes
+_SLOW_IMPORT_SECONDS = 20.0
 _MINUTES = {"share": 3, "deep": 5}
 _CACHE_SECONDS = 75  # NFS may hide a new file for 60 s, by its default acdirmax
 _BUSY = re.compile(r"immediate|timed? ?out|busy|Unable to allocate", re.IGNORECASE)
@@ -60,11 +66,16 @@ exec "$@" __probe "$SLURMD_NODENAME"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFound:
-    """What one rank found on its node. `fault`: of the exchange, empty if there is none or it is still to come."""
+    """What one rank found on its node. `import_seconds`: of torch and DeepSpeed, from the kind of file system
+    `imported_from`; `cached_seconds`: of another process, which finds them in the node's memory (both 0: this rank did
+    not try). `fault`: of the exchange, empty if there is none or it is still to come."""
 
     node: str
     rank: Annotated[int, Range(0)]
     product_seconds: Annotated[float, Range(0)]
+    import_seconds: Annotated[float, Range(0)] = 0.0
+    cached_seconds: Annotated[float, Range(0)] = 0.0
+    imported_from: str = ""
     has_exchanged: bool = False
     fault: str = ""
 
@@ -123,7 +134,7 @@ def _why(what: Mapping[str, str], nodes: Sequence[str]) -> str:
 
 
 def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, environ: Mapping[str, str]) -> list[Verdict]:
-    """A product of matrices and an exchange on all nodes, one rank per GPU."""
+    """Imports, a product of matrices and an exchange on all nodes, one rank per GPU."""
     tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
     words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
     script = "\n".join([*cluster.setup, _DEEP])
@@ -133,20 +144,37 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
     return judge_deep(text, nodes=nodes)
 
 
-def probe_node(words: Sequence[str]) -> int:
+def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """`patchline __probe NODE`, which each rank of the deep job runs: prints a line of JSON after each of its two
     steps. `words`: the node's name in Slurm."""
     if len(words) != 1:
         raise UserError(f"__probe takes the name of the node, got {len(words)} words")
+    # Before this process loads torch itself; the second finds in the node's memory what the first has read.
+    is_first = place_from(environ).local_rank == 0  # the others of this node would only wait longer
+    import_seconds, cached_seconds = (_import_seconds() if is_first else 0.0 for _ in range(2))
     from pipeline.machine.node_speed import exchange, product_seconds  # noqa: PLC0415 - loads torch
     from pipeline.ranks.world import current_world  # noqa: PLC0415
 
     world = current_world("auto")
-    found = NodeFound(node=words[0], rank=world.rank, product_seconds=product_seconds(world.device))
+    found = NodeFound(
+        node=words[0],
+        rank=world.rank,
+        product_seconds=product_seconds(world.device),
+        import_seconds=import_seconds,
+        cached_seconds=cached_seconds,
+        imported_from=file_system(Path(sys.prefix), MOUNTS.read_text(errors="replace") if MOUNTS.is_file() else ""),
+    )
     put(json.dumps(asdict(found)) + "\n")
     fault = exchange(world) if world.num_ranks > 1 else ""
     put(json.dumps(asdict(found) | {"has_exchanged": True, "fault": fault}) + "\n")
     return exit_codes.FAULTS_FOUND if fault else exit_codes.DONE
+
+
+def _import_seconds() -> float:
+    """Of a new process."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, deepspeed"], capture_output=True, check=True)
+    return time.monotonic() - began
 
 
 def judge_deep(text: str, *, nodes: int) -> list[Verdict]:
@@ -164,7 +192,19 @@ def judge_deep(text: str, *, nodes: int) -> list[Verdict]:
         by_node.setdefault(printable_name(one.node), []).append(one)
     if not by_node:
         return [_failed("product", "no node computed", "see `sinfo -R`, and run the command on a node by hand")]
-    return [_judge_speed(by_node, nodes), _judge_exchange(by_node, nodes)]
+    return [_judge_imports(by_node), _judge_speed(by_node, nodes), _judge_exchange(by_node, nodes)]
+
+
+def _judge_imports(by_node: Mapping[str, Sequence[NodeFound]]) -> Verdict:
+    """The slowest node decides, since all wait for it."""
+    first = max(one.import_seconds for found in by_node.values() for one in found)
+    cached = max(one.cached_seconds for found in by_node.values() for one in found)
+    kinds = ", ".join(sorted({printable_name(one.imported_from) for found in by_node.values() for one in found}))
+    value = f"torch and DeepSpeed in {first:.1f} s on the slowest node, {cached:.1f} s once cached; from {kinds}"
+    if first > max(_SLOW_IMPORT_SECONDS, 3 * cached):
+        todo = "copy the environment to the disks of the nodes (docs/slurm.md says how), or use a container image"
+        return Verdict(name="imports", status="warning", value=value, allowed="20 s", todo=todo)
+    return Verdict(name="imports", status="ok", value=value)
 
 
 def _judge_speed(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Verdict:

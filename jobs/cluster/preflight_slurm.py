@@ -180,7 +180,7 @@ def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
         "account": cluster.account,
         "qos": cluster.qos,
         "constraint": cluster.constraint,
-        "gpus-per-node": str(cluster.gpus_per_node or ""),
+        "gpus-per-node": cluster.gpus_asked_for,
         "nodes": str(nodes),
     }
     return [*(f"--{name}={value}" for name, value in named.items() if value), *cluster.options]
@@ -188,8 +188,11 @@ def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
 
 def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -> Verdict:
     limit = [f"--time={cluster.time_limit}"] if cluster.time_limit else []
+    memory = ["--mem=0"] if cluster.takes_all_memory else []
     try:
-        said = slurms_answer([*options_of(cluster, nodes=nodes), *limit, "--exclusive", "--wrap=true"], environ)
+        said = slurms_answer(
+            [*options_of(cluster, nodes=nodes), *memory, *limit, "--exclusive", "--wrap=true"], environ
+        )
     except UserError as error:
         what, _, todo = str(error).partition("; ")
         return Verdict(name="admission", status="failed", value=what, allowed="Slurm accepts such a job", todo=todo)

@@ -16,6 +16,8 @@ from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 # What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
 _WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")
+_GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_OF_MEMORY = re.compile(r"--mem(-per-(cpu|gpu))?(=|$)")
 _OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
 _LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
 _SHOWN_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
@@ -53,6 +55,11 @@ class ClusterConfig:
     """Features that nodes must have, such as h100."""
     gpus_per_node: Annotated[int, Range(0, 1024, zero="none: one rank per node")] = 0
     """GPUs of each node, one rank per GPU."""
+    gpu_type: str = ""
+    """Type of the GPUs, as the site's Slurm calls it, such as h100, where a partition has several."""
+    all_memory: bool = True
+    """Whether a job with ranks asks for all memory of its nodes (--mem=0); no: it gets the site's default, where Slurm
+    refuses that."""
     cpus_per_rank: Annotated[int, Range(0, 4096, zero="an equal share of the node's")] = 0
     """CPUs of each rank."""
     time_limit: str = ""
@@ -90,6 +97,10 @@ class ClusterConfig:
             value = getattr(self, name)
             if value and not _WORD.fullmatch(value):
                 raise UserError(f"{name} is {shown_value(value)}; allowed: letters, digits and _.,:;&|*+@/=()[]{{}}-")
+        if self.gpu_type and not _GPU_TYPE.fullmatch(self.gpu_type):
+            raise UserError(f"gpu_type is {shown_value(self.gpu_type)}; allowed: letters, digits and _.-, such as h100")
+        if self.gpu_type and not self.gpus_per_node:
+            raise UserError(f"gpu_type is {self.gpu_type} and gpus_per_node 0; give gpus_per_node, too")
         if self.time_limit:
             refuse_wrong_limit(self.time_limit, what="time_limit")
         for option in self.options:
@@ -107,6 +118,17 @@ class ClusterConfig:
         if self.s3_endpoint and (not is_url or has_secret(self.s3_endpoint)):
             shown = shown_value(self.s3_endpoint)
             raise UserError(f"s3_endpoint is {shown}; allowed: http(s)://HOST[:PORT], without a password or a key")
+
+    @property
+    def takes_all_memory(self) -> bool:
+        """Whether jobs with ranks ask for all memory of their nodes: not if `options` ask for another amount."""
+        return self.all_memory and not any(map(_OF_MEMORY.match, self.options))
+
+    @property
+    def gpus_asked_for(self) -> str:
+        """The GPUs of each node in Slurm's words, such as h100:8; empty: none."""
+        number = str(self.gpus_per_node or "")
+        return f"{self.gpu_type}:{number}" if self.gpu_type else number
 
     def partition_for(self, *, has_ranks: bool) -> str:
         """The partition of a job with a process per GPU, or of one without GPUs; empty: Slurm's default."""

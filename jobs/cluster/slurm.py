@@ -245,7 +245,7 @@ def _remedy(said: str) -> str:
         return "lower --time; `sinfo -o '%P %l'` lists the limits"
     if "memory" in found:
         options = "--mem, --mem-per-cpu or --mem-per-gpu in `options:` of your cluster's settings"
-        return f"lower {options}; `sinfo -o '%P %m'` lists each node's MB"
+        return f"lower {options}, or give `all_memory: no`; `sinfo -o '%P %m'` lists each node's MB"
     if "node" in found or "processor" in found or "cpu" in found:
         memory = "or --mem in `options:`"  # of which --test-only says only that no node is such
         return f"lower --nodes, gpus_per_node, cpus_per_rank, {memory}; `sinfo -o '%P %D %c %m %G'` lists what there is"

@@ -27,7 +27,7 @@ from shards.schema.config_values import shown_value
 from shards.verifying.s3_probe import unreachable
 
 log = logging.getLogger(__name__)
-_MOUNTS = Path("/proc/mounts")
+MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
 _ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
 _EXPORTS = Path("/var/lib/nfs/etab")  # what this machine shares by NFS
@@ -64,7 +64,7 @@ def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limi
     `limit`: --time, or empty."""
     if not run_dir:
         return
-    kind = file_system(Path(run_dir), _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else "")
+    kind = file_system(Path(run_dir), MOUNTS.read_text(errors="replace") if MOUNTS.is_file() else "")
     if kind in _LOCAL_TO_ONE_NODE:
         what = f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine"
         _refuse_unshared(what, "choose another folder", nodes=nodes)
@@ -95,7 +95,7 @@ def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[s
     and the nodes are other machines; of one node, a warning. `partition`: empty: Slurm's default."""
     if not run_dir or shutil.which("sinfo", path=environ.get("PATH")) is None:
         return
-    mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
+    mounts = MOUNTS.read_text(errors="replace") if MOUNTS.is_file() else ""
     kind = file_system(Path(run_dir), mounts)
     if kind not in _ON_A_DISK or is_exported(Path(run_dir), _text(_EXPORTS)):
         return

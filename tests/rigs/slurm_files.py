@@ -11,6 +11,7 @@ from tests.rigs.s3 import free_port
 
 # cred_expire=5: a requeued job waits for its credential to expire, 2 minutes by default. ReturnToService=2:
 # a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
+# Memory is given away as cores are: 1000 MB of 4000 to a job that asks for none. GPUs are only names.
 # MessageTimeout and BatchStartTimeout: on a busy machine a daemon may take longer than the default of 10 s to answer;
 # srun then fails to start a rank, or a job is taken for lost.
 CONF = """\
@@ -36,7 +37,9 @@ SwitchType=switch/none
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerNode=1000
+GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 RequeueExit=75
@@ -82,7 +85,7 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
     controller_port, *node_ports = (free_port() for _ in range(1 + config.num_nodes))
     nodes = "\n".join(
         f"NodeName={name} NodeHostName=rig-{name} NodeAddr=127.0.0.1 Port={port} "
-        f"CPUs={config.cpus_per_node} RealMemory=4000 State=UNKNOWN"
+        f"CPUs={config.cpus_per_node} RealMemory=4000 Gres=gpu:h100:2 State=UNKNOWN"
         for name, port in zip(config.node_names, node_ports, strict=True)
     )
     text = CONF.format(
@@ -94,6 +97,9 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
         first_job=config.first_job or _first_job(os.environ.get("PYTEST_XDIST_WORKER", "gw0")),
     )
     (folder / "slurm.conf").write_text(text)
+    for number in range(2):
+        (folder / f"gpu{number}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={folder}/gpu[0-1]\n")
 
 
 def search_path() -> str:

@@ -36,6 +36,7 @@ def test_a_cluster_that_is_well(slurm_cluster: SlurmCluster, tmp_path: Path) -> 
     assert found["partition"]["value"] == "main is up"
     assert "written and read on n1 and n2" in found["run directory"]["value"]
     assert found["exchange"]["status"] == "ok", found["exchange"]
+    assert "torch and DeepSpeed in" in found["imports"]["value"]
     assert "on 2 nodes" in found["product"]["value"]  # which of two is slow on a busy machine is chance
     assert found["RequeueExit"]["status"] == "ok"
     assert found["KillWait"]["status"] == "warning", "5 s in this cluster"
@@ -46,6 +47,9 @@ def test_what_slurm_would_refuse_fails(slurm_cluster: SlurmCluster, tmp_path: Pa
     code, found = preflight(slurm_cluster, settings_in(tmp_path), "--nodes=3")
     assert (code, found["nodes"]["status"], found["admission"]["status"]) == (1, "failed", "failed")
     other = tmp_path / "other.yaml"
+    for kind, status in (("h100", "ok"), ("a100", "failed")):  # the nodes have two GPUs each that are called h100
+        other.write_text(f"partition: main\ngpus_per_node: 2\ngpu_type: {kind}\ncpus_per_rank: 1\n")
+        assert preflight(slurm_cluster, f"--cluster={other}")[1]["admission"]["status"] == status
     other.write_text("partition: gpuu\n")
     code, found = preflight(slurm_cluster, f"--cluster={other}", f"--run-dir={tmp_path}")
     assert (code, found["partition"]["status"], "run directory" in found) == (1, "failed", False)

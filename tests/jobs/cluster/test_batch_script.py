@@ -53,6 +53,7 @@ def test_the_sites_settings_become_options_and_variables() -> None:
     site = ClusterConfig(
         partition="gpu",
         gpus_per_node=8,
+        gpu_type="h100",
         cpus_per_rank=12,
         time_limit="24:00:00",
         margin_seconds=300,
@@ -69,7 +70,8 @@ def test_the_sites_settings_become_options_and_variables() -> None:
         "#SBATCH --open-mode=append",
         "#SBATCH --partition=gpu",
         "#SBATCH --nodes=2",
-        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --gpus-per-node=h100:8",
+        "#SBATCH --mem=0",
         "#SBATCH --ntasks-per-node=8",
         "#SBATCH --cpus-per-task=12",
         "#SBATCH --time=24:00:00",
@@ -99,6 +101,12 @@ def test_a_summary_has_what_a_reader_checks_first() -> None:
     assert array == "  4 tasks, each 3 nodes with 24 GPUs in all, at most 12:00:00: up to 1,152 GPU-hours"
     alone = script_summary(replace(REQUEST, has_ranks=False, nodes=1, time_limit="30"), site).splitlines()
     assert alone[2] == "  1 node, at most 30 for each job"
+
+
+def test_a_job_with_ranks_takes_all_memory_unless_it_asks_for_other() -> None:
+    for site in (replace(CLUSTER, all_memory=False), replace(CLUSTER, options=("--mem-per-gpu=64G",))):
+        assert not [line for line in lines_of(REQUEST, site) if "--mem=0" in line]
+    assert "#SBATCH --mem=0" not in lines_of(replace(REQUEST, has_ranks=False), CLUSTER)
 
 
 def test_names_are_plain() -> None:

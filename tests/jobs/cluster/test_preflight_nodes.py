@@ -37,12 +37,24 @@ def test_a_run_directory(text: str, statuses: list[str], words: str) -> None:
 
 def test_nodes_that_are_well() -> None:
     found = judge_deep(done("n1", 0) + "a warning of a library\n" + done("n2", 1), nodes=2)
-    assert [(one.name, one.status) for one in found] == [("product", "ok"), ("exchange", "ok")]
+    assert [(one.name, one.status) for one in found] == [("imports", "ok"), ("product", "ok"), ("exchange", "ok")]
+
+
+@pytest.mark.parametrize(("first", "cached", "status"), [(31.0, 2.5, "warning"), (31.0, 12.0, "ok"), (9.0, 2.5, "ok")])
+def test_a_slow_environment_is_said(first: float, cached: float, status: str) -> None:
+    ranks = ((0, 0.2, 0.0), (1, first, cached))
+    text = "".join(
+        line("n1", rank, 0.1, import_seconds=seconds, cached_seconds=again, imported_from="nfs4")
+        for rank, seconds, again in ranks
+    )
+    imports = judge_deep(text, nodes=1)[0]
+    assert (imports.name, imports.status) == ("imports", status)
+    assert f"in {first:.1f} s on the slowest node, {cached:.1f} s once cached; from nfs4" in imports.value
 
 
 def test_a_slow_node_is_named_by_its_slowest_rank() -> None:
     text = done("n1", 0) + done("n1", 1) + done("n2", 2) + done("n2", 3, 0.12) + done("n3", 4)
-    speed, _ = judge_deep(text, nodes=3)
+    _, speed, _ = judge_deep(text, nodes=3)
     assert (speed.status, "n2 20 % slower" in speed.value, "--exclude=n2" in speed.todo) == ("warning", True, True)
 
 
@@ -55,7 +67,7 @@ def test_a_slow_node_is_named_by_its_slowest_rank() -> None:
     ],
 )
 def test_an_exchange_that_fails_is_named_by_node(text: str, words: str) -> None:
-    _, exchange = judge_deep(text, nodes=2)
+    *_, exchange = judge_deep(text, nodes=2)
     assert (exchange.status, words in exchange.value) == ("failed", True), exchange
 
 
@@ -69,6 +81,9 @@ def test_a_rank_prints_before_and_after_the_exchange() -> None:
     before, after = map(json.loads, ended.output.splitlines())
     assert (before["has_exchanged"], after["has_exchanged"], after["fault"]) == (False, True, "")
     assert (after["node"], after["product_seconds"] > 0) == ("n1", True)
+    assert after["import_seconds"] > 0.1
+    assert after["cached_seconds"] > 0.1
+    assert after["imported_from"]
 
 
 def test_it_needs_the_nodes_name() -> None:

@@ -84,8 +84,10 @@ def test_partitions() -> None:
 
 
 def test_options_of_a_job() -> None:
-    cluster = ClusterConfig(partition="gpu", account="vision", gpus_per_node=8, options=("--exclude=n7",))
-    words = ["--partition=gpu", "--account=vision", "--gpus-per-node=8", "--nodes=2", "--exclude=n7"]
+    cluster = ClusterConfig(
+        partition="gpu", account="vision", gpus_per_node=8, gpu_type="h100", options=("--exclude=n7",)
+    )
+    words = ["--partition=gpu", "--account=vision", "--gpus-per-node=h100:8", "--nodes=2", "--exclude=n7"]
     assert options_of(cluster, nodes=2) == words
 
 

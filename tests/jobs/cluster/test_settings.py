@@ -51,6 +51,8 @@ def test_every_field_is_in_the_example() -> None:
         ('setup: ["module load a\\nrm -r b"]', "setup has 'module load a\\nrm -r b'; allowed: one line"),
         ("s3_endpoint: https://me:secret@s3.example.org", "without a password"),
         ("gpus: 8", "unknown field gpus"),
+        ("gpu_type: h100:8\ngpus_per_node: 8", "gpu_type is 'h100:8'; allowed: letters, digits and _.-"),
+        ("gpu_type: h100", "gpu_type is h100 and gpus_per_node 0; give gpus_per_node, too"),
         ("gpus_per_node: eight", "gpus_per_node is eight; allowed: a whole number"),
         ("- partition", "has no fields"),
     ],

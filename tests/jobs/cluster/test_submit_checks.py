@@ -159,7 +159,7 @@ ON_A_DISK = "/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n"
 def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose root is a disk, and that shares nothing; its /proc/mounts and its list of exports."""
     (tmp_path / "mounts").write_text(ON_A_DISK)
-    monkeypatch.setattr(submit_checks, "_MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(submit_checks, "MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(submit_checks, "_EXPORTS", tmp_path / "etab")
     return tmp_path
 
