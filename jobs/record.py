@@ -176,6 +176,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         *("asynchronous", "when_busy", "max_failed"),
         *("every_seconds", "auto_interval", "failures_per_node_day", "keep_best"),
     ),
+    "HangConfig": ("join_seconds",),
     "EngineConfig": (
         *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
         "deterministic",

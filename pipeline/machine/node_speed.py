@@ -32,7 +32,7 @@ def product_seconds(device: torch.device) -> float:
 def exchange(world: World, *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
     """Adds up a number over all ranks. Why it failed; empty if the sum is right."""
     try:
-        with joined(world, timeout=limit):
+        with joined(world, timeout=limit, join_timeout=limit):
             total = torch.ones(1, device=world.device)
             dist.all_reduce(total)
             found = int(total.item())

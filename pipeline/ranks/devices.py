@@ -3,7 +3,8 @@
 The choice is a pure function of what torch sees and what the environment announces. No rank takes the CPU by itself
 where a GPU was meant: a node whose driver is broken would join the others with gloo while they use NCCL, or train a
 hundred times slower. All ranks compute on the same kind of device, and each on a GPU of its own. They agree over the
-store at which they meet, because the backend of the process group depends on it.
+store at which they meet, because the backend of the process group depends on it. There rank 0 also sees which ranks
+have not arrived.
 
 PyTorch cannot tell whether a CPU computes bf16 with its own instructions: `torch.cpu` lists what the CPU has, even if
 oneDNN was told not to use it, and oneDNN claims to support bf16 on every CPU with AVX-512, although it converts each
@@ -15,16 +16,19 @@ reproducibility").
 """
 
 import json
-from collections.abc import Mapping, MutableMapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Annotated
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]  # its stub does not export it
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # its stub does not export it
 
 from pipeline.config_values import Device
-from shards.errors import UserError, WillNotSucceedError
+from pipeline.ranks.arrival import missing_message
+from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
 from shards.schema.config_values import Range, shown_value
 
@@ -124,7 +128,9 @@ def _used(flags: frozenset[str], environ: Mapping[str, str]) -> frozenset[str]:
 
 _VERDICT, _READ = "device/verdict", "device/read"
 _FAREWELL = timedelta(seconds=10)
+_POLL_SECONDS = 0.02
 _MOST_NAMED = 3
+Hosts = Callable[[Mapping[int, str]], Sequence[str]]  # of all ranks, from those of the ranks that have arrived
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +144,48 @@ class Claim:
     gpu: str = ""
 
 
-def agree_on_device(store: Store, claim: Claim, *, num_ranks: int) -> None:
-    """Returns on every rank, or raises the same UserError on every rank."""
+@dataclass(frozen=True, kw_only=True)
+class _Verdict:
+    """What is wrong, empty if nothing is; `num_ranks`: those that have arrived."""
+
+    fault: str
+    num_ranks: Annotated[int, Range(0)]
+    is_complete: bool
+
+
+def agree_on_device(store: Store, claim: Claim, *, num_ranks: int, limit: timedelta, hosts: Hosts) -> None:
+    """Returns on every rank, or raises the same error on every rank: UserError if their devices do not fit together,
+    TransientError if a rank has not arrived within `limit` after rank 0. `hosts` says where all ranks should be."""
     store.set(_key(claim.rank), json.dumps(asdict(claim)))
     if claim.rank == 0:
-        claims = [read_record(Claim, store.get(_key(rank))) for rank in range(num_ranks)]
-        store.set(_VERDICT, disagreement(claims))
-    verdict = store.get(_VERDICT).decode()
-    if not verdict:
+        store.set(_VERDICT, json.dumps(asdict(_verdict(store, num_ranks, limit=limit, hosts=hosts))))
+    elif not _wait(store, _VERDICT, limit + _FAREWELL):
+        where = hosts({claim.rank: claim.host})
+        raise TransientError(missing_message([0], where, seconds=limit.total_seconds()))
+    verdict = read_record(_Verdict, store.get(_VERDICT))
+    if not verdict.fault:
         return
-    if store.add(_READ, 1) == num_ranks:
+    if store.add(_READ, 1) == verdict.num_ranks:
         store.set(f"{_READ}/all", "1")
     if claim.rank == 0:  # it may serve the store, which the others still read
-        _wait(store, f"{_READ}/all")
-    raise UserError(verdict)
+        _wait(store, f"{_READ}/all", _FAREWELL)
+    raise (UserError if verdict.is_complete else TransientError)(verdict.fault)
+
+
+def _verdict(store: Store, num_ranks: int, *, limit: timedelta, hosts: Hosts) -> _Verdict:
+    """What rank 0 finds at the store, once all ranks are there or the time is over."""
+    keys, deadline, pause = [_key(rank) for rank in range(num_ranks)], time.monotonic() + limit.total_seconds(), 0.0
+    while not store.check(keys) and time.monotonic() < deadline:
+        pause = min(pause + _POLL_SECONDS / 10, _POLL_SECONDS)
+        threading.Event().wait(pause)
+    there = [rank for rank, key in enumerate(keys) if store.check([key])]
+    claims = [read_record(Claim, store.get(keys[rank])) for rank in there]
+    if len(there) == num_ranks:
+        return _Verdict(fault=disagreement(claims), num_ranks=num_ranks, is_complete=True)
+    missing = sorted(set(range(num_ranks)) - set(there))
+    where = hosts({claim.rank: claim.host for claim in claims})
+    fault = missing_message(missing, where, seconds=limit.total_seconds())
+    return _Verdict(fault=fault, num_ranks=len(there), is_complete=False)
 
 
 def disagreement(claims: Sequence[Claim]) -> str:
@@ -176,11 +210,13 @@ def disagreement(claims: Sequence[Claim]) -> str:
     return ""
 
 
-def _wait(store: Store, key: str) -> None:
+def _wait(store: Store, key: str, limit: timedelta) -> bool:
+    """Waits until the key is there; False if that takes too long, as when a rank has ended without its part."""
     try:
-        store.wait([key], _FAREWELL)
-    except RuntimeError:  # a rank has ended without reading it
-        return
+        store.wait([key], limit)
+    except DistStoreError:
+        return False
+    return True
 
 
 def _key(rank: int) -> str:

@@ -14,6 +14,8 @@ import ipaddress
 import logging
 import socket
 import struct
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -90,19 +92,21 @@ def _group(_store: object, rank: int, num_ranks: int, _timeout: timedelta) -> di
 
 log = logging.getLogger("patchline")
 
+_RETRY_SECONDS = 0.05  # until rank 0 listens
 _BACKLOG = 4096  # connections that wait, of which the kernel allows net.core.somaxconn
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def serve_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) -> TCPStore:
-    """Rank 0's store, at `address` only; returns once every rank has connected. TransientError if the port is taken."""
+    """Rank 0's store, at `address` only; returns at once. TransientError if the port is taken."""
     return TCPStore(
         address,
         port,
         num_ranks,
         is_master=True,
         timeout=timeout,
+        wait_for_workers=False,
         master_listen_fd=listen_at(address, port).detach(),  # the store closes it
     )
 
@@ -131,8 +135,21 @@ def listen_at(address: str, port: int) -> socket.socket:
 
 
 def reach_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) -> TCPStore:
-    """The store that another process serves."""
-    return TCPStore(address, port, num_ranks, is_master=False, timeout=timeout)
+    """The store that another process serves. TransientError if nothing answers there within `timeout`."""
+    deadline, seconds = time.monotonic() + timeout.total_seconds(), timeout.total_seconds()
+    while True:  # torch's client would wait twice as long, and print a C++ trace
+        try:
+            socket.create_connection((address, port), timeout=seconds).close()
+            break
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    f"rank 0 of {num_ranks} has not arrived within {seconds:.0f} s: nothing answers at "
+                    f"{address}:{port}, where the ranks meet ({error}); see its log, and whether this host reaches "
+                    "that one"
+                ) from error
+        threading.Event().wait(_RETRY_SECONDS)
+    return TCPStore(address, port, num_ranks, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def interface_towards(address: str) -> str:

@@ -1,6 +1,7 @@
 """This process's place among the ranks, and the process group. Only this file and the command line read the
 environment; pipeline/ranks/environment.py says what it means."""
 
+import logging
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
 
 from pipeline.config_values import Device
+from pipeline.ranks.arrival import hosts_of
 from pipeline.ranks.devices import (
     Bf16,
     Claim,
@@ -30,7 +32,9 @@ from pipeline.ranks.environment import LOOPBACK, RankPlace, place_from, refuse_f
 from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
+log = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of ranks without a heartbeat; training has its own
+JOIN_TIMEOUT = timedelta(minutes=5)
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
 _CPUINFO = Path("/proc/cpuinfo")
@@ -114,10 +118,11 @@ def fix_kernels(world: World) -> None:
         use_deterministic_kernels(os.environ)
 
 
-def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
+def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT, join_timeout: timedelta = JOIN_TIMEOUT) -> None:
     """Joins the process group and sets the number of threads, which torchrun and srun would set differently.
 
-    `timeout`: after which an exchange between ranks fails. UserError if the ranks do not fit together.
+    `timeout`: after which an exchange between ranks fails; `join_timeout`: after which a rank that has not arrived is
+    given up. UserError if the ranks do not fit together, TransientError if one is missing.
     """
     torch.set_num_threads(world.num_threads)
     if world.device.type == "cpu":
@@ -129,32 +134,52 @@ def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
     if world.num_ranks == 1:
         join_alone()
     else:
-        _meet(world, timeout)
+        _meet(world, timeout, join_timeout)
 
 
-def _meet(world: World, timeout: timedelta) -> None:
+def _meet(world: World, timeout: timedelta, join_timeout: timedelta) -> None:
     """Joins the other ranks. Only the addresses that they share are listened on (pipeline/ranks/rendezvous.py)."""
     address, port = world.master_address, world.master_port
-    os.environ.setdefault(_GLOO_INTERFACE, interface_towards(address))  # read for every group, DeepSpeed's too
-    if address == LOOPBACK:  # across hosts, NCCL knows the fastest; it listens on one interface, never on all
-        os.environ.setdefault(_NCCL_INTERFACE, "lo")
+    choose_interface(world)
     # Under torchrun its agent serves the store: rank 0 is a client, too.
     serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     open_store = serve_store if serves else reach_store
     store = PrefixStore(  # torchrun's store outlives the ranks that it restarts
         f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        open_store(address, port, num_ranks=world.num_ranks, timeout=timeout),
+        open_store(address, port, num_ranks=world.num_ranks, timeout=join_timeout),
     )
-    agree_on_device(store, _claim(world), num_ranks=world.num_ranks)
+    agree_on_device(
+        store,
+        _claim(world),
+        num_ranks=world.num_ranks,
+        limit=join_timeout,
+        hosts=lambda arrived: hosts_of(os.environ, world, arrived),
+    )
     # Rank and size are arguments: in the environment, processes started from here would take them for their own.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
         store=store,
         rank=world.rank,
         world_size=world.num_ranks,
-        timeout=timeout,
+        timeout=join_timeout,  # it connects the ranks; a later exchange may take longer
         device_id=world.device if world.device.type == "cuda" else None,
     )
+    dist.distributed_c10d._set_pg_timeout(timeout)
+    store.set_timeout(timeout)  # later groups meet at it, too
+
+
+def choose_interface(world: World) -> None:
+    """Has gloo and NCCL use the network interface that leads to the address at which the ranks meet, unless the user
+    has set another. NCCL finds InfiniBand by itself."""
+    found = interface_towards(world.master_address)
+    name, value = (_NCCL_INTERFACE, f"={found}") if world.device.type == "cuda" else (_GLOO_INTERFACE, found)
+    how = "set by the user" if os.environ.get(name) else "the one towards that address"
+    os.environ.setdefault(_GLOO_INTERFACE, found)  # read for every group, DeepSpeed's too
+    if found:
+        os.environ.setdefault(_NCCL_INTERFACE, f"={found}")  # "=": this name, and none that begins with it
+    if world.is_first and world.master_address != LOOPBACK:
+        used = os.environ.get(name, value).removeprefix("=") or "that each host chooses"
+        log.info("the ranks meet at %s, over the network interface %s (%s: %s)", world.master_address, used, name, how)
 
 
 def _claim(world: World) -> Claim:
@@ -171,7 +196,9 @@ def leave() -> None:
 
 
 @contextmanager
-def joined(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> Iterator[None]:
+def joined(
+    world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT, join_timeout: timedelta = JOIN_TIMEOUT
+) -> Iterator[None]:
     """A member of the process group inside. TransientError if an exchange with the other ranks fails.
 
     After an error, several ranks do not leave it: NCCL's teardown may wait for the others for ever, while they wait for
@@ -180,7 +207,7 @@ def joined(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT) -> Iterator
     unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
     is_whole = world.num_ranks == 1
     try:
-        enter(world, timeout=timeout)
+        enter(world, timeout=timeout, join_timeout=join_timeout)
         yield
         is_whole = True
     except RuntimeError as error:

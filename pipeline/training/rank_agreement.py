@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import bf16_of
 from pipeline.training.prepare import Prepared
@@ -103,18 +104,6 @@ def _groups(facts: Sequence[Facts], names: Sequence[str]) -> str:
         ranks_of.setdefault(value, []).append(rank)
     groups = sorted(ranks_of.items(), key=lambda group: (len(group[1]), -group[1][0]))
     last_value, last_ranks = groups[-1]
-    words = [f"{_ranks(ranks)}: {value}" for value, ranks in groups[:-1]]
-    last = f"the other {len(last_ranks)}" if len(last_ranks) > 1 else _ranks(last_ranks)
+    words = [f"{ranks_words(ranks)}: {value}" for value, ranks in groups[:-1]]
+    last = f"the other {len(last_ranks)}" if len(last_ranks) > 1 else ranks_words(last_ranks)
     return "; ".join([*words, f"{last}: {last_value}"])
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2` or `ranks 0, 8-15`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown_runs = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown_runs)}"

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -44,6 +45,7 @@ from pipeline.training.saving.may_continue import extension, refuse_changes
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.summary import closing_words
 from pipeline.training.watchdog.heartbeat import Heartbeat, collective_timeout
+from pipeline.training.watchdog.rank_progress import Phase
 from pipeline.training.watchdog.signals import Signals
 from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
 from pipeline.training.zero.step_times import StepTimes, marks_of
@@ -101,8 +103,11 @@ def train(
         if writer:
             stopping.progress.stopped_writer = lambda: writer.stopped_pid
         try:
-            with joined(world, timeout=collective_timeout(job.hang)):
+            stopping.progress.enters(Phase.JOINING)
+            join_timeout = timedelta(seconds=job.hang.join_seconds)
+            with joined(world, timeout=collective_timeout(job.hang), join_timeout=join_timeout):
                 refuse_other_runs(prepared)
+                stopping.progress.enters(Phase.STARTING)
                 start_times.ends("rendezvous")
                 if _is_done(prepared):
                     say_untraced(profile, world)

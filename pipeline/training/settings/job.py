@@ -182,6 +182,8 @@ class HangConfig:
     other_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS)] = 3600.0
     """Most seconds for starting, for the first step and the first batch of an evaluation, which may compile, and for
     saving and finishing; at least the seconds of a step."""
+    join_seconds: Annotated[float, Range(1, _MOST_HANG_SECONDS)] = 300.0
+    """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="hang.")

@@ -44,9 +44,11 @@ def is_silent(heard: Heard, *, after_seconds: float) -> bool:
     return heard.beat is None or heard.silent_seconds > after_seconds or heard.beat.phase == Phase.ENDED
 
 
-def hang_message(heard: Sequence[Heard], *, num_ranks: int, silent_after_seconds: float, stacks: str) -> str:
+def hang_message(
+    heard: Sequence[Heard], *, num_ranks: int, silent_after_seconds: float, stacks: str, stacks_fault: str = ""
+) -> str:
     """One message for all ranks. `heard`: the last beats of all ranks in rank order, or before they are written the own
-    one; `stacks`: the folder of the stacks."""
+    one; `stacks`: the folder of the stacks; `stacks_fault`: why this rank could not write its own."""
     found = culprits(heard, silent_after_seconds=silent_after_seconds)
     others = [one for one in heard if one not in found and one.beat]
     is_silence = is_silent(found[0], after_seconds=silent_after_seconds)
@@ -62,7 +64,8 @@ def hang_message(heard: Sequence[Heard], *, num_ranks: int, silent_after_seconds
             what += f"; the others wait for it in {others[0].beat.place.words()}"
         if is_silence and any(one.beat and one.beat.phase != Phase.ENDED for one in found):
             what += "; whoever is silent is stopped, or its host or its disk does not answer"
-    return f"the run hangs: {what}. Stacks are in {stacks}; run the same command to continue"
+    where = f"cannot be written to {stacks} ({stacks_fault})" if stacks_fault else f"are in {stacks}"
+    return f"the run hangs: {what}. Stacks {where}; run the same command to continue"
 
 
 def disk_words(folder: str, seconds: float) -> str:

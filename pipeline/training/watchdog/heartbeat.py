@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,8 @@ def collective_timeout(config: HangConfig) -> timedelta:
     """The time after which an exchange between ranks fails: the last resort if a heartbeat does not end a hung run.
     Twice the longest limit, so that the heartbeat, which can name a rank, comes first, also while a rank saves
     alone."""
-    return max(COLLECTIVE_TIMEOUT, timedelta(seconds=2 * max(config.step_seconds, config.other_seconds)))
+    longest = max(config.step_seconds, config.other_seconds, 2 * config.join_seconds)
+    return max(COLLECTIVE_TIMEOUT, timedelta(seconds=2 * longest))
 
 
 class Heartbeat:
@@ -47,8 +48,9 @@ class Heartbeat:
 
     def __init__(self, run_dir: Path, config: HangConfig, progress: RankProgress, *, world: World) -> None:
         self._run_dir, self._config, self._progress, self._world = run_dir, config, progress, world
-        self._tick_seconds = min(_MOST_TICK_SECONDS, config.step_seconds / 20)
-        self._beat_seconds = min(_MOST_BEAT_SECONDS, config.step_seconds / 20)
+        least_limit = min(config.step_seconds, config.join_seconds)
+        self._tick_seconds = min(_MOST_TICK_SECONDS, least_limit / 20)
+        self._beat_seconds = min(_MOST_BEAT_SECONDS, least_limit / 20)
         self._silent_seconds = config.step_seconds / 2
         self._place, self._stood, self._longest = progress.place, 0.0, 0.0
         self._ticked = self._beaten = time.monotonic()
@@ -56,7 +58,7 @@ class Heartbeat:
         self._writer: BeatWriter | None = None
         self._attempt = ""  # the first of this process: after a rewind, ranks begin the next at different times
         self._has_dumped = self._has_said = False
-        self._asked_by = self._error = self._trouble = ""
+        self._asked_by = self._error = self._trouble = self._stacks_fault = ""
         self._stopped_pid, self._has_blamed_disk = 0, False
         self._leave, self._thread = threading.Event(), threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -127,7 +129,7 @@ class Heartbeat:
 
     def _hangs(self) -> bool:
         """Whether no rank that is alive has moved on in time. One that moves, or saves, is waited for."""
-        if self._stood <= self._config.step_seconds / 2:
+        if self._stood <= min(self._config.step_seconds / 2, self._limit):
             return False
         if self._files and self._files.is_hanging():
             return True
@@ -166,8 +168,12 @@ class Heartbeat:
     def _dump(self) -> None:
         path = stacks_path(self._run_dir, rank=self._world.rank, attempt=self._attempt)
         place = f"rank {self._world.rank} stood for {self._stood:.0f} s in {self._place.words()}"
-        with suppress(OSError):
+        try:
+            if not self._attempt:  # the run has not begun, and may have no folder yet
+                self._run_dir.mkdir(parents=True, exist_ok=True)
             write_stacks(path, words=place)
+        except OSError as error:
+            self._stacks_fault = error.strerror or str(error)
         self._has_dumped = True
         self._beat_now()
         if self._files:
@@ -191,6 +197,7 @@ class Heartbeat:
             num_ranks=self._world.num_ranks,
             silent_after_seconds=self._silent_seconds,
             stacks=str(self._run_dir / FOLDER),
+            stacks_fault=self._stacks_fault,
         )
         if self._stuck_seconds > self._silent_seconds:
             message = f"{disk_words(str(self._run_dir / BEATS), self._stuck_seconds)}, so {message}"

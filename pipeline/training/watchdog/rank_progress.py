@@ -7,12 +7,14 @@ from enum import StrEnum
 from pipeline.training.settings.job import HangConfig
 
 _TIMES_LONGEST = 3.0
+_TIMES_JOINING = 2.0  # the ranks meet, with a message of their own if one is missing, then they connect
 
 
 class Phase(StrEnum):
     """What a rank does, in the order in which the phases of a step follow each other."""
 
     STARTING = "starting"
+    JOINING = "joining the other ranks"
     WAITING_FOR_DATA = "waiting for data"
     COMPUTING = "forward and backward"
     EVALUATING = "evaluating"
@@ -80,4 +82,6 @@ def limit_seconds(place: Place, config: HangConfig, *, longest_seconds: float) -
     """How long a rank may stand at a place. `longest_seconds`: the longest that it has stood at one in a step."""
     if place.is_repeated:
         return max(config.step_seconds, _TIMES_LONGEST * longest_seconds)
+    if place.phase is Phase.JOINING:
+        return _TIMES_JOINING * config.join_seconds
     return max(config.step_seconds, config.other_seconds)

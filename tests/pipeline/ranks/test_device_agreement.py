@@ -9,7 +9,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub
 
 from pipeline.ranks.devices import Claim, agree_on_device, disagreement
 from pipeline.ranks.free_port import free_port
-from shards.errors import UserError
+from shards.errors import TransientError, UserError
 
 WAIT = timedelta(seconds=60)
 
@@ -51,17 +51,27 @@ def test_disagreements(claims: list[Claim], expected: str) -> None:
     assert bool(found) is bool(expected)
 
 
-def what_they_say(claims: list[Claim]) -> list[str]:
-    port = free_port()
+def what_they_say(claims: list[Claim], *, num_missing: int = 0, limit: timedelta = WAIT) -> list[str]:
+    """`num_missing`: further ranks, which never arrive."""
+    port, num_ranks = free_port(), len(claims) + num_missing
     stores = []  # kept until all have read: the first rank's is the server
 
     def as_rank(claim: Claim) -> str:
-        store = TCPStore("127.0.0.1", port, len(claims), is_master=claim.rank == 0, timeout=WAIT)
+        is_first = claim.rank == 0
+        store = TCPStore("127.0.0.1", port, num_ranks, is_master=is_first, timeout=WAIT, wait_for_workers=False)
         stores.append(store)
         try:
-            agree_on_device(store, claim, num_ranks=len(claims))
+            agree_on_device(
+                store,
+                claim,
+                num_ranks=num_ranks,
+                limit=limit,
+                hosts=lambda arrived: [arrived.get(rank, "n9") for rank in range(num_ranks)],
+            )
         except UserError as error:
             return str(error)
+        except TransientError as error:
+            return f"later: {error}"
         return "agreed"
 
     with ThreadPoolExecutor(len(claims)) as pool:
@@ -73,3 +83,9 @@ def test_all_ranks_say_the_same() -> None:
     said = what_they_say([gpu(0), cpu(1), gpu(2)])
     assert said[0].startswith("1 of 3 ranks would compute on the CPU")
     assert said == [said[0]] * 3
+
+
+def test_all_ranks_name_one_that_does_not_arrive() -> None:
+    said = what_they_say([gpu(0), cpu(1)], num_missing=2, limit=timedelta(seconds=0.5))
+    assert said == [said[0]] * 2
+    assert said[0].startswith("later: ranks 2, 3 of 4 have not arrived within 0 s: ranks 2, 3 on host n9; ")

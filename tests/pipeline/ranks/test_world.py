@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.ranks.world import World, current_world, fix_kernels, joined, world_from
+from pipeline.ranks.world import World, choose_interface, current_world, fix_kernels, joined, world_from
 from shards.errors import TransientError, UserError
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world, run_ranks
@@ -185,6 +185,33 @@ def test_entering_leaves_no_rank_for_child_processes_to_believe() -> None:
     outside = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run([sys.executable, "-c", program], env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "expected"),
+    [
+        ("cuda", {}, "lo (NCCL_SOCKET_IFNAME: the one towards that address)"),
+        ("cpu", {}, "lo (GLOO_SOCKET_IFNAME: the one towards that address)"),
+        ("cuda", {"NCCL_SOCKET_IFNAME": "ib0"}, "ib0 (NCCL_SOCKET_IFNAME: set by the user)"),
+    ],
+)
+def test_the_interface_is_the_one_towards_the_others_and_is_logged(
+    device: str,
+    environ: Mapping[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(os, "environ", {**environ})
+    caplog.set_level("INFO")
+    world = replace(one_world(0, 2, port=1), master_address="127.0.0.2", device=torch.device(device, 0))
+    choose_interface(world)
+    (said,) = caplog.messages
+    assert said == f"the ranks meet at 127.0.0.2, over the network interface {expected}"
+    assert os.environ == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", **environ}
+    choose_interface(replace(world, rank=1))
+    choose_interface(replace(world, master_address="127.0.0.1"))
+    assert len(caplog.messages) == 1, "once, and not if all ranks are on one host"
 
 
 def test_kernels_are_fixed_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:

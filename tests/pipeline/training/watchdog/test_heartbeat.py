@@ -81,6 +81,34 @@ def test_a_rank_is_ended_where_it_stands_too_long(tmp_path: Path, place: tuple[P
     assert "in stand\n" in stacks.read_text()
 
 
+def join_and_stand(run_dir: Path, said: Path) -> None:
+    """A rank whose NCCL does not connect to the others, before the run has a folder."""
+    with said.open("wb") as errors:
+        os.dup2(errors.fileno(), 2)
+    progress, config = RankProgress(), HangConfig(step_seconds=MUCH_LATER, other_seconds=MUCH_LATER, join_seconds=1)
+    with Heartbeat(run_dir, config, progress, world=one_world(0, 2, port=1)):
+        progress.enters(Phase.JOINING)
+        threading.Event().wait(MUCH_LATER)
+
+
+@pytest.mark.parametrize("can_write", [True, False])
+def test_a_start_that_hangs_leaves_its_stacks_or_says_why_not(tmp_path: Path, *, can_write: bool) -> None:
+    run_dir = tmp_path / "runs" / "first"
+    if not can_write:
+        run_dir.parent.touch()
+    process = forks().Process(target=join_and_stand, args=(run_dir, tmp_path / "said"))
+    process.start()
+    assert codes(process) == [74]
+    told = (tmp_path / "said").read_text()
+    assert "rank 0 of 2 on host " in told
+    assert " s in joining the other ranks. Stacks " in told
+    if can_write:
+        assert f"Stacks are in {run_dir}/stacks; " in told
+        assert "in join_and_stand\n" in (run_dir / "stacks" / "rank-00000-attempt-starting.txt").read_text()
+    else:
+        assert f"Stacks cannot be written to {run_dir}/stacks (Not a directory); " in told
+
+
 IN_TIME: dict[str, tuple[int, tuple[Stay, ...]]] = {
     "a long start": (0, ((Phase.STARTING, 0, LONG),)),
     "a first step that compiles": (1, ((Phase.COMPUTING, 0, LONG),)),

@@ -5,7 +5,7 @@ import pytest
 from pipeline.training.settings.job import HangConfig
 from pipeline.training.watchdog.rank_progress import Phase, Place, RankProgress, limit_seconds
 
-HANG = HangConfig(step_seconds=10, other_seconds=100)
+HANG = HangConfig(step_seconds=10, other_seconds=100, join_seconds=30)
 
 
 def test_a_rank_goes_from_place_to_place() -> None:
@@ -28,6 +28,7 @@ def test_a_rank_goes_from_place_to_place() -> None:
 def test_places_are_in_the_order_of_a_step() -> None:
     places = [
         Place(phase=Phase.STARTING),
+        Place(phase=Phase.JOINING),
         Place(phase=Phase.WAITING_FOR_DATA, step=3),
         Place(phase=Phase.COMPUTING, step=3),
         Place(phase=Phase.EVALUATING, step=3, batch=1),
@@ -47,6 +48,7 @@ def test_places_are_in_the_order_of_a_step() -> None:
         pytest.param(Place(phase=Phase.COMPUTING, step=1, is_first=True), 1.0, 100, id="the first step compiles"),
         pytest.param(Place(phase=Phase.SAVING, step=2), 90.0, 100, id="a save"),
         pytest.param(Place(phase=Phase.STARTING), 0.0, 100, id="the start"),
+        pytest.param(Place(phase=Phase.JOINING), 0.0, 60, id="the ranks meet, then connect"),
         pytest.param(Place(phase=Phase.FINISHING, step=2), 0.0, 100, id="the end"),
     ],
 )

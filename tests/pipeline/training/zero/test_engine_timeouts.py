@@ -59,6 +59,7 @@ def places() -> Iterator[Place]:
         HangConfig(),
         HangConfig(step_seconds=5000, other_seconds=10),
         HangConfig(step_seconds=1, other_seconds=1),
+        HangConfig(step_seconds=1, other_seconds=1, join_seconds=5000),
         HangConfig(step_seconds=0),
     ],
 )
