@@ -293,36 +293,42 @@ def _is_finding(line: Line) -> bool:
 
 
 def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
-    """Read line by line: a run may have listed millions."""
+    """The lists of all ranks, of all starts; earlier versions had one for all ranks."""
     reasons: Counter[str] = Counter()
     samples: dict[str, str] = {}
     seen: set[object] = set()
     num_lines = 0
-    with notes.judging("quarantine.jsonl"):
-        try:
-            file = open_local_file(run_dir / "quarantine.jsonl")
-        except FileNotFoundError:
-            return Bad(num_lines=0, num_samples=0, reasons=(), samples=())
-        with file:
-            while text := file.readline(_MOST_LINE_BYTES):
-                line = object_in(text)
-                if line is None or not isinstance(line.get("reason"), str):
-                    continue
-                num_lines += 1
-                reason = line["reason"][:200]
-                kind = _NUMBERS.sub("…", _BRACKETS.sub("", reason))
-                if kind in reasons or len(reasons) < _MOST_KINDS:
-                    reasons[kind] += 1
-                if is_step(line.get("sample_id")) and len(seen) < _MOST_SAMPLES:
-                    seen.add((str(line.get("dataset", ""))[:200], line["sample_id"]))
-                if len(samples) < _MOST_LISTED:
-                    samples.setdefault(str(line.get("source", line.get("sample_id")))[:1000], reason)
+    for name in ("quarantine.jsonl", *sorted(glob.glob("quarantine/rank-*.jsonl", root_dir=run_dir))):  # noqa: PTH207
+        for line in _bad_lines(run_dir, name, notes):
+            num_lines += 1
+            reason = line["reason"][:200]
+            kind = _NUMBERS.sub("…", _BRACKETS.sub("", reason))
+            if kind in reasons or len(reasons) < _MOST_KINDS:
+                reasons[kind] += 1
+            if is_step(line.get("sample_id")) and len(seen) < _MOST_SAMPLES:
+                seen.add((str(line.get("url", ""))[:200], line["sample_id"]))
+            if len(samples) < _MOST_LISTED:
+                samples.setdefault(str(line.get("source", line.get("sample_id")))[:1000], reason)
     return Bad(
         num_lines=num_lines,
         num_samples=len(seen),
         reasons=tuple(reasons.most_common(_MOST_LISTED)),
         samples=tuple(samples.items()),
     )
+
+
+def _bad_lines(run_dir: Path, name: str, notes: _Notes) -> Iterator[Line]:
+    """Read one by one: a run may have listed millions."""
+    with notes.judging(name):
+        try:
+            file = open_local_file(run_dir / name)
+        except FileNotFoundError:
+            return
+        with file:
+            while text := file.readline(_MOST_LINE_BYTES):
+                line = object_in(text)
+                if line is not None and isinstance(line.get("reason"), str):
+                    yield line
 
 
 def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:

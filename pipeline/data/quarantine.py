@@ -12,8 +12,17 @@ from shards.reading.read import RawSample
 log = logging.getLogger(__name__)
 
 
+_FOLDER = "quarantine"
+
+
+def quarantine_path(run_dir: Path, *, rank: int) -> Path:
+    """A rank's own list in a run directory: not every file system lets several hosts append to one file. Earlier
+    versions wrote RUN/quarantine.jsonl."""
+    return run_dir / _FOLDER / f"rank-{rank:05d}.jsonl"
+
+
 class Quarantine:
-    """A rank's list of replaced samples: appended to a file (RUN/quarantine.jsonl), one object a line.
+    """A rank's list of replaced samples: appended to a file of its own, one object a line.
 
     A sample that is replaced again, as in each later epoch, counts again but is not listed again by this process; a
     continued run may list it once more. If more than `max_share` of the samples that this rank has read since it
@@ -50,7 +59,7 @@ class Quarantine:
         with self._lock:
             self.num_replaced += is_first
             if (url, sample.sample_id) not in self._listed:
-                self._writes.do(partial(append_line, self.path, line))
+                self._writes.do(partial(_append, self.path, line))
                 self._listed.add((url, sample.sample_id))
             if self.num_replaced == 1 and is_first:
                 log.warning(
@@ -70,3 +79,8 @@ class Quarantine:
                     f"{sample.fault}; they are listed in {self.path}; mend or repack the dataset, or allow more by "
                     "--data.max-quarantined"
                 )
+
+
+def _append(path: Path, line: dict[str, object]) -> None:
+    path.parent.mkdir(exist_ok=True)  # not if the run directory is gone, too
+    append_line(path, line)

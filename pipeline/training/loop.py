@@ -17,6 +17,7 @@ from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.data.batches import Batch
+from pipeline.data.quarantine import quarantine_path
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.evaluation.scores import Scores
 from pipeline.models.loss import balanced_weights
@@ -246,7 +247,7 @@ def open_loop(
                     stream,
                     next_step=step,
                     skipped=skipped,
-                    quarantine=prepared.run_dir / "quarantine.jsonl",
+                    quarantine=quarantine_path(prepared.run_dir, rank=world.rank),
                     pin_memory=world.device.type == "cuda",
                 )
             )

@@ -70,7 +70,7 @@ def ends_as_if_nothing_had_happened(
         position = done_position(chained)
         assert position == done_position(expected), "the same samples were used"
         assert not position.get("skipped")
-        assert not (chained / "quarantine.jsonl").exists(), "no sample was replaced"
+        assert not (chained / "quarantine").exists(), "no sample was replaced"
     assert sorted(losses(run.pretrain)) == list(range(1, steps + 1)), "every step once"
     assert json.loads((run.folder / "chain" / "evaluate" / "scores.json").read_text())["num_images"] == 1438
     assert len(run.faults) == 4

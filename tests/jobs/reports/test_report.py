@@ -94,6 +94,13 @@ def test_curves_have_no_gap_and_no_jump_back(made: Made) -> None:
     assert (facts.curves.num_repeated, facts.curves.num_unusable) == (0, 0)
 
 
+def test_the_lists_of_bad_samples_are_those_of_all_ranks(made: Made) -> None:
+    lines = [line for path in (made.run_dir / "quarantine").iterdir() for line in path.read_text().splitlines()]
+    found = gather(made.run_dir).quarantine
+    assert found.num_lines == len(lines) > found.num_samples, "each start lists what it meets"
+    assert {path.name for path in (made.run_dir / "quarantine").iterdir()} == {"rank-00000.jsonl", "rank-00001.jsonl"}
+
+
 def test_the_terminal_shows_it_in_80_columns(made: Made) -> None:
     ended = patchline("report", str(made.run_dir))
     assert ended.code == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.quarantine import Quarantine
+from pipeline.data.quarantine import Quarantine, quarantine_path
 from shards.errors import WillNotSucceedError
 from shards.reading.read import RawSample
 
@@ -78,8 +78,31 @@ def test_too_many_stop_the_run(tmp_path: Path, num_read: int, max_share: float, 
 
 
 def test_without_a_fault_there_is_no_list(tmp_path: Path) -> None:
-    Quarantine(tmp_path / "quarantine.jsonl", max_share=0.1).count(5)
-    assert not (tmp_path / "quarantine.jsonl").exists()
+    Quarantine(quarantine_path(tmp_path, rank=0), max_share=0.1).count(5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_each_rank_has_a_list_of_its_own_which_later_starts_continue(tmp_path: Path) -> None:
+    for num_ranks in (3, 1, 2):
+        for rank in range(num_ranks):
+            quarantine = Quarantine(quarantine_path(tmp_path, rank=rank), max_share=1.0)
+            quarantine.count(1)
+            quarantine.replace(sample(10 * num_ranks + rank), url="data", substitute=1, is_first=True)
+    found = {
+        path.name: [json.loads(line)["sample_id"] for line in path.read_text().splitlines()]
+        for path in (tmp_path / "quarantine").iterdir()
+    }
+    assert found == {
+        "rank-00000.jsonl": [30, 10, 20],
+        "rank-00001.jsonl": [31, 21],
+        "rank-00002.jsonl": [32],
+    }
+
+
+def test_a_run_directory_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    quarantine = Quarantine(quarantine_path(tmp_path / "gone", rank=0), max_share=1.0)
+    with pytest.raises(FileNotFoundError):
+        quarantine.replace(sample(1), url="data", substitute=1, is_first=True)
 
 
 def test_substitutes_that_can_not_be_used_either_are_listed_and_not_counted(tmp_path: Path) -> None:
