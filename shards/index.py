@@ -16,7 +16,7 @@ from shards.files.typed_json import read_record
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
 from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
 from shards.schema.config_values import Range
-from shards.tables import MOST_ROWS, TableSchema, arrow_faults, read_checked
+from shards.tables import MOST_ROWS, TableSchema, arrow_faults, list_lengths, numbers, read_checked
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -187,13 +187,13 @@ def read_sample_rows(data: bytes) -> SampleRows:
     table = read_index(data, [*ONE_A_SAMPLE, "labels", "weights"])
     labels, weights = (table.column(name).combine_chunks() for name in ("labels", "weights"))
     ends = np.zeros(len(table) + 1, dtype=np.int64)
-    np.cumsum(_lengths(labels), out=ends[1:])
-    columns = {name: table.column(name).to_numpy() for name in ONE_A_SAMPLE}
+    np.cumsum(list_lengths(labels), out=ends[1:])
+    columns = {name: numbers(table.column(name)) for name in ONE_A_SAMPLE}
     return SampleRows(
         **columns,
         label_ends=ends,
-        label_values=labels.flatten().to_numpy(),
-        weight_values=_weights(weights.flatten().to_numpy(), _lengths(labels), _lengths(weights)),
+        label_values=numbers(labels.flatten()),
+        weight_values=_weights(numbers(weights.flatten()), list_lengths(labels), list_lengths(weights)),
     )
 
 
@@ -212,12 +212,6 @@ def _weights(
     return found
 
 
-def _lengths(lists: pa.Array) -> NDArray[np.int64]:
-    """The number of items in each list; 0 for null."""
-    lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
-    return lengths
-
-
 def read_sources(data: bytes) -> list[str]:
     """Reads where each sample of an index file came from."""
     names: list[str] = read_index(data, ["source"]).column("source").to_pylist()
@@ -227,7 +221,7 @@ def read_sources(data: bytes) -> list[str]:
 def read_blocks(data: bytes) -> BlockTable:
     """The block table."""
     table = read_checked(data, BLOCKS_RULES, most_rows=MOST_ROWS)
-    return BlockTable(**{name: table.column(name).to_numpy() for name in BLOCKS_SCHEMA.names})
+    return BlockTable(**{name: numbers(table.column(name)) for name in BLOCKS_SCHEMA.names})
 
 
 def read_labels(data: bytes) -> pa.Table:

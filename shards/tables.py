@@ -8,6 +8,7 @@ Arrow raises; the caller, who knows the file's name, adds it.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -54,9 +55,9 @@ def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
     """Checks all columns of a shard's index: its rows are numbered, one weight per label or none, and names as packing
     writes them. Keys and suffixes in tars made by others are their own."""
     rows = np.arange(index.num_rows)
-    _refuse_others(index.column("shard").to_numpy(), np.full(index.num_rows, shard), "shard")
-    _refuse_others(index.column("row").to_numpy(), rows, "row")
-    num_labels, num_weights = (_lengths(index.column(name)) for name in ("labels", "weights"))
+    _refuse_others(numbers(index.column("shard")), np.full(index.num_rows, shard), "shard")
+    _refuse_others(numbers(index.column("row")), rows, "row")
+    num_labels, num_weights = (list_lengths(index.column(name)) for name in ("labels", "weights"))
     if (row := _first((num_weights != 0) & (num_weights != num_labels))) is not None:
         raise ValueError(f"row {row} has {num_weights[row]} weights; allowed: {num_labels[row]}, or none")
     for name, pattern, allowed in _OUR_NAMES if is_ours else _OTHERS_NAMES:
@@ -97,7 +98,7 @@ def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
     own."""
     if labels.num_rows != num_classes:
         raise ValueError(f"it has {labels.num_rows} rows; allowed: {num_classes}, the classes of the manifest")
-    _refuse_others(labels.column("label").to_numpy(), np.arange(num_classes), "label")
+    _refuse_others(numbers(labels.column("label")), np.arange(num_classes), "label")
     names = labels.column("name").to_pylist()
     if len(set(names)) < len(names):
         seen: set[str] = set()
@@ -115,9 +116,20 @@ def refuse_block_reads(blocks: BlockTable, rows: SampleRows, first_sample_id: in
         raise ValueError(f"samples from {first_sample_id} on are bytes {first} to {end}; allowed: {allowed}")
 
 
-def _lengths(lists: pa.ChunkedArray) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
-    return found
+def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
+    """A column of numbers without nulls as an array, read-only, with no copy unless it is in several chunks.
+
+    Arrow's own `to_numpy` loads pandas if it is installed: half a second that every rank would wait for.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return np.from_dlpack(array)
+
+
+def list_lengths(lists: pa.ChunkedArray | pa.Array) -> NDArray[np.int64]:
+    """The number of items in each list; 0 for null."""
+    lengths = pc.list_value_length(lists)
+    # Our own tables have no null, and a fill value loads pandas, too.
+    return numbers(pc.fill_null(lengths, 0) if lengths.null_count else lengths).astype(np.int64)
 
 
 def _column(manifest: Manifest, name: str) -> NDArray[np.int64]:
@@ -257,7 +269,7 @@ def _refuse_outside(column: pa.ChunkedArray, name: str, allowed: Range) -> None:
             values = chunk.flatten()
             if values.null_count:
                 raise ValueError(f"column {name} has a null in a list; allowed: {allowed}")
-        found = values.to_numpy(zero_copy_only=False)
+        found = numbers(values.drop_null())
         if not found.size:
             continue
         if found.dtype.kind == "f" and not np.isfinite(found).all():

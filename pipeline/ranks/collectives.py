@@ -39,6 +39,11 @@ def all_agree(mine: bool, *, device: torch.device) -> bool:
     return bool(int(verdict))
 
 
+def barrier(*, device: torch.device) -> None:
+    """Returns once every rank has called it."""
+    all_agree(True, device=device)
+
+
 def sums(values: list[float], *, device: torch.device) -> list[float]:
     """Element-wise sum over ranks, in float64."""
     total = torch.tensor(values, dtype=torch.float64, device=device)

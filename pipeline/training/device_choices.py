@@ -8,16 +8,16 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.models.build import compile_fault
 from pipeline.ranks.devices import Bf16
+from pipeline.ranks.world import World, set_defaults
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 Precision = Literal["bf16", "fp32"]
+_COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,14 @@ def _as_recorded(recorded: Precision, *, bf16: Bf16) -> PrecisionChoice:
     return PrecisionChoice(precision=recorded, message=f"{message}, though {bf16.reason}", is_warning=is_slow)
 
 
-def will_compile(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a run on this device compiles its blocks: "auto" if it works. UserError if "on" does not."""
+def will_compile(config: EngineConfig, world: World) -> bool:
+    """Whether a run on this rank's device compiles its blocks: "auto" if it works. UserError if "on" does not."""
+    device = world.device
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
     # torch proposes TF32 to everybody who compiles: bf16 runs have no use for it, and fp32 runs chose not to have it.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+    if is_wanted:  # torch would start 32 processes on each rank, 256 on a node of 8 GPUs
+        set_defaults({_COMPILE_THREADS: str(min(_MOST_COMPILE_THREADS, world.num_threads))})
     fault = compile_fault(device) if is_wanted else ""
     if not fault:
         return is_wanted

@@ -180,7 +180,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         stream=stream,
         held_out=held_out,
         fewshot=_fewshot(job.fewshot),
-        is_compiled=will_compile(job.engine, world.device),
+        is_compiled=will_compile(job.engine, world),
         extend=extend,
     )
 

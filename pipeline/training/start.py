@@ -81,8 +81,14 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
         one_pass(job, engine, plan, device=world.device, stand_in=stand_in, held_bytes=held_bytes)
 
     if world.device.type == "cuda":
-        pairs = job.data.mixup.is_on
-        engine, plan = engine_that_fits(plan, build=build, first_pass=first_pass, pairs=pairs, world=world)
+        engine, plan = engine_that_fits(
+            plan,
+            build=build,
+            first_pass=first_pass,
+            pairs=job.data.mixup.is_on,
+            world=world,
+            is_compiled=is_compiled,
+        )
     else:
         engine = build(plan)
     return engine, plan

@@ -2,6 +2,7 @@
 message."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ HEAVY = (
     *("matplotlib", "jinja2", "tensorboard", "pydantic", "rich", "yaml"),
 )
 MOST_MODULES = 350  # about 345 are loaded, most of them Python's own
+# What only rank 0 uses, and what a library loads if it happens to be installed: on 512 ranks each costs 512 times.
+NOT_ON_RANK_1 = (
+    *("tensorboard", "torch.utils.tensorboard", "google.protobuf", "absl", "fsspec", "mlflow", "wandb"),
+    *("pandas", "matplotlib", "rich", "jinja2", "boto3", "botocore", "sklearn", "torchvision", "webdataset"),
+    *("torch._dynamo", "torch._inductor", "sympy", "tyro"),
+)
 ANSWERED = [
     [],
     ["--help"],
@@ -91,3 +98,27 @@ def test_training_says_that_it_starts_before_it_loads_torch(tmp_path: Path, trip
     assert first.endswith(f"starting pretrain digits_smoke in {tmp_path / 'run'}")
     assert second == "torch is loaded"
     assert "starting" not in patchline(*words, environ={**tripwire, "RANK": "1", "WORLD_SIZE": "2"}).stderr
+
+
+def test_rank_1_loads_nothing_that_only_rank_0_needs(digits_url: str, tmp_path: Path) -> None:
+    """A rank in a process of its own, as far as it comes alone: its job is checked, and its data is open."""
+    program = (
+        "import json, sys\n"
+        "import jobs.train.pretrain\n"
+        "from dataclasses import replace\n"
+        "from jobs.recipes.pretrain import digits_smoke\n"
+        "from pipeline.ranks.world import current_world\n"
+        "from pipeline.training.prepare import prepare\n"
+        "job = digits_smoke()\n"
+        "job = replace(job, data=replace(job.data, url=sys.argv[1]), run_dir=sys.argv[2], device='cpu')\n"
+        "prepared = prepare(job, current_world('cpu'))\n"
+        "prepared.stream.data.datasets[0].sample_rows(0)\n"
+        f"loaded = [name for name in {NOT_ON_RANK_1!r} if name in sys.modules]\n"
+        "print(json.dumps([prepared.world.rank, loaded]))\n"
+    )
+    rank_1 = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environ = os.environ | rank_1 | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    command = [sys.executable, "-c", program, digits_url, str(tmp_path / "run")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=CHECKOUT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, []]

@@ -13,7 +13,7 @@ import torch
 from pipeline.models.build import Model
 from pipeline.models.loss import classification_loss
 from pipeline.models.masked import masked_loss, masked_targets
-from pipeline.ranks.collectives import all_agree
+from pipeline.ranks.collectives import all_agree, barrier
 from pipeline.ranks.world import World
 from pipeline.training.fitting.fit import halved
 from pipeline.training.settings.job import TrainingJob
@@ -29,13 +29,21 @@ _FIRST_STEPS = 2  # those that allocate what later ones reuse
 
 
 def engine_that_fits(
-    plan: BatchPlan, *, build: Build, first_pass: FirstPass, pairs: bool, world: World
+    plan: BatchPlan, *, build: Build, first_pass: FirstPass, pairs: bool, world: World, is_compiled: bool
 ) -> tuple[Engine, BatchPlan]:
     """The engine of the first plan, halving its micro-batch from try to try, whose `first_pass` no rank fails for want
-    of memory. UserError if none is left. Collective, but for `first_pass`."""
+    of memory. UserError if none is left. Collective, but for `first_pass`.
+
+    `is_compiled`: the pass compiles kernels. Local rank 0 then goes first, and the others of its host find its kernels
+    in torch's cache.
+    """
     while True:
         engine = build(plan)
+        if is_compiled and world.local_rank > 0:
+            barrier(device=world.device)
         fits = _fits(engine, plan, first_pass)
+        if is_compiled and world.local_rank == 0:
+            barrier(device=world.device)
         if all_agree(fits, device=world.device):
             return engine, plan
         smaller = halved(plan, pairs=pairs)

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import torch
 
-from pipeline.training.reporting.board import Board
 from pipeline.training.settings.loggers import CurveWriter
 from shards.files.json_lines import (
     KeptWrites,
@@ -47,6 +46,9 @@ class Metrics:
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
         self.follower: CurveWriter | None = None
+        # Here: TensorBoard takes half a second to load, and only rank 0 writes curves.
+        from pipeline.training.reporting.board import Board  # noqa: PLC0415
+
         cut_after(self._path, step=step)
         self._file: BinaryIO | None = open_to_append(self._path)
         self._writes = KeptWrites(self._path)

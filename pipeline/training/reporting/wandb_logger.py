@@ -19,8 +19,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
 from pipeline.ranks.world import set_defaults
 from pipeline.training.settings.loggers import Line, LoggersConfig, Settings, StartEnding
 from shards.errors import UserError
@@ -134,6 +132,7 @@ class WandbLogger:
 
 def last_step(path: Path) -> int:
     """The last step in a file of W&B; 0 if there is none."""
+    from google.protobuf.message import DecodeError  # noqa: PLC0415 - only for files of W&B
     from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415 - an extra
 
     last = 0

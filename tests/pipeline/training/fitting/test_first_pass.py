@@ -1,8 +1,10 @@
 """A rank that runs out of memory in the first pass makes all ranks take half the micro-batch; nothing else changes."""
 
 import gc
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,7 +85,7 @@ def halved_until_it_fits(world: World, stage: int) -> tuple[list[int], list[int]
     seen: list[tuple[int, int]] = []
     make = partial(build, job)
     engine, plan = engine_that_fits(
-        whole(job), build=make, first_pass=full_on_rank_1(world, 4, seen), pairs=False, world=world
+        whole(job), build=make, first_pass=full_on_rank_1(world, 4, seen), pairs=False, world=world, is_compiled=False
     )
     found = trained(job, engine, plan, world)
     reference = trained(job, build(job, whole(job)), whole(job), world)
@@ -103,7 +105,12 @@ def never_fits(world: World) -> str:
     job = job_of()
     try:
         engine_that_fits(
-            whole(job), build=partial(build, job), first_pass=full_on_rank_1(world, 0, []), pairs=True, world=world
+            whole(job),
+            build=partial(build, job),
+            first_pass=full_on_rank_1(world, 0, []),
+            pairs=True,
+            world=world,
+            is_compiled=True,
         )
     except UserError as error:
         return str(error)
@@ -114,6 +121,28 @@ def test_a_gpu_that_cannot_take_two_images_is_refused_on_all_ranks() -> None:
     first, second = run_ranks(never_fits, num_ranks=NUM_RANKS)
     assert "the GPU of another rank ran out of memory with a micro-batch of 2 images, the smallest; give" in first
     assert "the GPU of rank 1 ran out of memory" in second
+
+
+def who_compiles_when(world: World, folder: str) -> list[str]:
+    """What this rank finds in the cache of its host when it begins to compile. Local rank 0 takes the longest."""
+    found = []
+
+    def first_pass(_engine: Engine, plan: BatchPlan) -> None:
+        found.extend(sorted(path.name for path in Path(folder).iterdir()))
+        time.sleep(0.5 * (world.local_rank == 0))
+        (Path(folder) / f"{world.rank}-{plan.micro_batch}").touch()
+
+    job = job_of()
+    engine_that_fits(
+        whole(job), build=partial(build, job), first_pass=first_pass, pairs=False, world=world, is_compiled=True
+    )
+    return found
+
+
+def test_local_rank_0_compiles_first_and_the_others_find_its_kernels(tmp_path: Path) -> None:
+    first, second = run_ranks(who_compiles_when, str(tmp_path), num_ranks=NUM_RANKS)
+    assert first == []
+    assert second == ["0-16"]
 
 
 def tried_alone(world: World, stage: int, recomputed: bool) -> tuple[float, float]:

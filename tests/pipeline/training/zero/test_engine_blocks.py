@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from jobs.ranks import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
+from pipeline.ranks.world import World, current_world
 from pipeline.training.device_choices import will_compile
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.saving.save import describe
@@ -24,11 +25,23 @@ from tests.rigs.processes import one_world
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 FP32 = ("--engine.precision", "fp32")
 DROPOUT = ("--model.dropout", "0.1")
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler (Debian: g++)"
 )
+
+
+def world_on(device: torch.device, *, num_threads: int = 1) -> World:
+    """A rank without others on a device that nothing here uses."""
+    return replace(current_world("cpu"), device=device, num_threads=num_threads)
+
+
+def forget_compile_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends; what is set meanwhile is unset again."""
+    monkeypatch.setenv(COMPILE_THREADS, "")
+    monkeypatch.delenv(COMPILE_THREADS)
 
 
 def losses_and_norms(run_dir: Path) -> tuple[list[float], list[float]]:
@@ -129,17 +142,39 @@ def test_auto_compiles_on_gpus(
 ) -> None:
     monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "")
     config = EngineConfig(compile=asked, zero_stage=stage)  # type: ignore[arg-type]
-    assert will_compile(config, device) is expected
+    forget_compile_threads(monkeypatch)
+    assert will_compile(config, world_on(device)) is expected
+    assert (COMPILE_THREADS in os.environ) is expected
+
+
+@pytest.mark.parametrize(
+    ("threads", "users", "expected"),
+    [
+        (12, None, "8"),  # torch would take 32 on each rank: 256 processes on a node of 8 GPUs
+        (2, None, "2"),  # a rank's share of its host
+        (12, "3", "3"),  # the user's own
+    ],
+)
+def test_a_rank_compiles_in_few_processes(
+    monkeypatch: pytest.MonkeyPatch, threads: int, users: str | None, expected: str
+) -> None:
+    monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "")
+    forget_compile_threads(monkeypatch)
+    if users:
+        monkeypatch.setenv(COMPILE_THREADS, users)
+    will_compile(EngineConfig(compile="on"), world_on(CPU, num_threads=threads))
+    assert os.environ[COMPILE_THREADS] == expected
 
 
 def test_where_compiling_fails_auto_goes_on_and_on_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    forget_compile_threads(monkeypatch)
     monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "no C compiler")
-    assert will_compile(EngineConfig(), GPU) is False
+    assert will_compile(EngineConfig(), world_on(GPU)) is False
     assert "does not work on this cuda: no C compiler" in caplog.text
     with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):
-        will_compile(EngineConfig(compile="on"), GPU)
+        will_compile(EngineConfig(compile="on"), world_on(GPU))
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
