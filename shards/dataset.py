@@ -2,10 +2,14 @@
 
 import copy
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +17,12 @@ from numpy.typing import NDArray
 
 from shards.class_names import class_name
 from shards.errors import InvalidDataError, StorageError, UnreachableError, UserError
-from shards.index import read_blocks, read_labels, read_sample_rows, read_sources
+from shards.index import read_block_rows, read_blocks, read_labels, read_sample_rows, read_sources
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
     MANIFEST_PATH,
+    ROWS_PATH,
     Manifest,
     fingerprint_of,
     index_path,
@@ -31,6 +36,8 @@ from shards.tables import refuse_blocks, refuse_count, refuse_labels, refuse_row
 from shards.what_is_there import advice
 
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
+_SAMPLES_A_READ = 1024  # of rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
+_MOST_READ_BYTES = 1 << 20
 _OTHER_TARS = 8  # looked for where one is missing
 
 
@@ -41,6 +48,8 @@ class _Held:
         self.lock = threading.Lock()
         self.sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
         self.sample_rows_bytes = 0
+        self.block_rows: OrderedDict[int, bytes] = OrderedDict()  # of rows.bin, by the first block of each read
+        self.block_rows_bytes = 0
         self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
         self.missing_tars: set[int] = set()  # found missing while others were there
         self.has_found_tar = False
@@ -75,7 +84,15 @@ class Dataset:
     @cached_property
     def blocks(self) -> BlockTable:
         """Every block's place."""
-        return self._read_blocks()
+        return self.packed_blocks
+
+    @cached_property
+    def packed_blocks(self) -> BlockTable:
+        """Every block's place in the dataset as packed: others than `blocks` only where this is a part of it."""
+        with self.naming(BLOCKS_PATH):
+            blocks = read_blocks(self.checked_file(BLOCKS_PATH), has_rows=self._has_block_rows)
+            refuse_blocks(blocks, self.manifest)
+        return blocks
 
     @property
     def block_sizes(self) -> NDArray[np.int64]:
@@ -141,11 +158,89 @@ class Dataset:
                 held.sample_rows_bytes -= held.sample_rows.popitem(last=False)[1].num_bytes
         return rows
 
-    def _read_blocks(self) -> BlockTable:
-        with self.naming(BLOCKS_PATH):
-            blocks = read_blocks(self.checked_file(BLOCKS_PATH))
-            refuse_blocks(blocks, self.manifest)
-        return blocks
+    @property
+    def _has_block_rows(self) -> bool:
+        """Whether the rows of a block can be read without the whole index of its shard."""
+        return ROWS_PATH in self.manifest.files
+
+    def rows_of(self, first_sample_id: int, num_samples: int) -> SampleRows:
+        """The rows of consecutive samples of one shard. Reads no more than the blocks that they are in, if the dataset
+        has rows.bin, and else the shard's index. Thread-safe."""
+        if not self._has_block_rows:
+            shard = int(np.searchsorted(self.first_sample_ids, first_sample_id, side="right")) - 1
+            row = first_sample_id - int(self.first_sample_ids[shard])
+            return self.sample_rows(shard).slice(row, row + num_samples)
+        ids = self.packed_ids(np.arange(first_sample_id, first_sample_id + num_samples))
+        firsts = self.packed_blocks.first_sample_id
+        of_block = np.searchsorted(firsts, ids, side="right") - 1
+        blocks = np.unique(of_block)
+        return SampleRows.joined(
+            [self._block_rows(block).take(ids[of_block == block] - firsts[block]) for block in blocks.tolist()]
+        )
+
+    def read_together(self, sample_id: int) -> int:
+        """A number that two samples share if one read brings the rows of both."""
+        if not self._has_block_rows:
+            return int(np.searchsorted(self.first_sample_ids, sample_id, side="right"))
+        packed = self.packed_ids(np.array([sample_id], dtype=np.int64))[0]
+        return self._rows_read(int(np.searchsorted(self.packed_blocks.first_sample_id, packed, side="right")) - 1)[0]
+
+    def _block_rows(self, block: int) -> SampleRows:
+        """All rows of a block, checked."""
+        blocks, held = self.packed_blocks, self._held
+        begin, end = self._rows_read(block)
+        with held.lock:
+            data = held.block_rows.get(begin)
+            if data is not None:
+                held.block_rows.move_to_end(begin)
+        if data is None:
+            data = self._read_block_rows(begin, end)
+            with held.lock:
+                held.block_rows_bytes += len(data) - len(held.block_rows.pop(begin, b""))
+                held.block_rows[begin] = data
+                while held.block_rows_bytes > HELD_ROWS_BYTES and len(held.block_rows) > 1:
+                    held.block_rows_bytes -= len(held.block_rows.popitem(last=False)[1])
+        edges = self._rows_edges(begin, end) - self._rows_edges(begin, begin)[0]
+        own = memoryview(data)[edges[block - begin] : edges[block - begin + 1]]
+        shard, num_samples = int(blocks.shard[block]), int(blocks.num_samples[block])
+        with self.naming(ROWS_PATH):
+            rows = read_block_rows(own, num_samples)
+            record = replace(self.manifest.shards[shard], num_samples=num_samples)
+            refuse_rows(rows, record, num_classes=self.num_classes)
+        return rows
+
+    def _rows_read(self, block: int) -> tuple[int, int]:
+        """The blocks whose rows one read brings: those of 1,024 samples of a shard, unless they are large."""
+        shards = self.packed_blocks.shard
+        first, last = (int(np.searchsorted(shards, shards[block], side=side)) for side in ("left", "right"))
+        at_once = max(1, _SAMPLES_A_READ // self.manifest.samples_per_block)
+        begin = block - (block - first) % at_once
+        end = min(begin + at_once, last)
+        edges = self._rows_edges(begin, end)
+        return (begin, end) if edges[-1] - edges[0] <= _MOST_READ_BYTES else (block, block + 1)
+
+    def _rows_edges(self, begin: int, end: int) -> NDArray[np.int64]:
+        """int64[end - begin + 1]: where the rows of blocks begin..end-1 begin in rows.bin, and where the last end."""
+        ends = cast("NDArray[np.int64]", self.packed_blocks.rows_end)
+        return np.concatenate([ends[begin - 1 : begin] if begin else [0], ends[begin:end]]).astype(np.int64)
+
+    def _read_block_rows(self, begin: int, end: int) -> bytes:
+        """The bytes of the rows of blocks begin..end-1 whose checksums are those of the block table, read at most
+        twice. Raises as `checked_file`."""
+        edges, expected = self._rows_edges(begin, end), cast("NDArray[np.uint32]", self.packed_blocks.rows_crc32)
+        for _ in range(2):
+            try:
+                data = self._files.read_range(ROWS_PATH, int(edges[0]), int(edges[-1]))
+            except MissingObjectError as error:
+                self._check_manifest()
+                raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
+            except EOFError:
+                continue
+            each = [data[first - edges[0] : last - edges[0]] for first, last in pairwise(edges.tolist())]
+            if [zlib.crc32(one) for one in each] == expected[begin:end].tolist():
+                return data
+        what = f"bytes {edges[0]} to {edges[-1]} are not those that {BLOCKS_PATH} has the checksums of"
+        raise InvalidDataError(f"{self.url}/{ROWS_PATH} is damaged: {what}; {self._advice()}")
 
     def _read_rows(self, shard: int) -> SampleRows:
         with self.naming(index_path(shard)):

@@ -16,7 +16,7 @@ from shards.files.typed_json import read_record
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
 from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
 from shards.schema.config_values import Range
-from shards.tables import MOST_ROWS, TableSchema, arrow_faults, list_lengths, numbers, read_checked
+from shards.tables import MOST_ROWS, TableSchema, arrow_faults, list_lengths, numbers, read_checked, refuse_outside
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -44,6 +44,8 @@ BLOCKS_SCHEMA = pa.schema(
         ("num_samples", pa.int64()),
     ]
 )
+# What the block table also has where there is a rows.bin: where a block's rows end in it, and their checksum.
+BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
 KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # of images that the plan leaves out
 KINDS = ("refused", "unlabeled", *KINDS_BY_PLAN)
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
@@ -85,6 +87,9 @@ BLOCKS_RULES = TableSchema(
         "first_sample_id": Range(0, MOST_SAMPLES),
         "num_samples": Range(1, MOST_SHARD_SAMPLES),
     },
+)
+BLOCK_ROWS_RULES = TableSchema(
+    schema=pa.unify_schemas([BLOCKS_SCHEMA, BLOCK_ROWS_SCHEMA]), ranges={**BLOCKS_RULES.ranges, "rows_end": _BYTES}
 )
 LABELS_RULES = TableSchema(
     schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
@@ -218,10 +223,24 @@ def read_sources(data: bytes) -> list[str]:
     return names
 
 
-def read_blocks(data: bytes) -> BlockTable:
-    """The block table."""
-    table = read_checked(data, BLOCKS_RULES, most_rows=MOST_ROWS)
-    return BlockTable(**{name: numbers(table.column(name)) for name in BLOCKS_SCHEMA.names})
+def read_blocks(data: bytes, *, has_rows: bool = False) -> BlockTable:
+    """The block table; `has_rows`: with the places of each block's rows in rows.bin."""
+    rules = BLOCK_ROWS_RULES if has_rows else BLOCKS_RULES
+    table = read_checked(data, rules, most_rows=MOST_ROWS)
+    return BlockTable(**{name: numbers(table.column(name)) for name in rules.schema.names})
+
+
+def read_block_rows(data: bytes | memoryview, num_samples: int) -> SampleRows:
+    """The rows of a block, from rows.bin."""
+    rows = SampleRows.from_bytes(data, num_samples)
+    for name in (*ONE_A_SAMPLE, "labels"):
+        values = rows.label_values if name == "labels" else getattr(rows, name)
+        if name in INDEX_RULES.ranges and values.size:
+            refuse_outside(values, name, INDEX_RULES.ranges[name])
+    weights = rows.weight_values
+    if weights.size and not (np.isfinite(weights) & ((weights >= 0) | (weights == NO_WEIGHT))).all():
+        raise ValueError("column weights has a value that is negative or not finite; allowed: 0 or more, or no weight")
+    return rows
 
 
 def read_labels(data: bytes) -> pa.Table:

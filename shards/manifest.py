@@ -15,6 +15,7 @@ from shards.schema.record_columns import is_unicode, not_plain, not_sha256, reco
 FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
 MANIFEST_PATH = "manifest.json"
 BLOCKS_PATH = "blocks.parquet"
+ROWS_PATH = "rows.bin"  # of large datasets: what reading needs of every index, block by block
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
 QUARANTINE_CSV_PATH = "quarantine.csv"

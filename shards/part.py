@@ -5,6 +5,7 @@ What reads, orders, scores or counts samples does not need to know of it. shards
 
 import hashlib
 from dataclasses import asdict, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +38,10 @@ class Part(Dataset):
         """The ids that samples have in the whole dataset."""
         return self._runs.at(sample_ids)
 
-    def _read_blocks(self) -> BlockTable:
-        """Reads, of every block that has samples of the part, these samples."""
-        whole = super()._read_blocks()
+    @cached_property
+    def blocks(self) -> BlockTable:
+        """Of every block that has samples of the part, these samples."""
+        whole = self.packed_blocks
         first = self._runs.num_below(whole.first_sample_id)
         num_samples = self._runs.num_below(whole.first_sample_id + whole.num_samples) - first
         has = num_samples > 0

@@ -91,6 +91,21 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
     if (place := _first(wrong)) is not None:
         found = f"block {place} is bytes {blocks.first_byte[place]} to {blocks.end_byte[place]} of shard {shard[place]}"
         raise ValueError(f"{found}; allowed: behind the block before it, and up to {most_bytes[place]}")
+    if blocks.rows_end is not None:
+        _refuse_row_places(blocks.rows_end, blocks.num_samples)
+
+
+def _refuse_row_places(rows_end: NDArray[np.int64], num_samples: NDArray[np.int64]) -> None:
+    """Refuses places in rows.bin by which a block would have no rows, or more bytes of them than rows can have."""
+    if not rows_end.size:
+        return
+    a_sample = np.diff(rows_end, prepend=0) // num_samples
+    if (place := _first((a_sample < 1) | (a_sample > _MOST_ROW_BYTES))) is not None:
+        begin = rows_end[place - 1] if place else 0
+        raise ValueError(
+            f"the rows of block {place} are bytes {begin} to {rows_end[place]} of rows.bin; allowed: 1 to "
+            f"{_MOST_ROW_BYTES:,} bytes for each of its {num_samples[place]} samples"
+        )
 
 
 def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
@@ -149,6 +164,7 @@ def _first(wrong: NDArray[np.bool_]) -> int | None:
 MOST_ROWS = 1 << 26
 _BATCH_ROWS = 1 << 16
 _MOST_COLUMNS = 64
+_MOST_ROW_BYTES = 1 << 20  # of a sample in rows.bin: 131,072 labels with weights
 _MOST_GROUPS = 1 << 16
 _MOST_VALUES = 1 << 28  # of a column, those inside lists included
 _MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
@@ -217,7 +233,7 @@ def refuse_values(table: pa.Table, rules: TableSchema) -> None:
                 row = column.is_null().to_numpy().argmax()
                 raise ValueError(f"column {name} is null in row {row}; allowed: a value in every row")
             if name in rules.ranges:
-                _refuse_outside(column, name, rules.ranges[name])
+                _refuse_column_outside(column, name, rules.ranges[name])
 
 
 def refuse_groups(num_rows: int, groups: Sequence[Group], *, most_rows: int) -> None:
@@ -262,7 +278,7 @@ def _with_texts(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.
     return table
 
 
-def _refuse_outside(column: pa.ChunkedArray, name: str, allowed: Range) -> None:
+def _refuse_column_outside(column: pa.ChunkedArray, name: str, allowed: Range) -> None:
     for chunk in column.chunks:
         values = chunk
         if pa.types.is_list(column.type):
@@ -270,10 +286,14 @@ def _refuse_outside(column: pa.ChunkedArray, name: str, allowed: Range) -> None:
             if values.null_count:
                 raise ValueError(f"column {name} has a null in a list; allowed: {allowed}")
         found = numbers(values.drop_null())
-        if not found.size:
-            continue
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
-            raise ValueError(f"column {name} has {found[~np.isfinite(found)][0]}; allowed: {allowed}")
-        for value in (found.min(), found.max()):
-            if not allowed.holds(value.item()):
-                raise ValueError(f"column {name} has {value.item()}; allowed: {allowed}")
+        if found.size:
+            refuse_outside(found, name, allowed)
+
+
+def refuse_outside(values: NDArray[Any], name: str, allowed: Range) -> None:
+    """ValueError if one of a column's values, of which there are some, is not in the range."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError(f"column {name} has {values[~np.isfinite(values)][0]}; allowed: {allowed}")
+    for value in (values.min(), values.max()):
+        if not allowed.holds(value.item()):
+            raise ValueError(f"column {name} has {value.item()}; allowed: {allowed}")

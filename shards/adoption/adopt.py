@@ -23,7 +23,7 @@ from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, general_reasons, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
 from shards.output.progress import Progress
-from shards.packing.merge import Merged
+from shards.packing.merge import Merged, rows_file
 from shards.packing.plan import PLAN_PATH
 from shards.reading.parallel import run_tasks
 from shards.schema.config_values import shown_text
@@ -232,14 +232,15 @@ def _merged(adoption: Adoption, store: Store, found: _Found, plan_hash: str) -> 
     merged = Merged(num_classes=len(found.names), files={PLAN_PATH: plan_hash})
     quarantine: list[pa.Table] = [QUARANTINE_SCHEMA.empty_table()]
     position = 0
-    for number, some in enumerate(found.facts):
-        if some.num_fit:
-            index = store.read(index_path(len(merged.shards)))
-            commit = read_commit(index)
-            merged.add_shard(some.path, index, commit, samples_per_block=adoption.spec.samples_per_block)
-        if some.num_refused:
-            quarantine.append(_refused(adopted_rows(store, number, integers_only=found.integers_only), position))
-        position += some.num_fit + some.num_refused
+    with rows_file(store, sum(some.num_fit for some in found.facts)) as merged.rows:
+        for number, some in enumerate(found.facts):
+            if some.num_fit:
+                index = store.read(index_path(len(merged.shards)))
+                commit = read_commit(index)
+                merged.add_shard(some.path, index, commit, samples_per_block=adoption.spec.samples_per_block)
+            if some.num_refused:
+                quarantine.append(_refused(adopted_rows(store, number, integers_only=found.integers_only), position))
+            position += some.num_fit + some.num_refused
     _discard_indexes(store, first=len(merged.shards))
     refused = pa.concat_tables(quarantine)
     merged.write_tables(store, found.names, refused)

@@ -1,9 +1,13 @@
 """Last phase of packing: block table, labels, quarantine list, and the manifest that makes it a dataset."""
 
+import hashlib
 import io
 import re
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +17,7 @@ from numpy.typing import NDArray
 
 from shards.errors import InvalidDataError, UserError
 from shards.index import (
+    BLOCK_ROWS_SCHEMA,
     BLOCKS_SCHEMA,
     INDEX_SCHEMA,
     KINDS_BY_PLAN,
@@ -21,6 +26,7 @@ from shards.index import (
     LeftOut,
     ShardCommit,
     read_commit,
+    read_sample_rows,
     table_bytes,
 )
 from shards.manifest import (
@@ -31,6 +37,7 @@ from shards.manifest import (
     MOST_SHARD_SAMPLES,
     QUARANTINE_CSV_PATH,
     QUARANTINE_PATH,
+    ROWS_PATH,
     Manifest,
     ShardRecord,
     index_path,
@@ -41,17 +48,54 @@ from shards.output.progress import Progress
 from shards.packing.config import PackSpec
 from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
+from shards.sample_rows import SampleRows
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
 from shards.tables import TableSchema, read_checked
 
+LEAST_SAMPLES_WITH_ROWS = 1 << 21  # readers keep the rows of 3 million samples in memory
 _INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
 _SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
 _DATASET_FILE = re.compile(
-    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|quarantine\.csv|(blocks|labels|quarantine)\.parquet"
+    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|rows\.bin|quarantine\.csv|(blocks|labels|quarantine)\.parquet"
     r"|plan/(plan\.json|(scan|samples)-\d+\.parquet|(dropped|matches)\.parquet)"
 )
+
+
+class RowsFile:
+    """rows.bin while it is written: the rows of every block, and where they end and their checksum for the block
+    table."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash, self._num_bytes = file, hashlib.sha256(), 0
+        self.ends: list[int] = []
+        self.crc32s: list[int] = []
+
+    def add(self, rows: SampleRows, *, samples_per_block: int) -> None:
+        """Adds the rows of a shard."""
+        for first in range(0, rows.offset.size, samples_per_block):
+            data = rows.slice(first, min(first + samples_per_block, rows.offset.size)).to_bytes()
+            self._file.write(data)
+            self._hash.update(data)
+            self._num_bytes += len(data)
+            self.ends.append(self._num_bytes)
+            self.crc32s.append(zlib.crc32(data))
+
+    def sha256(self) -> str:
+        """The hash of all that was written."""
+        return self._hash.hexdigest()
+
+
+@contextmanager
+def rows_file(store: Store, num_samples: int) -> Iterator[RowsFile | None]:
+    """rows.bin of a dataset that may have `num_samples`; None if it is so small that readers keep its whole index in
+    memory."""
+    if num_samples < LEAST_SAMPLES_WITH_ROWS:
+        yield None
+        return
+    with store.create(ROWS_PATH) as file:
+        yield RowsFile(file)
 
 
 @dataclass(kw_only=True)
@@ -62,6 +106,7 @@ class Merged:
     shards: list[ShardRecord] = field(default_factory=list)
     blocks: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    rows: RowsFile | None = None
     label_counts: NDArray[np.int64] = field(init=False)
     files: dict[str, str] = field(default_factory=dict)
     num_samples: int = 0
@@ -85,6 +130,8 @@ class Merged:
             offsets, data_end=commit.data_end, samples_per_block=samples_per_block
         ):
             self.blocks.append((shard, first_byte, end_byte, self.num_samples + row, count))
+        if self.rows:
+            self.rows.add(read_sample_rows(index), samples_per_block=samples_per_block)
         self.shards.append(
             ShardRecord(
                 path=path,
@@ -103,10 +150,15 @@ class Merged:
         """Block table, labels and quarantine list."""
         columns = zip(*self.blocks, strict=True) if self.blocks else [()] * len(BLOCKS_SCHEMA)
         arrays = [pa.array(column, kind) for column, kind in zip(columns, BLOCKS_SCHEMA.types, strict=True)]
+        blocks = pa.Table.from_arrays(arrays, schema=BLOCKS_SCHEMA)
+        if self.rows:
+            for column, values in zip(BLOCK_ROWS_SCHEMA, (self.rows.ends, self.rows.crc32s), strict=True):
+                blocks = blocks.append_column(column, pa.array(values, column.type))
+            self.files[ROWS_PATH] = self.rows.sha256()
         names = [range(self.num_classes), label_names, self.label_counts]
         labels = [pa.array(column, kind) for column, kind in zip(names, LABELS_SCHEMA.types, strict=True)]
         tables = {
-            BLOCKS_PATH: pa.Table.from_arrays(arrays, schema=BLOCKS_SCHEMA),
+            BLOCKS_PATH: blocks,
             LABELS_PATH: pa.Table.from_arrays(labels, schema=LABELS_SCHEMA),
             QUARANTINE_PATH: quarantine,
         }
@@ -124,7 +176,10 @@ class Merged:
 def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -> Manifest:
     """Write the tables and, last, the manifest. Every shard must be committed."""
     merged = Merged(num_classes=len(plan.label_names), files={PLAN_PATH: plan.hash, **plan.files})
-    with Progress("merge", plan.num_shards, unit="shards") as progress:
+    with (
+        rows_file(store, plan.num_samples) as merged.rows,
+        Progress("merge", plan.num_shards, unit="shards") as progress,
+    ):
         for shard in range(plan.num_shards):
             index, commit = _committed_index(store, plan, shard)
             try:
@@ -138,6 +193,8 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     merged.write_tables(store, plan.label_names, quarantine)
     write_quarantine_csv(store, quarantine)
     _discard_stale_shards(store, plan)
+    if not merged.rows:
+        store.delete(ROWS_PATH)
     store.discard_unfinished(is_dataset_file)
     manifest = Manifest(
         format_version=FORMAT_VERSION,

@@ -182,22 +182,24 @@ class SampleReader:
                 missing += [(entry, number) for entry, place, number in each if not (window and window.arrived(place))]
         if not missing:
             return {}
-        of_shard: dict[int, list[tuple[int, int, int]]] = {}
+        groups: dict[int, list[tuple[int, int]]] = {}
         for entry, number in missing:
-            shard, row = locate_row(self.dataset, number)
-            of_shard.setdefault(shard, []).append((entry, number, row))
+            groups.setdefault(self.dataset.read_together(number), []).append((entry, number))
         loads = {
-            self._loaders.submit(partial(self.dataset.sample_rows, shard), urgent=True): shard for shard in of_shard
+            self._loaders.submit(partial(self._rows_of_each, [number for _, number in group]), urgent=True): group
+            for group in groups.values()
         }
         allowed = self._allowed_singles()
         found = {}
-        for load in as_completed(loads):  # no sample waits for another shard's index
-            shard = loads[load]
-            for entry, number, row in of_shard[shard]:
-                sample = self._ask_for_single(number, shard, row, load.result(), allowed=allowed)
+        for load in as_completed(loads):  # no sample waits for the rows of another shard
+            for (entry, number), rows in zip(loads[load], load.result(), strict=True):
+                sample = self._ask_for_single(number, rows, allowed=allowed)
                 if sample is not None:
                     found[entry] = sample
         return found
+
+    def _rows_of_each(self, numbers: list[int]) -> list[SampleRows]:
+        return [self.dataset.rows_of(number, 1) for number in numbers]
 
     def _allowed_singles(self) -> int:
         """Bytes that single reads may hold: a share of two windows of each lane seen so far."""
@@ -207,16 +209,17 @@ class SampleReader:
             self._allowed = len(self._lanes), of_windows // SINGLE_READS_SHARE
         return self._allowed[1]
 
-    def _ask_for_single(self, number: int, shard: int, row: int, rows: SampleRows, *, allowed: int) -> _Found | None:
+    def _ask_for_single(self, number: int, rows: SampleRows, *, allowed: int) -> _Found | None:
         """Requests a single sample; None if it would exceed what single reads may hold: it has to wait for its
         block."""
-        if fault := too_large(rows, row, most_bytes=self.most_sample_bytes):
-            return _Found(sample_id=number, rows=rows, row=row, fetched=None, fault=fault)
-        first, end = int(rows.offset[row]), int(rows.offset[row] + rows.size[row])
+        if fault := too_large(rows, 0, most_bytes=self.most_sample_bytes):
+            return _Found(sample_id=number, rows=rows, row=0, fetched=None, fault=fault)
+        first, end = int(rows.offset[0]), int(rows.offset[0] + rows.size[0])
         if self._singles.now + end - first > allowed:
             return None
+        shard, _ = locate_row(self.dataset, number)
         fetched = self._singles.fetch(self._tars, self.dataset.shard_path(shard), first, end, urgent=True)
-        return _Found(sample_id=number, rows=rows, row=row, fetched=fetched)
+        return _Found(sample_id=number, rows=rows, row=0, fetched=fetched)
 
     def _begin_needed(self, wanted: _Wanted, singles: dict[int, _Found]) -> None:
         """Begins a window that this batch needs or, if the batch is read singly, one of the next batches."""

@@ -84,12 +84,12 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
     Raises what an unreachable store raises, and StorageError if all tars are gone.
     """
     shard, row = locate_row(dataset, sample.sample_id)
-    rows = dataset.sample_rows(shard)
-    if fault := too_large(rows, row):
+    rows = dataset.rows_of(sample.sample_id, 1)
+    if fault := too_large(rows, 0):
         return faulty(dataset, sample, fault)
-    begin = int(rows.offset[row])
+    begin = int(rows.offset[0])
     try:
-        data = dataset.read_shard(shard, begin, begin + int(rows.size[row]))
+        data = dataset.read_shard(shard, begin, begin + int(rows.size[0]))
     except BYTES_MISSING as error:
         if isinstance(error, MissingObjectError):
             dataset.check_others_than(shard)
@@ -101,18 +101,17 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
 
 def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
     """One sample by its offset, checked; a substitute is read this way."""
-    shard, row = locate_row(dataset, sample_id)
-    rows = dataset.sample_rows(shard)
-    if fault := too_large(rows, row):
-        return faulty(dataset, sample_of(rows, row, sample_id=sample_id, data=None), fault)
+    rows = dataset.rows_of(sample_id, 1)
+    if fault := too_large(rows, 0):
+        return faulty(dataset, sample_of(rows, 0, sample_id=sample_id, data=None), fault)
     return verified(dataset, read_slice(dataset, BlockSlice(first_sample_id=sample_id, num_samples=1))[0])
 
 
 def read_slice(dataset: Dataset, block: BlockSlice) -> list[RawSample]:
     """Consecutive samples of one shard by one range read, or one by one if that is too large or does not bring them
     all."""
-    shard, first = locate_row(dataset, block.first_sample_id)
-    rows = dataset.sample_rows(shard).slice(first, first + block.num_samples)
+    shard, _ = locate_row(dataset, block.first_sample_id)
+    rows = dataset.rows_of(block.first_sample_id, block.num_samples)
     begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
     numbers = list(enumerate(range(block.first_sample_id, block.first_sample_id + block.num_samples)))
     try:

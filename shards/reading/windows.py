@@ -204,8 +204,8 @@ class Window:
 
 def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tuple[str, SampleRows]:
     """The path of a block's tar, and the block's rows `low` to `high`."""
-    shard, row = locate_row(dataset, block.first_sample_id)
-    rows = dataset.sample_rows(shard).slice(row + low, row + high + 1)
+    shard, _ = locate_row(dataset, block.first_sample_id)
+    rows = dataset.rows_of(block.first_sample_id + low, high - low + 1)
     with dataset.naming(index_path(shard)):
         refuse_block_reads(dataset.blocks, rows, block.first_sample_id + low)
     return dataset.shard_path(shard), rows

@@ -4,6 +4,7 @@ It also proves from the plan's own files that every scanned image is in exactly 
 lists what the loaders would refuse, by the loaders' own checks.
 """
 
+import hashlib
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,7 @@ from shards.manifest import (
     LABELS_PATH,
     MANIFEST_PATH,
     QUARANTINE_PATH,
+    ROWS_PATH,
     Manifest,
     index_path,
     sha256_hex,
@@ -66,7 +68,7 @@ def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
     """What a loader would refuse in the tables of the whole, and files that it would not believe."""
     manifest = dataset.manifest
     tables: dict[str, Callable[[bytes], object]] = {
-        BLOCKS_PATH: lambda data: refuse_blocks(read_blocks(data), manifest),
+        BLOCKS_PATH: lambda data: refuse_blocks(read_blocks(data, has_rows=ROWS_PATH in manifest.files), manifest),
         LABELS_PATH: lambda data: refuse_labels(read_labels(data), num_classes=manifest.num_classes),
         QUARANTINE_PATH: read_quarantine,
     }
@@ -231,6 +233,7 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Dat
         "commit record": shard_checks.check_commit(record, commit, rows, manifest.plan_hash),
         "labels": shard_checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
         "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
+        ROWS_PATH: _block_rows(dataset, task.shard, index.data),
     }
     if task.is_planned:
         found["plan"] = _as_planned(dataset, task.shard, index)
@@ -280,12 +283,21 @@ def _opened(url: str, fingerprint: str) -> Dataset:
 def _files(dataset: Dataset) -> Iterator[DatasetFault]:
     for path, expected in dataset.manifest.files.items():
         try:
-            if sha256_hex(dataset.store.read(path)) != expected:
+            if _sha256_of(dataset.store, path) != expected:
                 yield DatasetFault(where=path, what="its sha256 is not the manifest's")
         except MissingObjectError:
             yield DatasetFault(where=path, what="is missing")
         except InvalidDataError as error:
             yield DatasetFault(where=path, what=f"cannot be read: {error}")
+
+
+def _sha256_of(store: Store, path: str) -> str:
+    """Of an object of any size."""
+    digest = hashlib.sha256()
+    with store.open_read(path) as file:
+        while data := file.read(shard_checks.PIECE_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
@@ -369,6 +381,16 @@ def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -
     if (blocks := _readable_blocks(dataset)) is not None:
         record, size = dataset.manifest.shards[shard], dataset.manifest.samples_per_block
         yield from shard_checks.check_blocks(rows, data_end, record, shard=shard, blocks=blocks, samples_per_block=size)
+
+
+def _block_rows(dataset: Dataset, shard: int, data: bytes) -> Iterator[str]:
+    """What rows.bin, if there is one, says of a shard is what its index says."""
+    record, expected = dataset.manifest.shards[shard], read_sample_rows(data)
+    if ROWS_PATH not in dataset.manifest.files or not record.num_samples:
+        return
+    found = dataset.rows_of(record.first_sample_id, record.num_samples)
+    if found.to_bytes() != expected.to_bytes():
+        yield f"{ROWS_PATH} does not fit its index"
 
 
 @lru_cache(maxsize=1)
