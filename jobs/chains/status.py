@@ -52,9 +52,15 @@ class ChainStatus:
     is_stalled: bool = False
 
     @property
+    def left(self) -> list[str]:
+        """The steps that still have jobs although the chain has ended."""
+        return [step.name for step in self.steps if self.ending and (step.running or step.queued)]
+
+    @property
     def is_over(self) -> bool:
-        """Whether none of its steps has a job, or would get one; False while Slurm does not say."""
-        if self.ending or self.is_stalled:
+        """Whether none of its steps has a job, or would get one; False while Slurm does not say. If a chain gave up in
+        one branch, another may still run."""
+        if self.is_stalled or (self.ending and not self.left):
             return True
         return not (self.complaint or any(step.state in _UNDER_WAY for step in self.steps))
 
@@ -148,6 +154,9 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
         "": f"chain {name}: {count}",
     }
     lines = wrapped(words[status.ending], columns, most_lines=_MOST_LINES)
+    if status.left:
+        verb = "has" if len(status.left) == 1 else "have"
+        lines += wrapped(f"    {', '.join(status.left)} still {verb} jobs in Slurm: they go on to their end", columns)
     if status.ending in (GAVE_UP, CANCELLED):
         lines += wrapped("    > once it is mended, submit the chain again: what is complete stays", columns)
     if status.is_stalled:

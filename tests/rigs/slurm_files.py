@@ -11,7 +11,7 @@ from tests.rigs.s3 import free_port
 
 # cred_expire=5: a requeued job waits for its credential to expire, 2 minutes by default. ReturnToService=2:
 # a node that comes back is used again. KillWait=5: seconds from TERM to KILL when a job is cut off.
-# Memory is given away as cores are: 1000 MB of 4000 to a job that asks for none. GPUs are only names.
+# Memory is given away as cores are: 1000 MB of 4000 to a job that asks for none.
 # MessageTimeout and BatchStartTimeout: on a busy machine a daemon may take longer than the default of 10 s to answer;
 # srun then fails to start a rank, or a job is taken for lost.
 CONF = """\
@@ -56,10 +56,12 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Size and timeouts of the cluster. `first_job`: the number of its first job; 0: by the worker of pytest."""
+    """Size and timeouts of the cluster. `gpus_per_node`: of type h100, which are only names. `first_job`: the number of
+    its first job; 0: by the worker of pytest."""
 
     num_nodes: int = 2
     cpus_per_node: int = 2
+    gpus_per_node: int = 0
     first_job: int = 0
     start_seconds: float = 120.0
     stop_seconds: float = 15.0
@@ -83,9 +85,10 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
     controller_port, *node_ports = (free_port() for _ in range(1 + config.num_nodes))
+    gpus = f"Gres=gpu:h100:{config.gpus_per_node} " if config.gpus_per_node else ""
     nodes = "\n".join(
         f"NodeName={name} NodeHostName=rig-{name} NodeAddr=127.0.0.1 Port={port} "
-        f"CPUs={config.cpus_per_node} RealMemory=4000 Gres=gpu:h100:2 State=UNKNOWN"
+        f"CPUs={config.cpus_per_node} RealMemory=4000 {gpus}State=UNKNOWN"
         for name, port in zip(config.node_names, node_ports, strict=True)
     )
     text = CONF.format(
@@ -97,9 +100,10 @@ def write_files(folder: Path, config: SlurmConfig) -> None:
         first_job=config.first_job or _first_job(os.environ.get("PYTEST_XDIST_WORKER", "gw0")),
     )
     (folder / "slurm.conf").write_text(text)
-    for number in range(2):
+    for number in range(config.gpus_per_node):
         (folder / f"gpu{number}").touch()
-    (folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={folder}/gpu[0-1]\n")
+    if gpus:
+        (folder / "gres.conf").write_text(f"Name=gpu Type=h100 File={folder}/gpu[0-{config.gpus_per_node - 1}]\n")
 
 
 def search_path() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.rigs.slurm import SlurmCluster
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.slurm.test_stage import PATCHLINE
 from tests.slurm.test_submit import settings_in
 
@@ -47,9 +47,6 @@ def test_what_slurm_would_refuse_fails(slurm_cluster: SlurmCluster, tmp_path: Pa
     code, found = preflight(slurm_cluster, settings_in(tmp_path), "--nodes=3")
     assert (code, found["nodes"]["status"], found["admission"]["status"]) == (1, "failed", "failed")
     other = tmp_path / "other.yaml"
-    for kind, status in (("h100", "ok"), ("a100", "failed")):  # the nodes have two GPUs each that are called h100
-        other.write_text(f"partition: main\ngpus_per_node: 2\ngpu_type: {kind}\ncpus_per_rank: 1\n")
-        assert preflight(slurm_cluster, f"--cluster={other}")[1]["admission"]["status"] == status
     other.write_text("partition: gpuu\n")
     code, found = preflight(slurm_cluster, f"--cluster={other}", f"--run-dir={tmp_path}")
     assert (code, found["partition"]["status"], "run directory" in found) == (1, "failed", False)
@@ -61,6 +58,14 @@ def test_what_slurm_would_refuse_fails(slurm_cluster: SlurmCluster, tmp_path: Pa
         assert (code, statuses) == (1, ["ok", "ok", "failed"]), found
     finally:
         slurm_cluster.scontrol("delete", "PartitionName=brief")
+
+
+def test_gpus_are_asked_for_by_their_type(tmp_path: Path) -> None:
+    settings = tmp_path / "site.yaml"
+    with SlurmCluster(SlurmConfig(num_nodes=1, gpus_per_node=2, first_job=40_000)) as cluster:
+        for kind, status in (("h100", "ok"), ("a100", "failed")):
+            settings.write_text(f"partition: main\ngpus_per_node: 2\ngpu_type: {kind}\ncpus_per_rank: 1\n")
+            assert preflight(cluster, f"--cluster={settings}")[1]["admission"]["status"] == status
 
 
 def test_a_full_queue_is_a_warning(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:

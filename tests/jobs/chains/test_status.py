@@ -73,6 +73,19 @@ def test_a_chain_that_gave_up_says_why_and_what_to_do(chain: Path) -> None:
     assert "> once it is mended, submit the chain again" in todo
 
 
+def test_a_branch_that_still_runs_when_another_gave_up_is_named(chain: Path) -> None:
+    (state_folder(str(chain)) / "gave-up").write_text("report failed\n")
+    environ = slurm(chain, "2 RUNNING train.e1.r0")
+    said = [line.strip() for line in patchline("status", str(chain), environ=environ).output.splitlines()]
+    assert said[1:3] == [
+        "train still has jobs in Slurm: they go on to their end",
+        "> once it is mended, submit the chain again: what is complete stays",
+    ]
+    assert not status_of_chain(chain, environ).is_over
+    assert "still has" not in patchline("status", str(chain), environ=slurm(chain)).output
+    assert status_of_chain(chain, slurm(chain)).is_over
+
+
 def test_a_chain_without_a_job_says_that_it_is_to_be_submitted_again(chain: Path) -> None:
     ended = patchline("status", str(chain), environ=slurm(chain))
     said = [line.strip() for line in ended.output.splitlines()]
