@@ -57,12 +57,14 @@ def test_losses_are_those_of_the_unbroken_run(
 
 
 @pytest.mark.long
-def test_sixteen_ranks_save_and_twelve_continue(digits_url: str, tmp_path: Path) -> None:
-    more = ("--global-batch", "48", "--data.lanes", "48", "--steps", str(3 * SAVE_STEPS))
+def test_sixteen_ranks_save_and_four_and_twelve_continue(digits_url: str, tmp_path: Path) -> None:
+    more = ("--global-batch", "48", "--data.lanes", "48", "--steps", str(4 * SAVE_STEPS))
     train(digits_url, tmp_path / "unbroken", [(1, 1)], tmp_path, *more)
-    train(digits_url, tmp_path / "elastic", [(16, 1), (12, 2)], tmp_path, *more)
+    train(digits_url, tmp_path / "elastic", [(16, 1), (4, 3), (12, 2)], tmp_path, *more)
 
-    assert resumed_steps(tmp_path / "elastic")[1] in (SAVE_STEPS, 2 * SAVE_STEPS)
+    resumed = resumed_steps(tmp_path / "elastic")
+    assert resumed[1] in (SAVE_STEPS, 2 * SAVE_STEPS)
+    assert resumed[1] < resumed[2]
     expected, found = losses(tmp_path / "unbroken"), losses(tmp_path / "elastic")
     assert found.keys() == expected.keys()
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)
