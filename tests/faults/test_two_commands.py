@@ -39,7 +39,7 @@ def in_phases(job: PackJob) -> int:
     return max(run(replace(job, phase=phase)) for phase in PHASES)
 
 
-@pytest.mark.parametrize(("first", "every"), [(run, 2), (in_phases, 5)])
+@pytest.mark.parametrize(("first", "every"), [(run, 2), pytest.param(in_phases, 5, marks=pytest.mark.long)])
 def test_packing_to_the_same_folder(
     job: PackJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Callable[[PackJob], int], every: int
 ) -> None:

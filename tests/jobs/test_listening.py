@@ -77,7 +77,14 @@ def test_evaluation(finished_runs: FinishedRuns, digits_url: str, tmp_path: Path
         assert ranks.wait() == 0
 
 
-@pytest.mark.parametrize("stage", ["pack", "verify", "card", "predict", "export", "import"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "pack",
+        "verify",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("card", "predict", "export", "import")),
+    ],
+)
 def test_stages_that_do_not_train_listen_nowhere(
     finished_runs: FinishedRuns, digits_url: str, tmp_path: Path, stage: str
 ) -> None:

@@ -36,7 +36,7 @@ def manifest_of(run_dir: Path, step: int) -> CheckpointManifest:
     return manifest_from_json(path.read_bytes())
 
 
-@pytest.mark.parametrize(("stage", "num_ranks"), [(1, 2), (3, 2)])
+@pytest.mark.parametrize(("stage", "num_ranks"), [pytest.param(1, 2, marks=pytest.mark.long), (3, 2)])
 def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: int, num_ranks: int) -> None:
     run_dir = finished_runs.get(num_ranks, "--engine.zero-stage", str(stage))
     manifest = manifest_of(run_dir, STEPS)

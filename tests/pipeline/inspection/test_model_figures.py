@@ -64,6 +64,7 @@ def test_positions_are_resampled_to_the_papers_ratio_or_as_asked(tmp_path: Path)
         draw_positions(model, tmp_path, resample_to=30)
 
 
+@pytest.mark.long
 def test_distances_are_means_over_all_images_in_whatever_batches(tmp_path: Path) -> None:
     model = random_model()
     paths = photographs(tmp_path, 19)  # more than a batch

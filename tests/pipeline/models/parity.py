@@ -62,7 +62,7 @@ ROWS = (
     Row(title="L/32", name="vit_l32", theirs="vit_large_patch32_224", fields=EXACT, is_long=True),
     Row(title="B/16", name="vit_b16", theirs=B16, fields=EXACT),
     Row(title="B/16, the paper's GELU", name="vit_b16", theirs=B16, arguments=PAPER_GELU),
-    Row(title="S/16", name="vit_s16", theirs="vit_small_patch16_224", fields=EXACT),
+    Row(title="S/16", name="vit_s16", theirs="vit_small_patch16_224", fields=EXACT, is_long=True),
     Row(
         title="S/16, mean of tokens",
         name="vit_s16",
@@ -73,7 +73,7 @@ ROWS = (
     Row(title="Ti/16", name="vit_ti16", theirs="vit_tiny_patch16_224", arguments=PAPER_GELU),
     Row(title="B/16 to 24 x 24", name="vit_b16", theirs=B16, image=(384, 384), mode="timm", fields=EXACT),
     Row(title="B/16 to 7 x 7", name="vit_b16", theirs=B16, image=(112, 112), mode="timm", fields=EXACT, is_long=True),
-    Row(title="S/32", name="vit_s32", theirs="vit_small_patch32_224", fields=EXACT),
+    Row(title="S/32", name="vit_s32", theirs="vit_small_patch32_224", fields=EXACT, is_long=True),
     Row(title="R+Ti/16", name="r_vit_ti16", theirs="vit_tiny_r_s16_p8_224", fields=HYBRID),
     Row(title="R26+S/32", name="r26_vit_s32", theirs="vit_small_r26_s32_224", fields=HYBRID, is_long=True),
     Row(title="R50+B/16", name="r50_vit_b16", theirs="vit_base_r50_s16_224", fields=HYBRID),

@@ -49,6 +49,7 @@ CASES = list(
 )
 
 
+@pytest.mark.long
 def test_the_formula_agrees_within_two_points() -> None:
     """Both share no code. Each case has enough runs that chance is worth about half a point."""
     off = {}

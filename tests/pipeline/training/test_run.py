@@ -40,7 +40,9 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
     [
         pytest.param(1, 1, (), marks=pytest.mark.long),
         (1, 2, ()),
-        (2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03")),  # another set of moments
+        pytest.param(  # another set of moments
+            2, 2, ("--optimizer.name", "sgd", "--schedule.learning-rate", "0.03"), marks=pytest.mark.long
+        ),
         pytest.param(3, 1, ("--engine.precision", "fp32"), marks=pytest.mark.long),
         pytest.param(1, 2, ("--optimizer.first-moment", "bf16"), marks=pytest.mark.long),
         (3, 2, BF16),

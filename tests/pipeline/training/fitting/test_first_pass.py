@@ -92,7 +92,7 @@ def halved_until_it_fits(world: World, stage: int) -> tuple[list[int], list[int]
     return [size for size, _ in seen], [num_bytes for _, num_bytes in seen], found, reference
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_all_ranks_take_what_the_fullest_can(stage: int) -> None:
     for tried, in_use, found, reference in run_ranks(halved_until_it_fits, stage, num_ranks=NUM_RANKS):
         assert tried == [16, 8, 4]

@@ -39,7 +39,9 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
     ("job", "micro_batch", "num_ranks"),
     [
         pytest.param(job_of(images=4), 4, 1, id="ViT-S/16, fp32"),
-        pytest.param(job_of(images=4, engine=BF16), 2, 1, id="ViT-S/16, bf16, two passes", marks=NEEDS_BF16),
+        pytest.param(
+            job_of(images=4, engine=BF16), 2, 1, id="ViT-S/16, bf16, two passes", marks=[NEEDS_BF16, pytest.mark.long]
+        ),
         pytest.param(
             job_of(images=4, engine={"activation_checkpointing": True}),
             4,
@@ -58,7 +60,13 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
         pytest.param(
             job_of("bit_r50x1", images=2, optimizer=OptimizerConfig(name="sgd")), 2, 1, id="BiT", marks=pytest.mark.long
         ),
-        pytest.param(job_of(images=2, optimizer=OptimizerConfig(name="muon"), image_size=32, depth=4), 1, 2, id="Muon"),
+        pytest.param(
+            job_of(images=2, optimizer=OptimizerConfig(name="muon"), image_size=32, depth=4),
+            1,
+            2,
+            id="Muon",
+            marks=pytest.mark.long,
+        ),
         pytest.param(job_of(images=4, engine={"zero_stage": 2}, **SMALL), 1, 2, id="stage 2 on two ranks, two passes"),
         pytest.param(job_of(images=2, engine={"zero_stage": 3}, **SMALL), 1, 2, id="stage 3 on two ranks"),
         pytest.param(
