@@ -80,8 +80,8 @@ def test_a_run_of_a_group(cluster: SlurmCluster, place: Path) -> None:
         done = subprocess.run(words, env=environ, cwd=place, capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stdout + done.stderr
 
-    submit = ("submit", "pretrain", "digits_smoke", "--cluster=cluster.yaml", f"--run-dir={run_dir}")
-    submit += (f"--data.url={place / 'digits'}", "--checkpoint.every-steps=50")
+    submit = ["submit", "pretrain", "digits_smoke", "--cluster=cluster.yaml", f"--run-dir={run_dir}"]
+    submit += [f"--data.url={place / 'digits'}", "--checkpoint.every-steps=50"]
     code, said = patchline(OWNER, *submit, "--shared")
     assert code == 0, said
     job = int(re.findall(r"\b5\d{4}\b", said)[-1])
