@@ -182,6 +182,8 @@ def _head(view: View, columns: int) -> "list[Text]":
     if seen:
         is_late = facts.state == "running" and view.now - (facts.last_seen or 0) > _LATE_SECONDS
         lines.append(_text(seen, "red" if is_late else "dim"))
+    if facts.ranks:
+        lines += [_text(part) for part in wrapped(f"ranks: {printable_name(facts.ranks)}", columns, most_lines=2)]
     lines += [_text(fitted(view.alarm, columns), "yellow")] if view.alarm else []
     for reason in run.reasons:
         lines += [_text(part, "red") for part in wrapped(reason, columns, most_lines=2)]

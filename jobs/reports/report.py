@@ -107,6 +107,7 @@ def _time(facts: ReportFacts) -> list[str]:
     if not wall:
         return []
     parts = [(name, seconds) for name, seconds in facts.time.parts.items() if seconds >= 0.0005 * wall]
-    return [f"wall time {duration(wall)}"] + [
+    lines = [f"wall time {duration(wall)}"] + [
         f"    {WORDS[name]:32}{duration(seconds):>14}{seconds / wall:>8.1%}" for name, seconds in parts
     ]
+    return [*lines, f"ranks: {facts.run.ranks}"] if facts.run.ranks else lines

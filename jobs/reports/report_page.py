@@ -61,11 +61,16 @@ _STEP_TITLES = {
     "time/data_wait": "Step: waiting for data",
     "time/to_device": "Step: copy to the device",
     "time/forward_backward": "Step: forward and backward",
+    "time/communication": "Step: communication",
     "time/optimizer": "Step: optimiser",
     "time/checkpoint": "Step: checkpoint stall",
     "time/evaluation": "Step: evaluation",
     "time/other": "Step: other",
     "time/step": "Step: all of it",
+    "ranks/data_wait": "Longest of all ranks: waiting for data",
+    "ranks/own_step": "Longest of all ranks: step without communication",
+    "ranks/own_step_median": "Median of all ranks: step without communication",
+    "ranks/checkpoint": "Longest of all ranks: checkpoint stall",
     "memory/resident_bytes": "Resident memory",
     "memory/allocated_peak_bytes": "Memory of tensors, at most",
     "memory/reserved_peak_bytes": "Memory held by the allocator, at most",
@@ -84,7 +89,7 @@ def kind_of(name: str) -> Kind:
     if group == "fewshot":
         return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=percent)
     title = _STEP_TITLES.get(name, name)
-    if name.startswith("time/"):
+    if group in ("time", "ranks"):
         return Kind(title=title, unit="time per step", text=short_time, is_cost=True)
     if name.startswith("memory/") and name.endswith("bytes"):
         return Kind(title=title, unit="bytes", text=size, is_cost=True)

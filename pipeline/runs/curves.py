@@ -17,7 +17,10 @@ from shards.local_file import open_local_file
 
 COLUMNS = 480
 _SHOWN = re.compile(r"(loss|test_loss|test_accuracy|learning_rate|grad_norm|images_per_second|data_wait_share)")
-_GROUPS = re.compile(r"(time|perf|memory)/[ -~]{1,80}|eval/[ -~]{1,80}/(ema_)?accuracy|fewshot/[0-9]{1,9}_shots")
+_GROUPS = re.compile(
+    r"(time|perf|memory)/[ -~]{1,80}|ranks/(data_wait|own_step|own_step_median|checkpoint)"
+    r"|eval/[ -~]{1,80}/(ema_)?accuracy|fewshot/[0-9]{1,9}_shots"
+)
 _MOST_CURVES = 48
 _MOST_LINE_BYTES = 1 << 20
 _LEAST = 1e-250  # what is nearer to 0 is 0: scales cannot divide by it
@@ -148,4 +151,5 @@ def _add(grown: dict[str, _Growing], step: int, line: dict[str, object]) -> None
 
 def _rank(name: str) -> tuple[int, str]:
     order = ("loss", "test_accuracy", "test_loss", "learning_rate", "grad_norm", "images_per_second", "data_wait_share")
-    return (order.index(name), "") if name in order else (len(order) + (name == "time/other"), name)
+    place = 2 if name.startswith("ranks/") else int(name == "time/other")  # behind the parts of a step
+    return (order.index(name), "") if name in order else (len(order) + place, name)

@@ -16,26 +16,32 @@ from typing import Any
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_in
 from pipeline.runs.state import LastBeat, LastStart, Signs, State, state_of
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
+from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, rank_words
 from pipeline.training.watchdog.rank_progress import Phase, Place
 from shards.errors import InvalidDataError
 from shards.files.json_lines import Line, Tail, is_finite, is_number, is_step, read_tail
 from shards.files.seal import unsealed
 from shards.files.typed_json import parse_json, read_record
 from shards.local_file import read_local_file
+from shards.output.quantities import short_time
 from shards.schema.config_values import whole_number
 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # as in metrics.py and ledger.py, which load much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
 _MOST_BEAT_BYTES, _MOST_DONE_BYTES = 4096, 16 << 20
+_OF_RANKS = (
+    *("ranks/own_step", "ranks/own_step_rank", "ranks/own_step_median", "ranks/data_wait", "ranks/data_wait_rank"),
+    *("time/communication", "time/step"),
+)
 _COPIED_SECONDS = 60.0  # between the time in a heartbeat and its file's: more, and the folder is a copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """None: not known. `step`: the last one that was reported or saved. `last_seen`: seconds since 1970. `reasons`: why
-    it is in this state, and what in its folder cannot be used. `origin`: where its job is from, if a start tells."""
+    it is in this state, and what in its folder cannot be used. `origin`: where its job is from, if a start tells.
+    `ranks`: which of several ranks take the longest, and how much of a step is communication."""
 
     state: State
     step: int | None
@@ -46,6 +52,7 @@ class RunFacts:
     last_seen: float | None
     reasons: tuple[str, ...]
     origin: Origin = NO_ORIGIN
+    ranks: str = ""
 
     def readings(self) -> list[str]:
         """The last loss, accuracy and throughput in words, those that are known."""
@@ -164,6 +171,25 @@ def read_facts(
         last_seen=reader.last_seen(state),
         reasons=(*filter(None, (why, trouble)), *reader.reasons),
         origin=origin_in(starts) if starts else NO_ORIGIN,
+        ranks=_ranks(run_dir, tail.last(_has_ranks, containing=b'"ranks/own_step"') or {} if tail else {}),
+    )
+
+
+def _has_ranks(line: Line) -> bool:
+    return all(is_finite(line.get(name)) and line[name] >= 0 for name in _OF_RANKS)
+
+
+def _ranks(run_dir: Path, line: Line) -> str:
+    """The ranks that take the longest, in a line of metrics; empty for a rank that is alone."""
+    if not line:
+        return ""
+    own, median, wait = (line[f"ranks/{name}"] for name in ("own_step", "own_step_median", "data_wait"))
+    slowest, waiting = (rank_words(run_dir, int(line[f"ranks/{name}_rank"])) for name in ("own_step", "data_wait"))
+    times = f" ({own / median:.1f} x median)" if median else ""
+    communication = line["time/communication"] / max(line["time/step"], 1e-9)
+    return (
+        f"communication {min(communication, 1):.0%}, slowest {slowest}: {short_time(own)} a step{times}, longest data "
+        f"wait {short_time(wait)}: {waiting}"
     )
 
 

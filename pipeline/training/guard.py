@@ -58,9 +58,9 @@ def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> 
     append_or_say(Path(run_dir) / FILE_NAME, line, what=finding.words())
 
 
-def add_alarm(run_dir: str, *, step: int, kind: str, reason: str) -> None:
-    """Appends what else went wrong and was skipped; on rank 0."""
-    line = {"kind": kind, "step": step, "action": "skipped", "reason": reason}
+def add_alarm(run_dir: str, *, step: int, kind: str, reason: str, action: str = "skipped") -> None:
+    """Appends what else went wrong, and what was done about it; on rank 0."""
+    line = {"kind": kind, "step": step, "action": action, "reason": reason}
     append_or_say(Path(run_dir) / FILE_NAME, line, what=reason)
 
 

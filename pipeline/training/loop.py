@@ -5,6 +5,7 @@ stop takes one step more. Before an evaluation, a save and the end, the outcome 
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import Enum
@@ -25,9 +26,10 @@ from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
-from pipeline.training.guard import Guard
+from pipeline.training.guard import Guard, add_alarm
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
+from pipeline.training.reporting.rank_times import SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks
 from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.saving.reproducibility import BITS, say_bits
@@ -36,12 +38,13 @@ from pipeline.training.saving.when_to_save import WhenToSave, decide_when_to_sav
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import start_engine
-from pipeline.training.step import Launched, TrainStep
+from pipeline.training.step import Launched, StepResult, TrainStep
+from pipeline.training.watchdog.heartbeat_files import rank_words
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.watchdog.stopping import WaitGivenUpError
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import batches_on
-from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.engine import Engine, timed_exchanges
 from pipeline.training.zero.gpu_streams import streams_of
 from shards.errors import TransientError
 
@@ -76,6 +79,7 @@ class Loop:
         self.controls, self.position = train_step.controls, train_step.stream.typed_position
         self._start = self.step
         self._unread: Launched | None = None
+        self._slow_ranks = SlowRanks()
 
     @property
     def step(self) -> int:
@@ -156,10 +160,24 @@ class Loop:
                 scores=scores,
                 of_others=self.held_out.of_others,
                 norms=result.norms,
+                ranks=result.ranks | self._slow(result),
             )
             if result.similarity is not None:
                 self.reporter.shows_positions(result.step, result.similarity)
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
+
+    def _slow(self, result: StepResult) -> dict[str, float]:
+        """Names ranks that have been slow for long, once each; returns the last of them for the metrics."""
+        found = self._slow_ranks.newly_slow(result.own_seconds, at=time.monotonic()) if result.ranks else []
+        for one in found:
+            reason = (
+                f"{rank_words(self.controls.ledger.run_dir, one.rank)} is slow: its own part of a step, without the "
+                f"wait for the others, takes {one.own_seconds:.3g} s, {one.times:.1f} times the median of all ranks, "
+                f"and has been above {SLOW_FACTOR:g} times for {SLOW_SECONDS / 60:g} minutes; all ranks wait for it"
+            )
+            log.warning("step %d: %s", result.step, reason)
+            add_alarm(self.job.run_dir, step=result.step, kind="slow_rank", reason=reason, action="none")
+        return {"ranks/slow": float(found[-1].rank)} if found else {}
 
     def _scores(self, step: int) -> Scores | None:
         """The scores after `step`, if they are due; what of them failed is counted for the metrics."""
@@ -235,6 +253,7 @@ def open_loop(
                 if job.class_weights == "balanced":
                     weights = balanced_weights(stream.data.class_shares, job.model.num_classes)
                 gradients = Gradients(job, plan, engine, world, times=controls.times, class_weights=weights)
+            stack.enter_context(timed_exchanges(controls.times))
             if world.is_first:
                 measured = before.reporter.utilisation if before and before.reporter else None
                 utilisation = measured or Utilisation(job, world, controls.times)
@@ -283,6 +302,7 @@ def _train_step(
         discard=guard.discard,
         norms=Norms(engine, every=job.norms_every_steps, device=world.device),
         view=PositionView(job, engine, world, streams),
+        rank_times=RankTimes(controls.times, world, every=job.log_every_steps),
     )
 
 

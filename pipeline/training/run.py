@@ -148,7 +148,7 @@ def _controls(
 ) -> Controls:
     """What the run looks at and writes to while it trains; `stack` closes what needs it."""
     world, run_dir = prepared.world, prepared.run_dir
-    times, trace = StepTimes(marks_of(world.device)), None
+    times, trace = StepTimes(marks_of(world.device), is_alone=world.num_ranks == 1), None
     if profile and world.is_first:
         trace = stack.enter_context(closing(StepTrace(run_dir, profile, times, device=world.device)))
     return Controls(

@@ -16,6 +16,7 @@ from pipeline.ranks.collectives import gather_json
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
+from pipeline.training.reporting.rank_times import OWN_STEP, RankTimes
 from pipeline.training.settings.schedule import average_decay, learning_rate
 from pipeline.training.watchdog.signals import StopRequest
 from pipeline.training.watchdog.stopping import WaitGivenUpError
@@ -45,7 +46,8 @@ class StepResult:
     `loss` is the mean over the global batch, `grad_norm` the gradient's norm before clipping, `rate` the learning rate,
     `request` the highest stop request of any rank. `counts`: what all ranks have read, by name of COUNT_NAMES. `sums`:
     all sums over ranks, by name. `num_without_data`: ranks whose data had failed; then no rank made the update.
-    `norms`: of gradients and parameters, by group, if they are due. `similarity`: rank 0's levels of the position
+    `norms`: of gradients and parameters, by group, if they are due. `ranks`: what metrics say of the ranks' times, and
+    `own_seconds` those of each rank per step, if they are due. `similarity`: rank 0's levels of the position
     embeddings' similarities after the update, if they are due.
     """
 
@@ -59,6 +61,8 @@ class StepResult:
     sums: dict[str, float]
     num_without_data: int = 0
     norms: dict[str, float] = field(default_factory=dict)
+    ranks: dict[str, float] = field(default_factory=dict)
+    own_seconds: Sequence[float] = ()
     similarity: torch.Tensor | None = None
 
 
@@ -74,7 +78,7 @@ class StepSums:
     """The sums of a step, in a fixed order: the loss, each source's values, and the gradient's norm, which is no sum:
     it is the same on every rank, and is read back together with them. `streams`: None for those of the device.
 
-    A step may add up more values, which are on the device already: they are behind the others in the same reduction."""
+    A step may add up more values: they are behind the others in the same reduction."""
 
     def __init__(self, sources: Sequence[SumSource], *, device: torch.device, streams: Streams | None = None) -> None:
         self.sources, self.device, self.streams = tuple(sources), device, streams or streams_of(device)
@@ -82,14 +86,16 @@ class StepSums:
         if len(set(self.names)) != len(self.names):
             raise ValueError(f"two sums have one name: {sorted(self.names)}")
 
-    def reduced(self, loss: torch.Tensor, *, more: torch.Tensor | None = None) -> torch.Tensor:
-        """float64[names + more] on the device: the sums over all ranks. `more`: other values of this rank, float64.
-        Nothing waits for them here. Collective."""
+    def reduced(
+        self, loss: torch.Tensor, *, row: Sequence[float] = (), more: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """float64[names + row + more] on the device: the sums over all ranks. `row`, `more`: other values of this rank,
+        on the host and on the device, float64. Nothing waits for them here. Collective."""
         values = [0.0]
         for source in self.sources:
             found = source.read()
             values += [float(found[name]) for name in source.names]
-        sums = self.streams.pinned(torch.tensor([*values, 0.0], dtype=torch.float64))
+        sums = self.streams.pinned(torch.tensor([*values, 0.0, *row], dtype=torch.float64))
         sums = sums.to(self.device, non_blocking=True)
         sums[0] = loss
         if more is not None:
@@ -110,7 +116,7 @@ class StepSums:
 class TrainStep:
     """Takes batches from a stream and updates the engine with them. `sources`: what else the ranks add up. `discard`:
     whether the update of a loss is not to be made; if it is given, the host waits for every loss before its update.
-    `norms`, `view`: what is looked at in some steps only. `fault`: why this rank's data has failed."""
+    `norms`, `view`, `rank_times`: what is looked at in some steps only. `fault`: why this rank's data has failed."""
 
     def __init__(
         self,
@@ -122,9 +128,10 @@ class TrainStep:
         discard: Callable[[float], bool] | None = None,
         norms: Norms | None = None,
         view: PositionView | None = None,
+        rank_times: RankTimes | None = None,
     ) -> None:
         self.gradients, self.stream, self.controls, self.discard = gradients, stream, controls, discard
-        self.norms, self.view = norms, view
+        self.norms, self.view, self.rank_times = norms, view, rank_times
         self.fault: Exception | None = None
         self._batch: Batch | None = None
         own = (
@@ -181,8 +188,10 @@ class TrainStep:
         decay = average_decay(batch.step, ema_decay=job.ema_decay, ema_warmup=job.ema_warmup)
         with self.controls.ledger.time("compute"):
             loss = gradients.accumulate(batch, is_void=self.fault is not None)
-            norms = self._due_norms(batch.step + 1)
-            sums = self.step_sums.reduced(loss, more=norms.squares() if norms else None)
+            norms, rank_times = self._due_norms(batch.step + 1), self._due_rank_times(batch.step + 1)
+            row, more = rank_times.row() if rank_times else (), norms.squares() if norms else None
+            with self.controls.times.exchanging():
+                sums = self.step_sums.reduced(loss, row=row, more=more)
             is_bad = self.discard is not None and self.discard(float(sums[0]) / gradients.world.num_ranks)
             if self.fault is None:
                 self.stream.launched()  # before the update, for which DeepSpeed makes the host wait
@@ -195,8 +204,9 @@ class TrainStep:
     def read(self, launched: Launched) -> StepResult:
         """The outcome of a launched step, which the host waits for."""
         with self.controls.ledger.time("compute"):
-            norms = self._due_norms(launched.step)
-            sums = self.step_sums.by_name(launched.sums, more=norms.names if norms else ())
+            norms, rank_times = self._due_norms(launched.step), self._due_rank_times(launched.step)
+            more = (*(rank_times.names if rank_times else ()), *(norms.names if norms else ()))
+            sums = self.step_sums.by_name(launched.sums, more=more)
         return StepResult(
             step=launched.step,
             loss=self._loss(sums),
@@ -208,11 +218,16 @@ class TrainStep:
             sums=sums,
             num_without_data=int(sums[WITHOUT_DATA]),
             norms=norms.values(sums) if norms else {},
+            ranks=rank_times.values(sums) if rank_times else {},
+            own_seconds=rank_times.of(OWN_STEP, sums) if rank_times else (),
             similarity=launched.similarity.arrived() if launched.similarity else None,
         )
 
     def _due_norms(self, step: int) -> Norms | None:
         return self.norms if self.norms and self.norms.is_due(step) else None
+
+    def _due_rank_times(self, step: int) -> RankTimes | None:
+        return self.rank_times if self.rank_times and self.rank_times.is_due(step) else None
 
     def _loss(self, sums: Mapping[str, float]) -> float:
         return sums[LOSS] / self.gradients.world.num_ranks

@@ -267,9 +267,11 @@ class Reporter:
         of_others: Mapping[str, float] | None = None,
         guard: Mapping[str, float] | None = None,
         norms: Mapping[str, float] | None = None,
+        ranks: Mapping[str, float] | None = None,
     ) -> None:
         """The outcome of the oldest launched step. `rate`: the learning rate. `of_others`: the scores' values on other
         held-out datasets. `guard`: the guard's values beside it. `norms`: by group; a step that has them gets a line.
+        `ranks`: of the ranks' times.
         """
         self._throughput.step()
         self._step, self._loss, self._rate = step, loss, rate
@@ -287,7 +289,8 @@ class Reporter:
                 values["checkpoint/interval_seconds"] = self.save_interval_seconds
             values |= self._throughput.since_line(global_batch=self.job.global_batch)
             values |= self.utilisation.values(values["step_seconds"]) if self.utilisation else {}
-            self.metrics.write(step, values | self._epoch() | dict(guard or {}) | dict(norms or {}) | self._once)
+            more = {**(guard or {}), **(norms or {}), **(ranks or {})}
+            self.metrics.write(step, values | self._epoch() | more | self._once)
             self._once, self._line_step = {}, step
         self._ticker.tick(self.facts)
 

@@ -120,6 +120,16 @@ class HeartbeatFiles:
         return self._folder / f"rank-{rank:05d}.json"
 
 
+def rank_words(run_dir: Path, rank: int) -> str:
+    """A rank, with its host if a heartbeat tells it."""
+    try:
+        path = run_dir / FOLDER / f"rank-{rank:05d}.json"
+        host = read_record(Beat, read_local_file(path, most_bytes=_MOST_BYTES)).host
+    except (OSError, ValueError, InvalidDataError):
+        return f"rank {rank}"
+    return f"rank {rank} on host {host}"
+
+
 def error_words(error: BaseException) -> str:
     """An error in one line, short enough for a beat."""
     line = str(error).strip().partition("\n")[0]

@@ -2,7 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from pipeline.training.zero.state import (
     spoil_gradients,
     swap,
 )
+from pipeline.training.zero.step_times import StepTimes
 
 _PRINT_NEVER = 2**31
 
@@ -146,6 +148,53 @@ class FrozenWeights:
         """Gives the memory back."""
         for part in self._parts.values():
             part.slots[MASTER].untyped_storage().resize_(0)
+
+
+# Of DeepSpeed's backend, all that it calls in a step.
+_EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
+
+
+@contextmanager
+def timed_exchanges(times: StepTimes) -> Iterator[None]:
+    """Inside, DeepSpeed's exchanges between ranks are the `communication` of the steps: from the call to its end on the
+    device, and each wait for one that runs beside the passes. Changes nothing on a rank that is alone."""
+    if times.is_alone:
+        yield
+        return
+    import deepspeed.comm.comm  # noqa: PLC0415  # the engine has loaded it
+
+    backend = deepspeed.comm.comm.cdb
+    try:
+        for name in _EXCHANGES:
+            setattr(backend, name, _timed(getattr(backend, name), times))
+        yield
+    finally:
+        for name in _EXCHANGES:
+            vars(backend).pop(name, None)  # the method of its class is there again
+
+
+def _timed(exchange: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
+    def timed(*args: Any, **options: Any) -> Any:
+        with times.exchanging():
+            work = exchange(*args, **options)
+        return _TimedWork(work, times) if work is not None else None
+
+    return timed
+
+
+class _TimedWork(dist.Work):
+    """An exchange that has begun, and which DeepSpeed waits for later."""
+
+    def __init__(self, work: Any, times: StepTimes) -> None:
+        super().__init__()
+        self._work, self._times = work, times
+
+    def wait(self, *args: Any, **options: Any) -> Any:
+        with self._times.exchanging():
+            return self._work.wait(*args, **options)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
 
 
 class Engine:

@@ -4,6 +4,9 @@ On a CPU a mark is a time. On a GPU it is an event on the stream that computes, 
 a wait for data or a save that the GPU does not see, because it is still computing, costs nothing. Events are read once
 they have happened, a step late; nothing waits for them. Besides, the wall time of each step is taken from the host's
 clock, so that the parts can be compared with something that they do not define.
+
+Exchanges between ranks are a part of their own, `communication`, wherever in the step they are: a rank that waits there
+for a slower one has little to do itself.
 """
 
 import time
@@ -15,11 +18,15 @@ from typing import Literal, Protocol
 
 import torch
 
-Part = Literal["data_wait", "to_device", "forward_backward", "optimizer", "checkpoint", "evaluation", "other"]
+Part = Literal[
+    "data_wait", "to_device", "forward_backward", "communication", "optimizer", "checkpoint", "evaluation", "other"
+]
 PARTS: tuple[Part, ...] = (
-    *("data_wait", "to_device", "forward_backward", "optimizer", "checkpoint", "evaluation"),
+    *("data_wait", "to_device", "forward_backward", "communication", "optimizer", "checkpoint", "evaluation"),
     "other",
 )
+_ASIDE: tuple[Part, ...] = ("checkpoint", "evaluation")  # whose exchanges belong to them
+_STEP, _COUNT = "step", "steps"
 
 
 class DeviceMark(Protocol):
@@ -126,10 +133,11 @@ def unnamed(_: str) -> AbstractContextManager[object]:
 
 class StepTimes:
     """Adds up the parts of the steps. A step lasts until the next one begins: a save or an evaluation behind it is
-    part of it. `named` names what happens inside a part, for a profiler."""
+    part of it. `named` names what happens inside a part, for a profiler. `is_alone`: there are no other ranks, so there
+    is no `communication`."""
 
-    def __init__(self, marks: Marks | None = None) -> None:
-        self._marks = marks or HostMarks()
+    def __init__(self, marks: Marks | None = None, *, is_alone: bool = False) -> None:
+        self._marks, self.is_alone = marks or HostMarks(), is_alone
         self.named: Callable[[str], AbstractContextManager[object]] = unnamed
         self._part: Part = "other"
         self._begins: list[tuple[Part, DeviceMark]] = []
@@ -140,7 +148,8 @@ class StepTimes:
     def forget(self) -> None:
         """The next step begins from nothing: what lies before it belongs to no step."""
         self._begins, self._ended = [], deque()
-        self._sums, self._seconds, self._num_steps = dict.fromkeys(PARTS, 0.0), 0.0, 0
+        self._sums: dict[str, float] = dict.fromkeys((*PARTS, _STEP, _COUNT), 0.0)
+        self._at_line, self._at_exchange = dict(self._sums), dict(self._sums)
 
     def begins(self) -> None:
         """A step begins, and the one before it ends."""
@@ -161,17 +170,34 @@ class StepTimes:
         finally:
             self._enter(before)
 
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Time inside is spent on an exchange with other ranks, if there are any."""
+        if self.is_alone or self._part in _ASIDE:
+            yield
+            return
+        with self.part("communication"):
+            yield
+
     def since_line(self) -> dict[str, float]:
         """Mean seconds per step since the last call: of each part, and by the host's clock (`step`). Empty if no step
         has ended since."""
         self._add_up()
-        num_steps = self._num_steps
-        if not num_steps:
-            return {}
-        found = {f"time/{part}": seconds / num_steps for part, seconds in self._sums.items()}
-        found["time/step"] = self._seconds / num_steps
-        self._sums, self._seconds, self._num_steps = dict.fromkeys(PARTS, 0.0), 0.0, 0
-        return found
+        found = _means(self._sums, self._at_line)
+        if found:
+            self._at_line = dict(self._sums)
+        left_out = ("communication",) if self.is_alone else ()
+        return {f"time/{name}": seconds for name, seconds in found.items() if name not in left_out}
+
+    def since_exchange(self) -> tuple[float, float, float]:
+        """Mean seconds per step since the last call: of waiting for data, of the step without `communication`, and of
+        waiting for saves. Zeros if no step has ended since."""
+        self._add_up()
+        found = _means(self._sums, self._at_exchange)
+        if not found:
+            return 0.0, 0.0, 0.0
+        self._at_exchange = dict(self._sums)
+        return found["data_wait"], max(0.0, found[_STEP] - found["communication"]), found["checkpoint"]
 
     def _enter(self, part: Part) -> None:
         self._part = part
@@ -186,5 +212,11 @@ class StepTimes:
             for (part, began), ended in zip(step.begins, ends, strict=True):
                 self._sums[part] += began.seconds_to(ended)
                 self._marks.free(began)
-            self._seconds += step.seconds
-            self._num_steps += 1
+            self._sums[_STEP] += step.seconds
+            self._sums[_COUNT] += 1
+
+
+def _means(sums: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """Of each sum, what was added since, per step; empty if no step was."""
+    num_steps = sums[_COUNT] - before[_COUNT]
+    return {name: (sums[name] - before[name]) / num_steps for name in (*PARTS, _STEP)} if num_steps else {}

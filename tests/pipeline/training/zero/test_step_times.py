@@ -1,5 +1,6 @@
 """Parts of a step: they are those that the marks say, they sum to the wall time, and nothing waits for a mark."""
 
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.zero.engine import _quiet_deepspeed, timed_exchanges
 from pipeline.training.zero.step_times import (
     PARTS,
     CudaMark,
@@ -20,6 +23,7 @@ from pipeline.training.zero.step_times import (
     StepTimes,
     marks_of,
 )
+from tests.rigs.processes import run_ranks
 from tests.rigs.training import TINY, FinishedRuns
 
 
@@ -84,6 +88,7 @@ def test_parts_of_a_step_are_read_once_the_device_is_there() -> None:
         "data_wait": 1.0,
         "to_device": 4.0,
         "forward_backward": 7.0,
+        "communication": 0.0,
         "optimizer": 5.0,
         "checkpoint": 0.0,
         "evaluation": 0.0,
@@ -108,6 +113,67 @@ def test_a_part_inside_another_ends_with_it() -> None:
     times.begins()
     found = times.since_line()
     assert (found["time/evaluation"], found["time/checkpoint"], found["time/other"]) == (5.0, 2.0, 0.0)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_exchanges_are_a_part_of_their_own_but_in_saves_and_evaluations(*, is_alone: bool) -> None:
+    marks = LateMarks(reached=1e9)
+    times = StepTimes(marks, is_alone=is_alone)
+    for _ in range(2):
+        times.begins()
+        for part in ("forward_backward", "evaluation"):
+            with times.part(part):
+                marks.time += 1
+                with times.exchanging():
+                    marks.time += 2
+    times.begins()
+    found = times.since_line()
+    assert found["time/evaluation"] == 3.0
+    assert found["time/forward_backward"] == (3.0 if is_alone else 1.0)
+    assert found.get("time/communication") == (None if is_alone else 2.0)
+    assert marks.num_made == (11 if is_alone else 15), "a rank that is alone makes no mark for them"
+    assert times.since_exchange()[0] == 0.0
+
+
+def test_lines_and_exchanges_have_means_of_their_own() -> None:
+    marks = LateMarks(reached=1e9)
+    times = StepTimes(marks)
+    assert times.since_exchange() == (0.0, 0.0, 0.0)
+    for _ in range(3):
+        step_of(times, marks)
+        assert times.since_line() == {} or times.since_line() == {}
+    step_of(times, marks)
+    wait, own, stall = times.since_exchange()
+    assert (wait, stall) == (1.0, 0.0)
+    assert 0 < own < 60, "by the host's clock"
+    assert times.since_exchange() == (0.0, 0.0, 0.0)
+
+
+PAUSE = 0.5
+
+
+def times_of_exchanges(world: World) -> dict[str, float]:
+    """Rank 1 comes late to two exchanges of DeepSpeed, one of which is waited for later, and to one outside."""
+    comm, times = _quiet_deepspeed().comm, StepTimes()
+    comm.barrier()
+    times.begins()
+    with timed_exchanges(times):
+        for is_late in (False, True):
+            threading.Event().wait(PAUSE * world.rank)
+            work = comm.all_reduce(torch.ones(1), async_op=is_late)
+            if is_late:
+                work.wait()
+    threading.Event().wait(PAUSE * world.rank)
+    comm.all_reduce(torch.ones(1))
+    times.begins()
+    return times.since_line()
+
+
+@pytest.mark.alone
+def test_deepspeeds_exchanges_are_communication() -> None:
+    waiting, _late = run_ranks(times_of_exchanges, num_ranks=2)
+    assert waiting["time/communication"] > 1.1 * PAUSE, "it has waited twice inside"
+    assert waiting["time/other"] > 0.1 * PAUSE, "and once outside"
 
 
 def test_an_error_inside_a_part_ends_the_part() -> None:
@@ -196,7 +262,13 @@ def test_parts_of_a_runs_steps_sum_to_their_wall_time(finished_runs: FinishedRun
     assert len(lines) >= int(steps) // 2
     for line in lines:
         assert sum(line[f"time/{part}"] for part in PARTS) == pytest.approx(line["time/step"], rel=0.03), line
-        assert min(line[f"time/{part}"] for part in ("data_wait", "to_device", "forward_backward", "optimizer")) > 0
+        measured = ("data_wait", "to_device", "forward_backward", "communication", "optimizer")
+        assert min(line[f"time/{part}"] for part in measured) > 0
+    for line in read_metrics(run_dir)[1:]:  # before the first, no step has ended
+        assert 0 < line["ranks/own_step_median"] <= line["ranks/own_step"] < 60
+        assert {line[f"ranks/{name}_rank"] for name in ("own_step", "data_wait", "checkpoint")} <= {0, 1}
+    assert not [name for line in read_metrics(finished_runs.get(1)) for name in line if name.startswith("ranks/")]
+    assert not any("time/communication" in line for line in read_metrics(finished_runs.get(1)))
     assert any(line["time/checkpoint"] > 0 for line in lines)
     assert sum(line["time/other"] for line in lines) < 0.5 * sum(line["time/step"] for line in lines)
     assert all(line["memory/resident_bytes"] > 1e8 for line in read_metrics(run_dir))
