@@ -74,7 +74,7 @@ ORDER = {
         "commit fragments stored",
         "attempts best rank_file_in",
         "manifest writer_messages",
-        "config gone rank_file_out saved_job",
+        "config gone range_plan rank_file_out saved_job",
     ),
     "pipeline/models": (
         "conversion",

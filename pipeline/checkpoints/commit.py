@@ -6,7 +6,7 @@ that was just committed is never deleted.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from pipeline.checkpoints.manifest import (
     manifest_from_json,
     manifest_to_json,
 )
-from pipeline.checkpoints.rank_file_out import RankReport, read_report
+from pipeline.checkpoints.rank_file_out import RankReport, rank_of, read_report
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.checkpoints.writer_messages import CommitOrder, Retention
 from pipeline.data.position import StreamPosition
@@ -118,18 +118,49 @@ def draft_manifest(
     )
 
 
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    """Fragments of one tensor and slot, equally long and at the same byte, in the files of consecutive ranks."""
+
+    rank: int
+    file: str
+    offset: int
+    start: int
+    length: int
+    num_files: int = 1
+
+    def takes(self, rank: int, *, offset: int, start: int, length: int) -> bool:
+        """Adds the fragment of a rank if it continues the run; False if it does not."""
+        is_next = rank == self.rank + self.num_files and start == self.start + self.num_files * length
+        if not is_next or offset != self.offset or length != self.length:
+            return False
+        self.num_files += 1
+        return True
+
+    def location(self) -> FragmentLocation:
+        """As the manifest has it."""
+        return FragmentLocation(
+            file=self.file, offset=self.offset, start=self.start, length=self.length, num_files=self.num_files
+        )
+
+
 def with_reports(draft: CheckpointManifest, reports: Sequence[RankReport]) -> CheckpointManifest:
     """The manifest of a checkpoint from its draft and every rank's report. KeyError for a tensor that is not in the
     draft, ValueError for a file whose checksums do not fit its size."""
-    slots: dict[str, dict[str, list[FragmentLocation]]] = {name: {} for name in draft.tensors}
-    for report in reports:
+    runs: dict[str, dict[str, list[_Run]]] = {name: {} for name in draft.tensors}
+    for report in sorted(reports, key=lambda each: rank_of(each.file)):
+        rank = rank_of(report.file)
         for name, slot, offset, start, length in report.pieces:
-            found = FragmentLocation(file=report.file, offset=offset, start=start, length=length)
-            slots[name].setdefault(slot, []).append(found)
-    moments = sorted({slot for locations in slots.values() for slot in locations} - {MASTER})
+            found = runs[name].setdefault(slot, [])
+            if not (found and found[-1].takes(rank, offset=offset, start=start, length=length)):
+                found.append(_Run(rank=rank, file=report.file, offset=offset, start=start, length=length))
+    moments = sorted({slot for found in runs.values() for slot in found} - {MASTER})
     tensors = {}
     for name, tensor in draft.tensors.items():
-        locations = {slot: tuple(sorted(found, key=lambda p: p.start)) for slot, found in slots[name].items()}
+        locations = {
+            slot: tuple(run.location() for run in sorted(found, key=lambda each: each.start))
+            for slot, found in runs[name].items()
+        }
         tensors[name] = replace(tensor, slots=locations)
     files = {report.file: report.record for report in reports}
     return replace(draft, tensors=tensors, files=files, moments=tuple(moments))

@@ -4,22 +4,25 @@
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.json          what this rank wrote, for the manifest
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
 
-A manifest carries a digest of itself (shards/files/seal.py), which is compared before anything in it counts. Formats 1
-and 2 had none, and one sha256 for a whole file. Format 1 held the position as `data_state`, without the step, and the
-saved job as a part of `record`. Each parameter is saved with the moments that the optimiser keeps of it, under
-PyTorch's names: with Muon, those of the blocks' matrices are others than those of the rest.
+A manifest carries a digest of itself (shards/files/seal.py), which is compared before anything in it counts. Equal
+fragments that follow each other in the ranks' files are one entry, so that 550,000 fragments of ViT-H/14 on 512 ranks
+take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: with Muon,
+those of the blocks' matrices are others than those of the rest.
+
+Format 3 had an entry for each fragment. Formats 1 and 2 had no digest, and one sha256 for a whole file. Format 1 held
+the position as `data_state`, without the step, and the saved job as a part of `record`.
 """
 
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.checkpoints.rank_file_out import FileRecord
+from pipeline.checkpoints.rank_file_out import FileRecord, file_name, rank_of
 from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.data.position import StreamPosition
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
@@ -30,8 +33,9 @@ from shards.schema.config_values import shown_value
 MASTER = "master"
 AVERAGE = "average"
 
-FORMAT = 3
+FORMAT = 4
 _FIRST_FORMAT = 1  # is still read
+_FIRST_SEALED = 3
 MANIFEST_NAME = "MANIFEST.json"
 _MOST_DIMENSIONS = 8  # of a tensor
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -48,7 +52,11 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class FragmentLocation:
-    """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32."""
+    """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32.
+
+    `num_files`: in how many files, of consecutive ranks, `length` elements are at this byte; each file has the elements
+    that follow those of the file before it.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -56,6 +64,12 @@ class FragmentLocation:
     offset: Count
     start: Count
     length: Count
+    num_files: Annotated[int, Field(ge=1, lt=1 << 31)] = 1
+
+    @property
+    def num_elements(self) -> int:
+        """In all of its files."""
+        return self.num_files * self.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +141,7 @@ _FORMAT = TypeAdapter(_Format)
 
 def manifest_to_json(manifest: CheckpointManifest) -> bytes:
     """UTF-8 JSON of a manifest, with a digest of itself."""
-    return sealed(_MANIFEST.dump_json(manifest, indent=1))
+    return sealed(_MANIFEST.dump_json(manifest))
 
 
 def manifest_from_json(data: bytes) -> CheckpointManifest:
@@ -137,15 +151,15 @@ def manifest_from_json(data: bytes) -> CheckpointManifest:
         found = _FORMAT.validate_json(data)
         if not _FIRST_FORMAT <= found.format <= FORMAT:
             raise ValueError(f"manifest format {found.format}, this version reads {_FIRST_FORMAT} to {FORMAT}")
-        if found.format < FORMAT and found.digest:
+        if found.format < _FIRST_SEALED and found.digest:
             raise ValueError(f"a digest in a manifest of format {found.format}: it was changed after it was written")
-        manifest = _MANIFEST.validate_json(unsealed(data) if found.format == FORMAT else _from_older(data))
+        manifest = _MANIFEST.validate_json(unsealed(data) if found.format >= _FIRST_SEALED else _from_older(data))
     except ValidationError as error:
         first = error.errors()[0]
         at = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
         raise ValueError(f"not a manifest: {at}{first['msg']}") from error
     _refuse_contradictions(manifest)
-    return manifest
+    return replace(manifest, format=FORMAT)
 
 
 def draft_from_json(data: bytes) -> CheckpointManifest:
@@ -155,7 +169,7 @@ def draft_from_json(data: bytes) -> CheckpointManifest:
 
 def is_sealed(data: bytes) -> bool:
     """Whether a manifest has a format that carries a digest of itself."""
-    return _FORMAT.validate_json(data).format == FORMAT
+    return _FORMAT.validate_json(data).format >= _FIRST_SEALED
 
 
 def _from_older(data: bytes) -> str:
@@ -191,27 +205,53 @@ def _refuse_contradictions(manifest: CheckpointManifest) -> None:
     slots = sorted({MASTER, *manifest.moments})
     if len(slots) != 1 + len(manifest.moments):
         raise ValueError(f"moments are {shown_value(manifest.moments)}; allowed: each once, and no {MASTER}")
+    sizes = _FileSizes(manifest.files)
     for name, tensor in manifest.tensors.items():
         found, is_trained = set(tensor.slots), len(tensor.slots) > 1
         if not {MASTER} <= found <= set(slots) or (is_trained and AVERAGE in slots and AVERAGE not in found):
             raise ValueError(f"{shown_value(name)} has {shown_value(sorted(tensor.slots))}; allowed: {slots}")
         for slot, locations in tensor.slots.items():
-            fault = _wrong_cover(locations, num_elements=math.prod(tensor.shape), files=manifest.files)
+            fault = _wrong_cover(locations, num_elements=math.prod(tensor.shape), sizes=sizes)
             if fault:
                 raise ValueError(f"{slot} of {shown_value(name)}: {fault}")
 
 
-def _wrong_cover(locations: Iterable[FragmentLocation], *, num_elements: int, files: Mapping[str, FileRecord]) -> str:
+class _FileSizes:
+    """Sizes of a checkpoint's files by rank. ValueError for a file whose name is not that of its rank."""
+
+    def __init__(self, files: Mapping[str, FileRecord]) -> None:
+        for name in files:
+            if name != file_name(rank_of(name)):
+                raise ValueError(f"a file is named {name}; allowed: {file_name(rank_of(name))}")
+        self._ranks = sorted(map(rank_of, files))
+        self._sizes = [files[file_name(rank)].num_bytes for rank in self._ranks]
+        self._places = {rank: place for place, rank in enumerate(self._ranks)}
+        self._found: dict[tuple[int, int], int] = {}
+
+    def smallest(self, location: FragmentLocation) -> int:
+        """The size of the smallest file with fragments of a location; -1 if not all of them are there."""
+        first, end = rank_of(location.file), rank_of(location.file) + location.num_files
+        if (first, end) not in self._found:
+            low = self._places.get(first, len(self._ranks))
+            high = low + location.num_files
+            is_there = high <= len(self._ranks) and self._ranks[high - 1] == end - 1
+            self._found[first, end] = min(self._sizes[low:high]) if is_there else -1
+        return self._found[first, end]
+
+
+def _wrong_cover(locations: Iterable[FragmentLocation], *, num_elements: int, sizes: _FileSizes) -> str:
     """What is wrong if fragments do not hold each element exactly once, inside their files; empty if nothing is."""
     end = 0
-    for location in sorted(locations, key=lambda each: (each.start, each.length)):
-        if location.file not in files:
-            return f"{location.file} is not among the checkpoint's files"
-        if location.offset + location.length * FLOAT_BYTES > files[location.file].num_bytes:
+    for location in sorted(locations, key=lambda each: (each.start, each.num_elements)):
+        smallest = sizes.smallest(location)
+        if smallest < 0:
+            more = f" or one of the {location.num_files - 1} files after it" if location.num_files > 1 else ""
+            return f"{location.file}{more} is not among the checkpoint's files"
+        if location.offset + location.length * FLOAT_BYTES > smallest:
             return f"element {location.start} begins beyond the end of {location.file}, at byte {location.offset}"
         if location.start != end:
             return f"element {min(end, location.start)} is held {'twice' if location.start < end else 'nowhere'}"
-        end += location.length
+        end += location.num_elements
     return "" if end == num_elements else f"its fragments hold {end} elements; allowed: {num_elements}"
 
 
@@ -235,12 +275,11 @@ def is_checkpoint_file(path: str) -> bool:
 def overlapping(
     locations: tuple[FragmentLocation, ...], *, start: int, length: int
 ) -> list[tuple[FragmentLocation, int, int]]:
-    """The pieces that hold the elements [start, start + length) lie: (location, first element, number of elements)
-    each."""
+    """Where the elements [start, start + length) lie: (location, first element, number of elements) each."""
     end = start + length
     found = []
     for location in locations:
-        low, high = max(start, location.start), min(end, location.start + location.length)
+        low, high = max(start, location.start), min(end, location.start + location.num_elements)
         if low < high:
             found.append((location, low, high - low))
     return sorted(found, key=lambda item: item[1])

@@ -2,10 +2,6 @@
 
 `verify` reads a whole file, part by part, and keeps what there is room for, since a resumed rank mostly needs its own
 file. What is read later is taken from there, or is read and compared again.
-
-A rank's file holds its fragments one after the other, each with all of its slots. A slot, a group of tensors or another
-rank needs many short pieces that lie close to each other, while a request costs as much as some megabytes. So a plan
-joins them into a few large ranges that read no byte twice. Ranges consist of whole parts, which have the checksums.
 """
 
 import hashlib
@@ -15,13 +11,16 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pipeline.checkpoints.manifest import CheckpointManifest, FragmentLocation
-from pipeline.checkpoints.rank_file_out import FileRecord
+from pipeline.checkpoints.range_plan import FilePieces, PartRange, plan_ranges
+from pipeline.checkpoints.rank_file_out import FileRecord, rank_of
 from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.errors import StorageError
@@ -29,65 +28,8 @@ from shards.pool import Pool
 from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, Store
 
-_GAP_BYTES = 4 << 20  # between two pieces that one request reads: about what a request to S3 costs
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByteRange:
-    """Bytes begin..end-1 of a file."""
-
-    file: str
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartRange:
-    """Parts first..end-1 of a file, and the numbers of the pieces that lie in them, wholly or with an end."""
-
-    file: str
-    first: int
-    end: int
-    pieces: NDArray[np.int64]
-
-
-def plan_ranges(pieces: Sequence[ByteRange], part_bytes: Mapping[str, int], *, most_bytes: int) -> Iterator[PartRange]:
-    """The ranges that hold all pieces, file by file. Each has at most `most_bytes`, or a single part."""
-    names = sorted({piece.file for piece in pieces})
-    numbers = {name: number for number, name in enumerate(names)}
-    files = np.fromiter((numbers[piece.file] for piece in pieces), dtype=np.int64, count=len(pieces))
-    begins = np.fromiter((piece.begin for piece in pieces), dtype=np.int64, count=len(pieces))
-    ends = np.fromiter((piece.end for piece in pieces), dtype=np.int64, count=len(pieces))
-    order = np.lexsort((begins, files))
-    bounds = np.searchsorted(files[order], np.arange(len(names) + 1))
-    for name, low, high in zip(names, bounds[:-1], bounds[1:], strict=True):
-        own, size = order[low:high], part_bytes[name]
-        own = own[ends[own] > begins[own]]  # an empty tensor has no bytes
-        if own.size:
-            most_parts = max(1, most_bytes // size)
-            parts = np.stack([begins[own] // size, -(-ends[own] // size)])
-            yield from _ranges_of(name, own, parts, most_parts, _GAP_BYTES // size)
-
-
-def _ranges_of(
-    name: str, own: NDArray[np.int64], parts: NDArray[np.int64], most_parts: int, gap: int
-) -> Iterator[PartRange]:
-    """The ranges of one file. `own`: its pieces, in rising order of their first part. `parts` int64[2, pieces]: the
-    first part of each, and the one after its last."""
-    firsts, ends = parts
-    reached = np.maximum.accumulate(ends)
-    breaks = np.flatnonzero(firsts[1:] > reached[:-1] + gap) + 1
-    for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), own.size], strict=True):
-        last = int(reached[high - 1])
-        for first in range(int(firsts[low]), last, most_parts):
-            end = min(first + most_parts, last)
-            is_inside = (firsts[low:high] < end) & (ends[low:high] > first)
-            if is_inside.any():
-                yield PartRange(file=name, first=first, end=end, pieces=own[low:high][is_inside])
-
-
-_READ_BYTES = 64 << 20  # of a file being verified, in one request
-_RANGE_BYTES = 16 << 20  # of what is filled, in one request
+READ_BYTES = 64 << 20  # of a file being verified, in one request
+RANGE_BYTES = 16 << 20  # of what is filled, in one request
 _NUM_READERS = 8
 _MOST_UNDER_WAY_BYTES = 128 << 20
 _MOST_HELD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
@@ -95,48 +37,106 @@ _MOST_HELD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Elements of a fragment, from `first` of its tensor on, to be copied into `target`, flat float32 on any device."""
+    """Elements of the fragments of a location, from `first` of their tensor on, to be copied into `target`, flat
+    float32 on any device."""
 
     location: FragmentLocation
     first: int
     target: torch.Tensor
 
-    @property
-    def place(self) -> ByteRange:
-        """The bytes of the file that hold them."""
-        begin = self.location.offset + (self.first - self.location.start) * FLOAT_BYTES
-        return ByteRange(file=self.location.file, begin=begin, end=begin + self.target.numel() * FLOAT_BYTES)
 
-    def take(self, data: bytearray, *, begin: int) -> None:
-        """Copies what there is of them in `data`, which begins at byte `begin` of the file."""
-        place = self.place
-        low, high = max(begin, place.begin), min(begin + len(data), place.end)
-        source = torch.frombuffer(data, dtype=torch.uint8, count=high - low, offset=low - begin)
-        self.target.view(torch.uint8)[low - place.begin : high - place.begin].copy_(source)
+def pieces_of(wanted: Sequence[Wanted], names: Sequence[str]) -> FilePieces:
+    """The pieces that are wanted, one for each file of a location. `names`: all files, in the order of their ranks."""
+    numbers = {name: number for number, name in enumerate(names)}
+    rows = []
+    for number, each in enumerate(wanted):
+        if num_elements := each.target.numel():
+            place, low = each.location, each.first - each.location.start
+            rows.append((number, numbers[place.file], place.offset, place.length, low, num_elements))
+    targets, files, offsets, lengths, lows, counts = np.array(rows, dtype=np.int64).reshape(-1, 6).T
+    firsts = lows // lengths  # of the files of a location
+    num_pieces = -(-(lows + counts) // lengths) - firsts
+    row = np.repeat(np.arange(len(rows)), num_pieces)
+    number = firsts[row] + np.arange(row.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    first = np.maximum(lows[row], number * lengths[row])
+    end = np.minimum((lows + counts)[row], (number + 1) * lengths[row])
+    begins = offsets[row] + (first - number * lengths[row]) * FLOAT_BYTES
+    return FilePieces(
+        names=names,
+        files=files[row] + number,
+        begins=begins,
+        ends=begins + (end - first) * FLOAT_BYTES,
+        targets=targets[row],
+        ats=(first - lows[row]) * FLOAT_BYTES,
+    )
+
+
+class Targets:
+    """Flat tensors, all on one device, as bytes that pieces are copied to."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        views = [tensor.view(torch.uint8) for tensor in tensors]
+        self._is_on_cpu = all(view.device.type == "cpu" for view in views)
+        self._views: Sequence[Any] = [view.numpy() for view in views] if self._is_on_cpu else views  # 10 times faster
+
+    def take(self, pieces: FilePieces, data: bytearray, *, begin: int) -> None:
+        """Copies what there is of these pieces in `data`, which begins at byte `begin` of their file."""
+        lows, highs = np.maximum(pieces.begins, begin), np.minimum(pieces.ends, begin + len(data))
+        ats = pieces.ats + lows - pieces.begins
+        self.put(
+            torch.frombuffer(data, dtype=torch.uint8), pieces.targets, ats=ats, lows=lows - begin, sizes=highs - lows
+        )
+
+    def put(
+        self,
+        source: torch.Tensor,
+        targets: NDArray[np.int64],
+        *,
+        ats: NDArray[np.int64],
+        lows: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+    ) -> None:
+        """Copies `sizes` bytes of `source`, uint8, from `lows` on, to the bytes `ats` of these targets."""
+        data: Any = source.cpu().numpy() if self._is_on_cpu else source
+        rows = zip(targets.tolist(), ats.tolist(), lows.tolist(), sizes.tolist(), strict=True)
+        for number, at, low, size in rows:
+            self._views[number][at : at + size] = data[low : low + size]
 
 
 class RankFiles:
-    """The files of the checkpoint with this manifest."""
+    """The files of the checkpoint with this manifest. `names`: of all files, in the order of their ranks.
+    `most_held_bytes`: of what was verified, to be read from memory later."""
 
-    def __init__(self, store: Store, manifest: CheckpointManifest) -> None:
+    def __init__(self, store: Store, manifest: CheckpointManifest, *, most_held_bytes: int = 0) -> None:
         self._store, self._manifest = store, manifest
+        self._most_held_bytes = max(_MOST_HELD_BYTES, most_held_bytes)
         self._held: dict[tuple[str, int], bytes] = {}  # verified parts, the oldest first
         self._held_bytes = 0
-        self._expected = _by_file(manifest)
+        self._expected = _Expected(manifest)
+        self.names = tuple(sorted(manifest.files, key=rank_of))
 
     def verify(self, name: str) -> None:
         """ValueError, or what the store raises, unless the file has the bytes and the tensors of the manifest."""
+        self.verify_parts(name, 0, len(self._manifest.files[name].sha256))
+
+    def verify_parts(self, name: str, first: int, end: int) -> None:
+        """The same of parts first..end-1 of the file. Whoever verifies the first part also compares the size of the
+        file and its header."""
         record = self._manifest.files[name]
-        if self._store.size(self._path(name)) != record.num_bytes:
+        if first == 0 and self._store.size(self._path(name)) != record.num_bytes:
             raise ValueError(self._changed(name))
         if record.part_bytes > _MOST_HELD_BYTES:
             self._verify_whole(name, record)
         else:
-            parts_at_once = max(1, _READ_BYTES // record.part_bytes)
-            for first in range(0, len(record.sha256), parts_at_once):
-                for number, part in self._checked(name, first, min(first + parts_at_once, len(record.sha256))).items():
-                    self._hold(name, number, part, replace=False)
-        self._refuse_other_tensors(name, record)
+            self._verify_range(name, first, end)
+        if first == 0:
+            self._refuse_other_tensors(name, record, verified=end)
+
+    def _verify_range(self, name: str, first: int, end: int) -> None:
+        parts_at_once = max(1, READ_BYTES // self._manifest.files[name].part_bytes)
+        for begin in range(first, end, parts_at_once):
+            for number, part in self._checked(name, begin, min(begin + parts_at_once, end)).items():
+                self._hold(name, number, part, replace=False)
 
     def read(self, name: str, begin: int, end: int, *, hold: bool = True) -> bytearray:
         """Verified bytes begin..end-1 of a file. StorageError if they have changed since it was verified. `hold`: keep
@@ -170,7 +170,9 @@ class RankFiles:
         shapes = {name: torch.Size(self._manifest.tensors[name].shape) for name in names}
         flat = {name: torch.empty(shape.numel()) for name, shape in shapes.items()}
         self.fill(
-            Wanted(location=location, first=location.start, target=flat[name][location.start :][: location.length])
+            Wanted(
+                location=location, first=location.start, target=flat[name][location.start :][: location.num_elements]
+            )
             for name in names
             for location in self._manifest.tensors[name].locations(slot)
         )
@@ -179,20 +181,23 @@ class RankFiles:
     def fill(self, wanted: Iterable[Wanted]) -> None:
         """Copies all that is wanted: neighbouring pieces in one request, and some requests at a time. StorageError if a
         file has changed since it was verified."""
-        pieces = list(wanted)
-        for begin, data, numbers in self._ranges([piece.place for piece in pieces]):
-            for number in numbers:
-                pieces[number].take(data, begin=begin)
+        wanted = list(wanted)
+        self.copy(pieces_of(wanted, self.names), Targets(each.target for each in wanted))
 
-    def _ranges(self, places: Sequence[ByteRange]) -> Iterator[tuple[int, bytearray, list[int]]]:
-        """Ranges with all of these places: the first byte of each, its verified bytes, and the places that lie in it.
+    def copy(self, pieces: FilePieces, targets: Targets) -> None:
+        """Copies these pieces, in the same way."""
+        for begin, data, numbers in self._ranges(pieces):
+            targets.take(pieces.chosen(numbers), data, begin=begin)
+
+    def _ranges(self, pieces: FilePieces) -> Iterator[tuple[int, bytearray, NDArray[np.int64]]]:
+        """Ranges with all of these pieces: the first byte of each, its verified bytes, and the pieces that lie in it.
         At most _MOST_UNDER_WAY_BYTES, or one range, are in memory."""
         files = self._manifest.files
-        sizes = {n: _READ_BYTES if f.part_bytes > _MOST_HELD_BYTES else f.part_bytes for n, f in files.items()}
+        sizes = {n: READ_BYTES if f.part_bytes > _MOST_HELD_BYTES else f.part_bytes for n, f in files.items()}
         waiting: deque[tuple[PartRange, Future[bytearray]]] = deque()
-        most = max(1, _MOST_UNDER_WAY_BYTES // max([_RANGE_BYTES, *sizes.values()]))
+        most = max(1, _MOST_UNDER_WAY_BYTES // max([RANGE_BYTES, *sizes.values()]))
         with closing(Pool(_NUM_READERS, name="checkpoint")) as pool:
-            for each in plan_ranges(places, sizes, most_bytes=_RANGE_BYTES):
+            for each in plan_ranges(pieces, sizes, most_bytes=RANGE_BYTES):
                 begin, end = (number * sizes[each.file] for number in (each.first, each.end))
                 end = min(end, files[each.file].num_bytes)
                 waiting.append((each, pool.submit(partial(self.read, each.file, begin, end, hold=False))))
@@ -215,24 +220,28 @@ class RankFiles:
     def _verify_whole(self, name: str, record: FileRecord) -> None:
         """Compares a large file of format 1 or 2, which has one checksum, without keeping it."""
         digest = hashlib.sha256()
-        for begin in range(0, record.num_bytes, _READ_BYTES):
-            digest.update(self._store.read_range(self._path(name), begin, min(begin + _READ_BYTES, record.num_bytes)))
+        for begin in range(0, record.num_bytes, READ_BYTES):
+            digest.update(self._store.read_range(self._path(name), begin, min(begin + READ_BYTES, record.num_bytes)))
         if [digest.hexdigest()] != list(record.sha256):
             raise ValueError(self._changed(name))
 
     def _hold(self, name: str, number: int, part: memoryview, *, replace: bool) -> None:
         """Keeps a part if there is room, or in place of the oldest ones."""
-        while replace and self._held and self._held_bytes + len(part) > _MOST_HELD_BYTES:
+        while replace and self._held and self._held_bytes + len(part) > self._most_held_bytes:
             self._held_bytes -= len(self._held.pop(next(iter(self._held))))
-        if self._held_bytes + len(part) <= _MOST_HELD_BYTES and (name, number) not in self._held:
+        if self._held_bytes + len(part) <= self._most_held_bytes and (name, number) not in self._held:
             self._held[name, number] = bytes(part)
             self._held_bytes += len(part)
 
-    def _refuse_other_tensors(self, name: str, record: FileRecord) -> None:
-        """ValueError unless the file's own header has the fragments of the manifest, and nothing else."""
-        path, expected = self._path(name), self._expected[name]
+    def _refuse_other_tensors(self, name: str, record: FileRecord, *, verified: int) -> None:
+        """ValueError unless the file's own header has the fragments of the manifest, and nothing else. `verified`: how
+        many parts of it have been verified; the header may be longer."""
+        path, expected = self._path(name), self._expected.in_file(name)
         try:
             length = header_length(bytes(self.read(name, 0, LENGTH_BYTES)), num_bytes=record.num_bytes)
+            self._verify_range(
+                name, verified, min(-(-(LENGTH_BYTES + length) // record.part_bytes), len(record.sha256))
+            )
             header = bytes(self.read(name, LENGTH_BYTES, LENGTH_BYTES + length))
             found, _ = read_header(header, num_bytes=record.num_bytes)
         except ValueError as error:
@@ -253,17 +262,28 @@ class RankFiles:
         return f"{self._path(name)} does not have the bytes its manifest promises"
 
 
-def _arrived(each: PartRange, data: Future[bytearray], sizes: Mapping[str, int]) -> tuple[int, bytearray, list[int]]:
-    return each.first * sizes[each.file], data.result(), each.pieces.tolist()
+def _arrived(
+    each: PartRange, data: Future[bytearray], sizes: Mapping[str, int]
+) -> tuple[int, bytearray, NDArray[np.int64]]:
+    return each.first * sizes[each.file], data.result(), each.pieces
 
 
-def _by_file(manifest: CheckpointManifest) -> dict[str, dict[str, FragmentLocation]]:
+class _Expected:
     """The fragments in each file, by the names that its header has for them. ValueError for two of the same name."""
-    found: dict[str, dict[str, FragmentLocation]] = {name: {} for name in manifest.files}
-    for name, tensor in manifest.tensors.items():
-        for slot, locations in tensor.slots.items():
-            key = f"{slot}:{name}"
-            for location in locations:
-                if found[location.file].setdefault(key, location) is not location:
-                    raise ValueError(f"{location.file} holds two fragments of {shown_value(key)}")
-    return found
+
+    def __init__(self, manifest: CheckpointManifest) -> None:
+        self._runs: dict[tuple[int, int], list[tuple[str, FragmentLocation]]] = {}  # by first rank and number of files
+        for name, tensor in manifest.tensors.items():
+            for slot, locations in tensor.slots.items():
+                key, end = f"{slot}:{name}", 0
+                for first, location in sorted(((rank_of(each.file), each) for each in locations), key=itemgetter(0)):
+                    if first < end:
+                        raise ValueError(f"{location.file} holds two fragments of {shown_value(key)}")
+                    end = first + location.num_files
+                    self._runs.setdefault((first, location.num_files), []).append((key, location))
+
+    def in_file(self, name: str) -> dict[str, FragmentLocation]:
+        """The fragments in one file."""
+        rank = rank_of(name)
+        here = (each for (first, number), each in self._runs.items() if first <= rank < first + number)
+        return {key: location for runs in here for key, location in runs}

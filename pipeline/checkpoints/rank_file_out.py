@@ -151,6 +151,11 @@ def file_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
+def rank_of(name: str) -> int:
+    """The rank whose file has this name."""
+    return int(name.removeprefix("rank-").removesuffix(".safetensors"))
+
+
 def report_name(rank: int) -> str:
     """Its report, beside it."""
     return f"rank-{rank:05d}.json"

@@ -49,7 +49,7 @@ def test_the_fragments_are_the_whole_model(finished_runs: FinishedRuns, stage: i
     assert (manifest.num_updates, manifest.num_samples) == (STEPS, STEPS * 32)
     for name, tensor in manifest.tensors.items():
         for slot in ("master", *manifest.moments):
-            covered = [i for place in tensor.slots[slot] for i in range(place.start, place.start + place.length)]
+            covered = [i for place in tensor.slots[slot] for i in range(place.start, place.start + place.num_elements)]
             assert covered == list(range(weights[name].numel())), f"{name} {slot}: every element, exactly once"
         assert torch.equal(files.tensor(name, slot="master"), weights[name])
     # One file per rank, each with fragments of many tensors.
@@ -123,7 +123,7 @@ def rank_file(manifest: Path, rank: int = 0) -> Path:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "updates without a digest": (
-        lambda path: path.write_bytes(path.read_bytes().replace(b'"num_updates": 16', b'"num_updates": 15')),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"num_updates":16', b'"num_updates":15')),
         "its digest does not fit",
     ),
     "updates": (lambda path: resealed(path, lambda m: m.update(num_updates=17)), "num_updates is 17; allowed: 0 to"),

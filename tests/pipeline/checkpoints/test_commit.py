@@ -79,7 +79,8 @@ def test_the_manifest_holds_all_reports(tmp_path: Path) -> None:
     found = commit(store, order_in(store))
     manifest = manifest_from_json(store.read(f"{found.folder}/{MANIFEST_NAME}"))
     assert (found, sorted(manifest.files)) == (CheckpointId(step=4, attempt=OWN), [file_name(0), file_name(1)])
-    assert [(place.start, place.length) for place in manifest.tensors["a"].slots["master"]] == [(0, 2), (2, 2)]
+    (place,) = manifest.tensors["a"].slots["master"]
+    assert (place.file, place.start, place.length, place.num_files) == (file_name(0), 0, 2, 2)
 
 
 def test_an_overtaken_attempt_commits_nothing(tmp_path: Path) -> None:

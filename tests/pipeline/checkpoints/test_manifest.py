@@ -123,6 +123,7 @@ def test_a_manifest_that_is_called_older_is_refused_without_its_digest_too() -> 
         manifest_from_json(json.dumps(values | {"format": 2}).encode())
 
 
+FILE = json.loads(unsealed(manifest_to_json(MANIFEST)))["files"]["rank-00000.safetensors"]
 PLACE = ("tensors", "head.weight", "slots", "master", "0")
 
 
@@ -144,6 +145,15 @@ PLACE = ("tensors", "head.weight", "slots", "master", "0")
         pytest.param(changed(*PLACE, file="rank-00001.safetensors"), "is not among", id="another rank's file"),
         pytest.param(changed(*PLACE, offset=237), "begins beyond the end", id="an offset outside"),
         pytest.param(changed(*PLACE, offset=-4), "offset: Input should be greater", id="an offset before the file"),
+        pytest.param(changed(*PLACE, num_files=2), "or one of the 1 files after it is not among", id="a file too many"),
+        pytest.param(changed(*PLACE, num_files=1 << 30), "1073741823 files after it", id="files without end"),
+        pytest.param(changed(*PLACE, num_files=1 << 70), "num_files: Input should be less", id="even more files"),
+        pytest.param(changed(*PLACE, num_files=0), "num_files: Input should be greater", id="in no file"),
+        pytest.param(
+            replaced(files={f"rank-0000{n}.safetensors": FILE for n in ("00", "0")}),
+            "a file is named rank-000000.safetensors; allowed: rank-00000.safetensors",
+            id="two files of one rank",
+        ),
         pytest.param(changed(*PLACE, length=11), "hold 11 elements; allowed: 12", id="too short"),
         pytest.param(changed(*PLACE, length=13), "hold 13 elements; allowed: 12", id="too long"),
         pytest.param(changed(*PLACE, start=1), "element 0 is held nowhere", id="the first is missing"),
@@ -170,6 +180,37 @@ def test_what_contradicts_itself_is_refused(data: bytes, message: str) -> None:
     """All of them have the digest of what they say."""
     with pytest.raises(ValueError, match=message):
         manifest_from_json(data)
+
+
+def of_ranks(*sizes: int) -> CheckpointManifest:
+    """Of as many ranks, whose files have these sizes and 4 elements each at byte 136."""
+    files = {
+        f"rank-{rank:05d}.safetensors": FileRecord(num_bytes=size, part_bytes=1 << 20, sha256=("ab" * 32,))
+        for rank, size in enumerate(sizes)
+    }
+    run = FragmentLocation(file="rank-00000.safetensors", offset=136, start=0, length=4, num_files=len(sizes))
+    tensor = LogicalTensor(shape=(len(sizes), 4), dtype="float32", slots={"master": (run,)})
+    return replace(MANIFEST, tensors={"a": tensor}, files=files, moments=())
+
+
+def test_fragments_of_many_ranks_are_one_entry_and_checked_all() -> None:
+    data = manifest_to_json(of_ranks(*[152] * 2000))
+    assert manifest_from_json(data).tensors["a"].slots["master"][0].num_elements == 8000
+    with pytest.raises(ValueError, match=r"element 0 begins beyond the end of rank-00000\.safetensors, at byte 136"):
+        manifest_from_json(manifest_to_json(of_ranks(152, 152, 151, 152)))
+    hole = of_ranks(152, 152, 152, 152)
+    others = {name: file for name, file in hole.files.items() if "2" not in name}
+    with pytest.raises(ValueError, match="or one of the 3 files after it is not among the checkpoint's files"):
+        manifest_from_json(manifest_to_json(replace(hole, files=others)))
+
+
+def test_a_manifest_of_the_third_format_has_an_entry_for_each_fragment() -> None:
+    fields = json.loads(unsealed(manifest_to_json(MANIFEST)))
+    for location in (each for found in fields["tensors"]["head.weight"]["slots"].values() for each in found):
+        del location["num_files"]
+    data = sealed(json.dumps(fields | {"format": 3}).encode())
+    assert manifest_from_json(data) == MANIFEST
+    assert is_sealed(data)
 
 
 def test_nothing_is_decided_by_the_record() -> None:
@@ -221,8 +262,8 @@ def test_a_manifest_of_an_older_version_has_no_losses_and_skipped_nothing() -> N
         pytest.param(b"{}", "not a manifest", id="another JSON"),
         pytest.param(b"\xff\xfe", "not a manifest", id="not UTF-8"),
         pytest.param(
-            manifest_to_json(MANIFEST).replace(b'"format": 3', b'"format": 4'),
-            "manifest format 4, this version reads 1 to 3",
+            manifest_to_json(MANIFEST).replace(b'"format":4', b'"format":5'),
+            "manifest format 5, this version reads 1 to 4",
             id="the future",
         ),
         pytest.param(

@@ -1,18 +1,39 @@
 """Every byte that is wanted is in a range, ranges are whole parts of bounded size, and no part is read twice."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.checkpoints import rank_file_in
-from pipeline.checkpoints.rank_file_in import ByteRange, PartRange, plan_ranges
+from pipeline.checkpoints import range_plan
+from pipeline.checkpoints.range_plan import FilePieces, PartRange, plan_ranges
 from pipeline.models import ModelConfig, shapes_of
 
 SIZES = {"a": 8, "b": 64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByteRange:
+    """Bytes begin..end-1 of a file."""
+
+    file: str
+    begin: int
+    end: int
+
+
+def pieces_at(places: Sequence[ByteRange]) -> FilePieces:
+    """These places as pieces, each with a target of its own."""
+    names = sorted({place.file for place in places})
+    numbers_of = {name: number for number, name in enumerate(names)}
+    rows = [(numbers_of[place.file], place.begin, place.end) for place in places]
+    files, begins, ends = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    numbers = np.arange(len(rows))
+    return FilePieces(names=names, files=files, begins=begins, ends=ends, targets=numbers, ats=np.zeros_like(numbers))
 
 
 def places() -> st.SearchStrategy[list[ByteRange]]:
@@ -28,8 +49,8 @@ def places() -> st.SearchStrategy[list[ByteRange]]:
 @given(places(), st.sampled_from([1, 64, 200, 10_000]), st.sampled_from([0, 8, 100, 10_000]))
 def test_ranges_hold_all_pieces_and_no_part_twice(pieces: list[ByteRange], most_bytes: int, gap_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_file_in, "_GAP_BYTES", gap_bytes)
-        found = list(plan_ranges(pieces, SIZES, most_bytes=most_bytes))
+        patch.setattr(range_plan, "_GAP_BYTES", gap_bytes)
+        found = list(plan_ranges(pieces_at(pieces), SIZES, most_bytes=most_bytes))
     held = [(each.file, part) for each in found for part in range(each.first, each.end)]
     assert len(held) == len(set(held))
     for number, piece in enumerate(pieces):
@@ -46,7 +67,7 @@ def test_ranges_hold_all_pieces_and_no_part_twice(pieces: list[ByteRange], most_
 def test_neighbours_are_one_request_and_distant_pieces_are_two() -> None:
     near = [ByteRange(file="a", begin=begin, end=begin + 4) for begin in (0, 2000, 40)]
     distant = ByteRange(file="a", begin=9 << 20, end=(9 << 20) + 4)
-    found = list(plan_ranges([*near, distant], SIZES, most_bytes=1 << 30))
+    found = list(plan_ranges(pieces_at([*near, distant]), SIZES, most_bytes=1 << 30))
     assert [(each.first, each.end, each.pieces.tolist()) for each in found] == [
         (0, 251, [0, 2, 1]),
         ((9 << 20) // 8, (9 << 20) // 8 + 1, [3]),
@@ -72,7 +93,7 @@ def zero3_places(num_ranks: int, *, sizes: list[int], slots: range, ranks: range
 
 
 def requests(found: list[ByteRange]) -> list[PartRange]:
-    return list(plan_ranges(found, {place.file: PART for place in found}, most_bytes=MOST))
+    return list(plan_ranges(pieces_at(found), {place.file: PART for place in found}, most_bytes=MOST))
 
 
 def test_the_weights_of_vit_h14_on_512_ranks_take_at_most_2000_requests() -> None:

@@ -71,7 +71,7 @@ def with_data(manifest: CheckpointManifest, folder: Path, data: bytes) -> Checkp
 @pytest.mark.parametrize("at_once", [64 << 20, 100, 1])
 def test_tensors_read_back(tmp_path: Path, held: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_file_in, "_MOST_HELD_BYTES", max(held, PART_BYTES))
-    monkeypatch.setattr(rank_file_in, "_READ_BYTES", at_once)
+    monkeypatch.setattr(rank_file_in, "READ_BYTES", at_once)
     manifest, store = saved(tmp_path), LocalStore(str(tmp_path))
     files = RankFiles(store, manifest)
     for name in NAMES:
@@ -311,7 +311,7 @@ def test_a_file_of_an_older_format_is_verified_whole(
     tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_file_in, "_MOST_HELD_BYTES", held)
-    monkeypatch.setattr(rank_file_in, "_READ_BYTES", 100)
+    monkeypatch.setattr(rank_file_in, "READ_BYTES", 100)
     manifest, store = old(saved(tmp_path), tmp_path), LocalStore(str(tmp_path))
     files = RankFiles(store, manifest)
     for name in NAMES:

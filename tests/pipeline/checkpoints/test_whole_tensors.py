@@ -14,6 +14,7 @@ from pipeline.checkpoints import rank_file_in
 from pipeline.checkpoints.commit import draft_manifest, with_reports
 from pipeline.checkpoints.fragments import Fragment, lay_out, tensors_in_order
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
+from pipeline.checkpoints.range_plan import FilePieces
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.checkpoints.rank_file_out import PartDigests, RankReport
 from pipeline.training.saving.save import saved_job
@@ -123,9 +124,9 @@ def test_any_order_gives_the_same_tensors(tmp_path: Path) -> None:
 
 def test_ranges_under_way_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By bytes, however many ranges there are: each is freed once it is copied."""
-    monkeypatch.setattr(rank_file_in, "_RANGE_BYTES", 512)
+    monkeypatch.setattr(rank_file_in, "RANGE_BYTES", 512)
     monkeypatch.setattr(rank_file_in, "_MOST_UNDER_WAY_BYTES", 2048)
-    under_way, most, lock, found = 0, 0, threading.Lock(), rank_file_in.Wanted.take
+    under_way, most, lock, found = 0, 0, threading.Lock(), rank_file_in.Targets.take
     manifest = saved(tmp_path)
     files = RankFiles(LocalStore(str(tmp_path)), manifest)
     read, asked = RankFiles.read, list[int]()
@@ -138,16 +139,16 @@ def test_ranges_under_way_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
             asked.append(end - begin)
         return read(self, name, begin, end, hold=hold)
 
-    def taking(self: rank_file_in.Wanted, data: bytearray, *, begin: int) -> None:
+    def taking(self: rank_file_in.Targets, pieces: FilePieces, data: bytearray, *, begin: int) -> None:
         nonlocal under_way
         with lock:
             under_way -= 0 if id(data) in seen else len(data)
             seen[id(data)] = data
-        found(self, data, begin=begin)
+        found(self, pieces, data, begin=begin)
 
     seen = dict[int, bytearray]()  # keeps them, so that no two have one id
     monkeypatch.setattr(RankFiles, "read", reading)
-    monkeypatch.setattr(rank_file_in.Wanted, "take", taking)
+    monkeypatch.setattr(rank_file_in.Targets, "take", taking)
     files.tensors(list(manifest.tensors), slot="master")
     assert len(asked) > 100
     assert max(asked) <= 512

@@ -257,7 +257,7 @@ def test_checkpoints_that_can_not_be_used_are_no_reason_to_start_from_scratch(
     continue_from(finished_runs.get(1), run_dir, step=8)
     expected = losses(run_dir)
     for manifest in (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"):
-        manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 9'))
+        manifest.write_text(manifest.read_text().replace('"format":4', '"format":9'))
     assert run(words, num_ranks=1, log_dir=tmp_path) == 78
     assert "none of the 2 checkpoints" in capfd.readouterr().err
 
