@@ -92,7 +92,7 @@ def _group(_store: object, rank: int, num_ranks: int, _timeout: timedelta) -> di
 
 log = logging.getLogger("patchline")
 
-_RETRY_SECONDS = 0.05  # until rank 0 listens
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5  # of each of 512 ranks, until rank 0 listens
 _BACKLOG = 4096  # connections that wait, of which the kernel allows net.core.somaxconn
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -137,6 +137,7 @@ def listen_at(address: str, port: int) -> socket.socket:
 def reach_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) -> TCPStore:
     """The store that another process serves. TransientError if nothing answers there within `timeout`."""
     deadline, seconds = time.monotonic() + timeout.total_seconds(), timeout.total_seconds()
+    pause = _FIRST_PAUSE_SECONDS
     while True:  # torch's client would wait twice as long, and print a C++ trace
         try:
             socket.create_connection((address, port), timeout=seconds).close()
@@ -148,7 +149,8 @@ def reach_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) 
                     f"{address}:{port}, where the ranks meet ({error}); see its log, and whether this host reaches "
                     "that one"
                 ) from error
-        threading.Event().wait(_RETRY_SECONDS)
+        threading.Event().wait(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
     return TCPStore(address, port, num_ranks, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
