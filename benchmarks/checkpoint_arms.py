@@ -193,10 +193,13 @@ class Arms:
         if manifest is None:
             raise RuntimeError("no checkpoint was committed")
 
-        def fill(fragment: Fragment, slot: str) -> None:
-            checkpoints.load(manifest, fragment, slot)
-
-        self.bench.engine.load(fill, moments=list(manifest.moments), num_updates=manifest.num_updates)
+        wanted: list[tuple[Fragment, str]] = []
+        self.bench.engine.load(
+            lambda fragment, slot: wanted.append((fragment, slot)),
+            moments=list(manifest.moments),
+            num_updates=manifest.num_updates,
+            filled=lambda: checkpoints.load_all(manifest, wanted),
+        )
         checkpoints.loaded()
 
     def _add(self, name: str, seconds: float) -> None:

@@ -71,7 +71,7 @@ ORDER = {
         "writer",
         "saves",
         "checkpoint",
-        "commit fragments stored",
+        "commit fragments shares stored",
         "attempts best rank_file_in",
         "manifest writer_messages",
         "config gone range_plan rank_file_out saved_job",

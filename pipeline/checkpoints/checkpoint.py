@@ -35,14 +35,17 @@ from pipeline.checkpoints.manifest import (
     overlapping,
 )
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
+from pipeline.checkpoints.shares import Shares, can_be_shared, fill_together
 from pipeline.data.skipped import StepRange
 from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json
+from pipeline.ranks.host_memory import available_bytes
 from pipeline.ranks.world import World
 from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import Store
 
 log = logging.getLogger(__name__)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_HELD_PART = 8  # of a host's free memory, one in 8 bytes may keep what was verified until it is loaded
 _UNSEALED = (
     "checkpoint %s was written by an older version: its manifest has no digest of itself. Its files, and the places of "
     "all tensors in them, are checked as always; a change of its other values would not be noticed"
@@ -60,7 +63,7 @@ _UNREADABLE = (
 
 class Checkpoints:
     """The checkpoints of one run, seen by all ranks together; saves.py writes them. Every public method but `manifest`,
-    `load`, `load_all` and `loaded` is collective.
+    `load` and `loaded` is collective.
 
     Two questions to the run's ledger, which is read each time: `recorded`, the checkpoint in its last line, and
     `has_records`, whether it has any line."""
@@ -132,9 +135,10 @@ class Checkpoints:
             manifest = manifest_from_json(data)
             if manifest.id.folder != folder:
                 raise ValueError(f"its manifest is that of {manifest.id.folder}")
-            self._files = RankFiles(self.store, manifest)
-            for name in sorted(manifest.files)[self.world.rank :: self.world.num_ranks]:
-                self._files.verify(name)
+            most = available_bytes() // (_HELD_PART * self.world.num_local_ranks)
+            self._files = RankFiles(self.store, manifest, most_held_bytes=most)
+            for name, first, end in Shares(manifest.files, num_ranks=self.world.num_ranks).of(self.world.rank):
+                self._files.verify_parts(name, first, end)
         except FAULTS as error:
             fault = str(error)
         digest = hashlib.sha256(data).hexdigest()
@@ -195,19 +199,32 @@ class Checkpoints:
 
     def load(self, manifest: CheckpointManifest, fragment: Fragment, slot: str) -> None:
         """Fills one slot of a fragment from the files that hold its elements (not collective)."""
-        self.load_all(manifest, [(fragment, slot)])
+        self._opened(manifest).fill(_wanted(manifest, [(fragment, slot)]))
 
     def load_all(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
-        """Fills slots of fragments as `load` does, with few requests however many there are."""
-        files = self._files = self._files or RankFiles(self.store, manifest)
-        files.fill(
-            Wanted(location=location, first=first, target=fragment.slots[slot][first - fragment.start :][:count])
-            for fragment, slot in wanted
-            for location, first, count in overlapping(
-                manifest.tensors[fragment.name].slots[slot], start=fragment.start, length=fragment.length
-            )
-        )
+        """Fills slots of fragments as `load` does, with few requests however many there are. Together the ranks read
+        what they do not have from verifying once."""
+        files, all_wanted = self._opened(manifest), _wanted(manifest, wanted)
+        if self.world.num_ranks == 1 or not can_be_shared(manifest.files):
+            files.fill(all_wanted)
+        else:
+            shares = Shares(manifest.files, num_ranks=self.world.num_ranks)
+            fill_together(files, shares, all_wanted, world=self.world)
+
+    def _opened(self, manifest: CheckpointManifest) -> RankFiles:
+        self._files = self._files or RankFiles(self.store, manifest)
+        return self._files
 
     def loaded(self) -> None:
         """Frees what was read ahead while verifying."""
         self._files = None
+
+
+def _wanted(manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> list[Wanted]:
+    return [
+        Wanted(location=location, first=first, target=fragment.slots[slot][first - fragment.start :][:count])
+        for fragment, slot in wanted
+        for location, first, count in overlapping(
+            manifest.tensors[fragment.name].slots[slot], start=fragment.start, length=fragment.length
+        )
+    ]

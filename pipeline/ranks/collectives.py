@@ -66,6 +66,11 @@ def gather_rows(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat(gathered)
 
 
+def gather_into(gathered: torch.Tensor, own: torch.Tensor) -> None:
+    """Puts every rank's flat tensor, equally long on all, into `gathered`, one after the other in rank order."""
+    dist.all_gather(list(torch.split(gathered, own.numel())), own)
+
+
 def second_group() -> dist.ProcessGroup:
     """Another group of all ranks, with the timeout of the first: torch would give it 10 minutes on GPUs. Collective."""
     first = dist.distributed_c10d._get_default_group()

@@ -140,7 +140,7 @@ def flip(run_dir: Path) -> None:
 
 def damage_all(run_dir: Path) -> None:
     for path in run_dir.glob("checkpoints/step-*/*/MANIFEST.json"):
-        path.write_bytes(path.read_bytes().replace(b'"num_updates": ', b'"num_updates": 1'))
+        path.write_bytes(path.read_bytes().replace(b'"num_updates":', b'"num_updates":1'))
 
 
 def of_another_version(run_dir: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_checkpoint_with_one_bit_changed_is_passed_over(
     (path,) = (run_dir / "checkpoints" / f"step-{STEPS:08d}").glob(f"*/{name}")
     data = path.read_bytes()
     bits = random.Random(0).sample(range(8 * len(data)), 100)
-    for word in (b'"format": ', b'"digest": "'):  # the digit after the first is one bit from that of older formats
+    for word in (b'"format":', b'"digest": "'):  # the digit after the first is one bit from that of older formats
         place = 8 * (data.find(word) + len(word))
         bits += range(place, place + 8) if word in data else []
     found = run_ranks(newest_after, run_dir, [(name, bit) for bit in bits], num_ranks=1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json, gather_rows, sums
+from pipeline.ranks.collectives import all_agree, broadcast_json, gather_into, gather_json, gather_rows, sums
 from pipeline.ranks.world import World
 from tests.rigs.processes import run_ranks
 
@@ -35,6 +35,9 @@ def gathered_rows(world: World) -> list[list[int]]:
     """Two rows of each rank, which lie apart in memory."""
     rows = torch.tensor([[world.rank, 9], [10 + world.rank, 9]], device=world.device)[:, :1]
     found: list[list[int]] = gather_rows(rows).tolist()
+    flat = torch.zeros(rows.numel() * world.num_ranks, dtype=rows.dtype)
+    gather_into(flat, rows.flatten())
+    assert flat.tolist() == [value for row in found for value in row]
     return found
 
 

@@ -57,14 +57,17 @@ def test_losses_are_those_of_the_unbroken_run(
 
 
 @pytest.mark.long
-def test_sixteen_ranks_save_and_four_and_twelve_continue(digits_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("legs", [((16, 1), (4, 3), (12, 2)), ((3, 3), (2, 3)), ((3, 1), (4, 3))])
+def test_other_ranks_that_do_not_divide_each_other_continue(
+    digits_url: str, tmp_path: Path, legs: tuple[Leg, ...]
+) -> None:
     more = ("--global-batch", "48", "--data.lanes", "48", "--steps", str(4 * SAVE_STEPS))
     train(digits_url, tmp_path / "unbroken", [(1, 1)], tmp_path, *more)
-    train(digits_url, tmp_path / "elastic", [(16, 1), (4, 3), (12, 2)], tmp_path, *more)
+    train(digits_url, tmp_path / "elastic", legs, tmp_path, *more)
 
     resumed = resumed_steps(tmp_path / "elastic")
     assert resumed[1] in (SAVE_STEPS, 2 * SAVE_STEPS)
-    assert resumed[1] < resumed[2]
+    assert all(later > earlier for earlier, later in pairwise(resumed))
     expected, found = losses(tmp_path / "unbroken"), losses(tmp_path / "elastic")
     assert found.keys() == expected.keys()
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-5)
