@@ -4,7 +4,7 @@ import copy
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from shards.class_names import class_name
 from shards.errors import InvalidDataError, StorageError, UnreachableError, UserError
-from shards.index import read_block_rows, read_blocks, read_labels, read_sample_rows, read_sources
+from shards.host_copy import LocalRanks, one_copy
+from shards.index import (
+    block_table,
+    read_block_columns,
+    read_block_rows,
+    read_labels,
+    read_sample_rows,
+    read_sources,
+)
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -28,6 +36,7 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
+from shards.manifest_table import manifest_from, table_of
 from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
@@ -38,6 +47,7 @@ from shards.what_is_there import advice
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 _SAMPLES_A_READ = 1024  # of rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
 _MOST_READ_BYTES = 1 << 20
+_FINGERPRINT = b"fingerprint"
 _OTHER_TARS = 8  # looked for where one is missing
 
 
@@ -59,16 +69,15 @@ class Dataset:
     """One split, or a part of one (shards/part.py). `fingerprint` is the sha256 of its manifest, which fixes every byte
     of the data; the description and the licence are not part of it."""
 
-    def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str) -> None:
+    def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str, ranks: LocalRanks | None = None) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
+        self._ranks = ranks  # with which it shares its tables
         self.url = store.url
         self.packed_fingerprint = fingerprint  # of the whole dataset, also where this is a part of it
         self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes
-        self.first_sample_ids: NDArray[np.int64] = np.array(
-            [shard.first_sample_id for shard in manifest.shards], dtype=np.int64
-        )
+        self.first_sample_ids: NDArray[np.int64] = manifest.shard_column("first_sample_id")
         self._held = _Held()
         self._files: Readable = self.store
         self._tars: Readable = self.shard_store
@@ -89,10 +98,17 @@ class Dataset:
     @cached_property
     def packed_blocks(self) -> BlockTable:
         """Every block's place in the dataset as packed: others than `blocks` only where this is a part of it."""
+        return block_table(self._one_copy(BLOCKS_PATH, self._checked_blocks))
+
+    def _checked_blocks(self) -> pa.Table:
         with self.naming(BLOCKS_PATH):
-            blocks = read_blocks(self.checked_file(BLOCKS_PATH), has_rows=self._has_block_rows)
-            refuse_blocks(blocks, self.manifest)
-        return blocks
+            table = read_block_columns(self.checked_file(BLOCKS_PATH), has_rows=self._has_block_rows)
+            refuse_blocks(block_table(table), self.manifest)
+        return table
+
+    def _one_copy(self, path: str, read: Callable[[], pa.Table]) -> pa.Table:
+        """A table of the dataset, read and checked by one rank of the host."""
+        return one_copy(self._ranks, f"{path} of {self.packed_fingerprint} at {self.url}", read)
 
     @property
     def block_sizes(self) -> NDArray[np.int64]:
@@ -108,6 +124,9 @@ class Dataset:
     def label_table(self) -> pa.Table:
         """The table of classes as it was packed, with a row per label id: its `name` and its `num_samples`, which
         counts the whole dataset even where this is a part of it. Its length is checked."""
+        return self._one_copy(LABELS_PATH, self._checked_labels)
+
+    def _checked_labels(self) -> pa.Table:
         with self.naming(LABELS_PATH):
             labels = read_labels(self.checked_file(LABELS_PATH))
             refuse_labels(labels, num_classes=self.num_classes)
@@ -321,19 +340,35 @@ class Dataset:
         return f"see what else is wrong with: patchline verify {self.url}"
 
 
-def open_dataset(url: str) -> Dataset:
+def open_dataset(url: str, *, ranks: LocalRanks | None = None) -> Dataset:
     """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one, and
-    InvalidDataError if its manifest says what cannot be."""
+    InvalidDataError if its manifest says what cannot be. `ranks`: those of this host that open it, too; one of them
+    reads its tables for all."""
     store = open_store(url)
+    if ranks is None or ranks.num_ranks == 1:
+        manifest, fingerprint = _read_manifest(store, url)
+    else:
+        table = one_copy(ranks, f"{MANIFEST_PATH} at {store.url}", lambda: _manifest_table(store, url))
+        manifest, fingerprint = manifest_from(table), table.schema.metadata[_FINGERPRINT].decode()
+    try:
+        return Dataset(store, manifest, fingerprint=fingerprint, ranks=ranks)
+    except UserError as error:
+        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} names impossible shards_url: {error}") from error
+
+
+def _manifest_table(store: Store, url: str) -> pa.Table:
+    manifest, fingerprint = _read_manifest(store, url)
+    table = table_of(manifest)
+    return table.replace_schema_metadata({**table.schema.metadata, _FINGERPRINT: fingerprint.encode()})
+
+
+def _read_manifest(store: Store, url: str) -> tuple[Manifest, str]:
+    """The manifest and its fingerprint."""
     try:
         data = store.read(MANIFEST_PATH)
     except MissingObjectError:
         raise UserError(advice(url)) from None
     try:
-        manifest = Manifest.from_bytes(data)
+        return Manifest.from_bytes(data), fingerprint_of(data)
     except ValueError as error:
         raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error
-    try:
-        return Dataset(store, manifest, fingerprint=fingerprint_of(data))
-    except UserError as error:
-        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} names impossible shards_url: {error}") from error

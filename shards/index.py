@@ -225,9 +225,17 @@ def read_sources(data: bytes) -> list[str]:
 
 def read_blocks(data: bytes, *, has_rows: bool = False) -> BlockTable:
     """The block table; `has_rows`: with the places of each block's rows in rows.bin."""
-    rules = BLOCK_ROWS_RULES if has_rows else BLOCKS_RULES
-    table = read_checked(data, rules, most_rows=MOST_ROWS)
-    return BlockTable(**{name: numbers(table.column(name)) for name in rules.schema.names})
+    return block_table(read_block_columns(data, has_rows=has_rows))
+
+
+def read_block_columns(data: bytes, *, has_rows: bool) -> pa.Table:
+    """The same as columns."""
+    return read_checked(data, BLOCK_ROWS_RULES if has_rows else BLOCKS_RULES, most_rows=MOST_ROWS)
+
+
+def block_table(columns: pa.Table) -> BlockTable:
+    """The block table in these columns, without a copy of them."""
+    return BlockTable(**{name: numbers(columns.column(name)) for name in columns.column_names})
 
 
 def read_block_rows(data: bytes | memoryview, num_samples: int) -> SampleRows:

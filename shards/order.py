@@ -49,7 +49,9 @@ class _Epoch:
 
     def __init__(self, block_sizes: NDArray[np.int64], *, key: int, lanes: int, window_blocks: int) -> None:
         hashed = hash_array(np.arange(block_sizes.size, dtype=np.int64), key=key)
-        self.block_at = np.argsort(hashed, kind="stable")  # place in the epoch -> block
+        # Place in the epoch -> block. No two hashes are equal (each step of the hash can be undone), so every way of
+        # sorting gives this order, and the fastest is twice as fast as a stable one.
+        self.block_at = np.argsort(hashed)
         self.ends = np.cumsum(block_sizes[self.block_at])  # permuted samples up to and with this place
         num_samples = int(self.ends[-1])
         self.window_blocks = window_blocks

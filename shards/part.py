@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from shards.config import HeldOutConfig, SubsetConfig
@@ -30,13 +31,23 @@ class Part(Dataset):
             digest.update(column.tobytes())
         super().__init__(whole.store, whole.manifest, fingerprint=digest.hexdigest())
         self.packed_fingerprint = whole.packed_fingerprint
-        self._runs, self._is_scattered = runs, is_scattered
+        self._whole, self._runs, self._is_scattered = whole, runs, is_scattered
         self._packed_first = self.first_sample_ids  # of each shard
         self.num_samples, self.first_sample_ids = runs.num_samples, runs.num_below(self._packed_first)
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The ids that samples have in the whole dataset."""
         return self._runs.at(sample_ids)
+
+    @property
+    def packed_blocks(self) -> BlockTable:
+        """Every block's place in the whole dataset."""
+        return self._whole.packed_blocks
+
+    @property
+    def label_table(self) -> pa.Table:
+        """That of the whole dataset."""
+        return self._whole.label_table
 
     @cached_property
     def blocks(self) -> BlockTable:

@@ -76,16 +76,16 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
     """Refuses a block table unless it cuts each shard into blocks of `samples_per_block`, one behind the other in the
     tar."""
     most = manifest.samples_per_block
-    num_samples = _column(manifest, "num_samples")
+    num_samples = manifest.shard_column("num_samples")
     a_shard = -(-num_samples // most)
     if blocks.shard.size != a_shard.sum():
         raise ValueError(f"it has {blocks.shard.size} blocks; allowed: {a_shard.sum()}, for the manifest's shards")
     shard = np.repeat(np.arange(num_samples.size), a_shard)
     before = (np.arange(shard.size) - np.repeat(np.cumsum(a_shard) - a_shard, a_shard)) * most
     _refuse_others(blocks.shard, shard, "shard")
-    _refuse_others(blocks.first_sample_id, _column(manifest, "first_sample_id")[shard] + before, "first_sample_id")
+    _refuse_others(blocks.first_sample_id, manifest.shard_column("first_sample_id")[shard] + before, "first_sample_id")
     _refuse_others(blocks.num_samples, np.minimum(num_samples[shard] - before, most), "num_samples")
-    most_bytes = _column(manifest, "num_bytes")[shard]
+    most_bytes = manifest.shard_column("num_bytes")[shard]
     wrong = (blocks.first_byte >= blocks.end_byte) | (blocks.end_byte > most_bytes)
     wrong[1:] |= (shard[1:] == shard[:-1]) & (blocks.first_byte[1:] < blocks.end_byte[:-1])
     if (place := _first(wrong)) is not None:
@@ -136,8 +136,10 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
 
     Arrow's own `to_numpy` loads pandas if it is installed: half a second that every rank would wait for.
     """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return np.from_dlpack(array)
+    if isinstance(column, pa.Array):
+        return np.from_dlpack(column)
+    # Arrow copies even a single chunk when it combines chunks.
+    return np.from_dlpack(column.chunk(0) if column.num_chunks == 1 else column.combine_chunks())
 
 
 def list_lengths(lists: pa.ChunkedArray | pa.Array) -> NDArray[np.int64]:
@@ -145,10 +147,6 @@ def list_lengths(lists: pa.ChunkedArray | pa.Array) -> NDArray[np.int64]:
     lengths = pc.list_value_length(lists)
     # Our own tables have no null, and a fill value loads pandas, too.
     return numbers(pc.fill_null(lengths, 0) if lengths.null_count else lengths).astype(np.int64)
-
-
-def _column(manifest: Manifest, name: str) -> NDArray[np.int64]:
-    return np.array([getattr(shard, name) for shard in manifest.shards], dtype=np.int64)
 
 
 def _refuse_others(found: NDArray[np.int64] | NDArray[np.int32], expected: NDArray[np.int64], name: str) -> None:

@@ -16,6 +16,7 @@ from pipeline.data.quarantine import Quarantine
 from pipeline.data.skipped import Skipped
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.errors import UserError
+from shards.host_copy import LocalRanks
 from shards.order import SampleOrder
 from shards.schema.differences import as_lines
 
@@ -39,10 +40,17 @@ class PlannedStream:
 
 
 def plan_stream(
-    config: DataConfig, *, seed: int, image_size: int, share: Share, num_local_ranks: int = 1
+    config: DataConfig,
+    *,
+    seed: int,
+    image_size: int,
+    share: Share,
+    num_local_ranks: int = 1,
+    ranks: LocalRanks | None = None,
 ) -> PlannedStream:
-    """Opens the data and checks that a stream of it fits. Raises UserError if it does not."""
-    data = open_training_data(config)
+    """Opens the data and checks that a stream of it fits. Raises UserError if it does not. `num_local_ranks`: the ranks
+    on this host; `ranks`: them, if they open the same data at the same time."""
+    data = open_training_data(config, ranks=ranks)
     orders = data.orders(config, seed=seed)
     most_read_ahead_bytes = check_memory(
         data,

@@ -16,6 +16,7 @@ from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import DATASETS
+from shards.host_copy import LocalRanks
 from shards.mixing import MIXING_VERSION, Mixture, quotas
 from shards.order import ORDER_VERSION, SampleOrder
 from shards.part import opened_parts, settings_of
@@ -101,11 +102,11 @@ class TrainingData:
         return Mixture(self.quotas, seed=seed, lanes=config.lanes)
 
 
-def open_training_data(config: DataConfig) -> TrainingData:
+def open_training_data(config: DataConfig, *, ranks: LocalRanks | None = None) -> TrainingData:
     """The datasets that a configuration names, or their parts. UserError if one is incomplete, if a part is none, or if
-    the weights cannot be exact."""
+    the weights cannot be exact. `ranks`: those of this host that open them, too."""
     urls = [url for url, _ in config.mix] or [config.url]
-    parts = [opened_parts(open_dataset(url), config.subset, config.held_out) for url in urls]
+    parts = [opened_parts(open_dataset(url, ranks=ranks), config.subset, config.held_out) for url in urls]
     return TrainingData(
         datasets=tuple(trained for trained, _ in parts),
         quotas=quotas([weight for _, weight in config.mix]) if config.mix else (1,),

@@ -14,6 +14,10 @@ from shards.schema.config_values import shown_value
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20
 _MOST_THREADS = 1 << 12
+_OF_LAUNCH = (
+    *("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+)
 _ADVICE = "torchrun, srun and --processes set it: start with one of them, or unset it"
 
 
@@ -65,6 +69,11 @@ def place_from(environ: Mapping[str, str]) -> RankPlace:
         master_address=_address(environ, num_ranks, is_one_host=known == num_ranks),
         master_port=_number(environ, "MASTER_PORT", 0, least=1, most=65535) if num_ranks > 1 else 0,
     )
+
+
+def launch_from(environ: Mapping[str, str]) -> str:
+    """What tells this start from others on the same host, the same for all of its ranks."""
+    return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 
 def threads_from(environ: Mapping[str, str], *, num_local_ranks: int) -> int:

@@ -28,7 +28,7 @@ from pipeline.ranks.devices import (
     gpus_from,
     use_deterministic_kernels,
 )
-from pipeline.ranks.environment import LOOPBACK, RankPlace, place_from, refuse_for_deepspeed, threads_from
+from pipeline.ranks.environment import LOOPBACK, RankPlace, launch_from, place_from, refuse_for_deepspeed, threads_from
 from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
@@ -43,11 +43,13 @@ _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 @dataclass(frozen=True, kw_only=True)
 class World(RankPlace):
-    """The processes of one run and this one's place among them. `device_reason`: why it has this device."""
+    """The processes of one run and this one's place among them. `device_reason`: why it has this device. `launch`:
+    tells this start of the run from others on the same host."""
 
     device: torch.device
     num_threads: int
     device_reason: str = ""
+    launch: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
@@ -95,6 +97,7 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
         device_reason=choice.reason,
         num_threads=threads_from(environ, num_local_ranks=place.num_local_ranks)
         or max(1, num_cpus // place.num_local_ranks),
+        launch=launch_from(environ),
     )
 
 

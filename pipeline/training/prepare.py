@@ -33,6 +33,7 @@ from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_u
 from shards.class_names import class_name, near_equal
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.host_copy import LocalRanks
 from shards.schema.config_values import shown_value
 from shards.store import Store, open_store
 
@@ -147,15 +148,18 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         lanes=job.data.lanes,
         pairs=job.data.mixup.is_on,
     )
+    ranks = LocalRanks(launch=world.launch, num_ranks=world.num_local_ranks)
     stream = plan_stream(
         replace(job.data, num_threads=job.data.num_threads or world.num_threads),
         seed=job.seed,
         image_size=job.model.image_size,
         share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
         num_local_ranks=world.num_local_ranks,
+        ranks=ranks,
     )
-    held_out = _held_out(job, stream.data, say=world.is_first)
+    held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
     job = with_classes(job, stream.data, list(held_out.values()), say=world.is_first)
+    ranks.is_starting = False
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
@@ -213,13 +217,15 @@ def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
     )
 
 
-def _held_out(job: TrainingJob, data: TrainingData, *, say: bool) -> dict[str, Dataset]:
+def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
     """The datasets to score on, by their names; that of what the best model is by is empty. The log says which part of
     the data is trained on, if it is not all, and warns if the best model is chosen by images that are trained on."""
     if say and data.part_text:
         log.info("%s", data.part_text)
     part = data.held_out
-    others = {name: open_dataset(url) for name, url in job.evaluation.sets(has_held_out=part is not None).items()}
+    others = {
+        name: open_dataset(url, ranks=ranks) for name, url in job.evaluation.sets(has_held_out=part is not None).items()
+    }
     found = ({"": part} if part else {}) | others
     if say and "" in found and is_trained_on(found[""], data):
         log.warning(

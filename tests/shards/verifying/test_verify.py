@@ -151,7 +151,7 @@ def test_tables_changed_with_their_hashes_are_found(
     data = table_bytes(change(read_table(lists.read(path))))
     manifest = Manifest.from_bytes(lists.read(MANIFEST_PATH))
     lists.write(path, data)
-    lists.write(MANIFEST_PATH, replace(manifest, files=manifest.files | {path: sha256_hex(data)}).to_bytes())
+    lists.write(MANIFEST_PATH, replace(manifest, files={**manifest.files, path: sha256_hex(data)}).to_bytes())
     assert any(what in fault.what for fault in verify_dataset(lists.url) if fault.where == where)
 
 

@@ -1,0 +1,172 @@
+"""One copy of a table for all ranks of a host: the first that asks makes it, the others map its file into memory.
+
+The file is in TMPDIR, in a folder that only this user can open, and loses its name once every rank has it: then it ends
+with the last of them, however they end. Each table has a lock, which the kernel frees when a rank is killed; the next
+rank makes the table again. If all ranks are killed before each has opened it, the file stays until the next start on
+this host, which removes what only dead processes have opened.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+log = logging.getLogger(__name__)
+_TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
+_MOST_LOCK_BYTES = 1 << 16
+
+
+@dataclass(kw_only=True)
+class LocalRanks:
+    """The ranks that one start has on this host. `launch`: tells this start from others, and is the same on all of
+    them. `num_ranks`: how many they are. `is_starting`: all of them open the same tables at about this time; later,
+    each rank reads what it needs by itself. `opened`: the tables that this rank has."""
+
+    launch: str
+    num_ranks: int
+    is_starting: bool = True
+    opened: dict[str, pa.Table] = field(default_factory=dict)
+
+
+def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    """The table of this name, made by one of the ranks for all; a rank without others makes its own. Raises what `make`
+    raises. If there is no room for the file, each rank makes its own, with a warning."""
+    if ranks is None or ranks.num_ranks == 1:
+        return make()
+    if name not in ranks.opened:
+        if not ranks.is_starting:
+            return make()
+        ranks.opened[name] = _shared(ranks, name, make)
+    return ranks.opened[name]
+
+
+def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    key = hashlib.sha256(f"{ranks.launch}\0{name}".encode()).hexdigest()[:32]
+    made: pa.Table | None = None
+    try:
+        folder = _own_folder()
+        _sweep(folder)
+        with _locked(folder / f"{key}{_LOCK}") as lock:
+            owners = _owners(lock)
+            if not any(map(_is_alive, owners)):  # of an earlier start with the same name: its data may be another's now
+                owners = set()
+                (folder / f"{key}{_TABLE}").unlink(missing_ok=True)
+            path = folder / f"{key}{_TABLE}"
+            if not path.exists():
+                made = _made(make)
+                _write(path, made)
+            table, made = _mapped(path), None
+            pa.default_memory_pool().release_unused()
+            owners.add(os.getpid())
+            if len(owners) >= ranks.num_ranks:
+                _remove(folder, key)
+            else:
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, "".join(f"{pid}\n" for pid in owners).encode(), 0)
+        return table
+    except OSError as error:
+        log.warning(
+            "ranks of this host cannot share a table (%s); each reads its own: make room in %s, or set TMPDIR",
+            error.strerror or error,
+            tempfile.gettempdir(),
+        )
+        return make() if made is None else made
+    except _MakingFailed as failed:
+        raise failed.error from failed.error.__cause__
+
+
+class _MakingFailed(Exception):  # noqa: N818 - it carries the error, which may be an OSError of the store
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _made(make: Callable[[], pa.Table]) -> pa.Table:
+    try:
+        return make()
+    except Exception as error:
+        raise _MakingFailed(error) from error
+
+
+def _own_folder() -> Path:
+    """This user's folder on this host. OSError if it cannot be made, or if others may write to it."""
+    folder = Path(tempfile.gettempdir()) / f"patchline-{os.getuid()}-{socket.gethostname()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    return folder
+
+
+@contextmanager
+def _locked(path: Path, *, waits: bool = True) -> Iterator[int]:
+    """The open lock file, which nobody else has while the block lasts. BlockingIOError if somebody has, unless it
+    `waits`."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            if _is_named(lock, path):
+                yield lock
+                return
+        finally:
+            os.close(lock)
+
+
+def _is_named(lock: int, path: Path) -> bool:
+    """Whether the file still has this name: the rank before may have removed it."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(lock), path.stat())
+    return False
+
+
+def _owners(lock: int) -> set[int]:
+    """The processes that have opened the table."""
+    return {int(line) for line in os.pread(lock, _MOST_LOCK_BYTES, 0).split() if line.isdigit()}
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    unfinished = path.with_suffix(_UNFINISHED)
+    try:
+        with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table.combine_chunks())  # else each rank would copy them together
+        unfinished.rename(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _mapped(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def _sweep(folder: Path) -> None:
+    """Removes the tables that only dead processes have opened."""
+    for path in folder.glob(f"*{_LOCK}"):
+        with suppress(BlockingIOError), _locked(path, waits=False) as lock:
+            if not any(map(_is_alive, _owners(lock))):
+                _remove(folder, path.stem)
+
+
+def _remove(folder: Path, key: str) -> None:
+    for suffix in (_TABLE, _UNFINISHED, _LOCK):
+        (folder / f"{key}{suffix}").unlink(missing_ok=True)

@@ -1,0 +1,158 @@
+"""One copy of a dataset's tables a host: each object is asked for once, and nothing stays behind, even after kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.ranks.world import World
+from shards.dataset import Dataset, open_dataset
+from shards.errors import UserError
+from shards.host_copy import LocalRanks, one_copy
+from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH
+from tests.rigs.datasets import packed_folders
+from tests.rigs.processes import run_ranks
+from tests.rigs.watched import WatchedStore
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+TABLE = pa.table({"x": [1, 2, 3]})
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """TMPDIR."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With rows.bin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shards.packing.merge.LEAST_SAMPLES_WITH_ROWS", 1)
+        return packed_folders(tmp_path_factory.mktemp("host"))
+
+
+def left(temporary: Path) -> list[str]:
+    return sorted(path.name for path in temporary.rglob("*") if path.is_file())
+
+
+def opened_by_a_rank(world: World, url: str, temporary: str) -> tuple[list[str], str]:
+    """What a rank has asked the store for, and all that its dataset says."""
+    tempfile.tempdir = temporary
+    store = WatchedStore(url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shards.dataset.open_store", lambda _: store)
+        ranks = LocalRanks(launch="one start", num_ranks=world.num_local_ranks)
+        said = [all_of(open_dataset(url, ranks=ranks)) for _ in range(2)]
+    assert said[0] == said[1]
+    return store.read_files, said[0]
+
+
+def all_of(dataset: Dataset) -> str:
+    """All that is small of a dataset, as text."""
+    manifest, blocks = dataset.manifest, dataset.blocks
+    assert len(manifest.shards) == len(list(manifest.shards)) == len(manifest.shards[:])
+    assert manifest.shards[-1] == list(manifest.shards)[-1]
+    assert all(manifest.files.get(path) == sha256 for path, sha256 in manifest.files.items())
+    assert len(manifest.files) == len(dict(manifest.files))
+    assert manifest.files.get("index/shard-000099.parquet") is manifest.files.get("other") is None
+    fields = {name: value for name, value in vars(manifest).items() if name not in ("shards", "files")}
+    fields |= {"files": dict(sorted(manifest.files.items())), "shards": [vars(shard) for shard in manifest.shards]}
+    fields |= {name: column.tolist() for name, column in vars(blocks).items() if column is not None}
+    fields |= {"labels": dataset.label_table.to_pylist(), "fingerprint": dataset.fingerprint}
+    return json.dumps(fields)
+
+
+def test_eight_ranks_ask_for_each_object_once(packed: Path, temporary: Path) -> None:
+    expected = all_of(open_dataset(str(packed)))
+    found = run_ranks(opened_by_a_rank, str(packed), str(temporary), num_ranks=8)
+    assert [said == expected for _, said in found] == [True] * 8
+    asked = Counter(path for paths, _ in found for path in paths)
+    assert asked == {MANIFEST_PATH: 1, BLOCKS_PATH: 1, LABELS_PATH: 1}
+    assert left(temporary) == []
+
+
+def test_a_rank_alone_writes_no_file(packed: Path, temporary: Path) -> None:
+    dataset = open_dataset(str(packed), ranks=LocalRanks(launch="alone", num_ranks=1))
+    assert all_of(dataset) == all_of(open_dataset(str(packed)))
+    assert list(temporary.iterdir()) == []
+
+
+def test_after_the_start_each_rank_reads_for_itself(temporary: Path) -> None:
+    ranks = LocalRanks(launch="start", num_ranks=2)
+    one_copy(ranks, "first", lambda: TABLE)
+    ranks.is_starting = False
+    before = left(temporary)
+    assert one_copy(ranks, "second", lambda: TABLE).equals(TABLE)
+    assert left(temporary) == before
+
+
+def killed_while(temporary: Path, *, does: str) -> None:
+    """Runs a rank of two until it says that it is there, and kills it."""
+    program = (
+        "import os, sys, time\n"
+        "import pyarrow as pa\n"
+        "from shards.host_copy import LocalRanks, one_copy\n"
+        "def there():\n"
+        "    os.write(1, b'there\\n'); time.sleep(600)\n"
+        f"def make():\n    {'there()' if does == 'making' else 'pass'}\n    return pa.table({{'x': [7]}})\n"
+        "one_copy(LocalRanks(launch='killed', num_ranks=2), 'table', make)\n"
+        "there()\n"
+    )
+    environ = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(CHECKOUT)}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("does", ["making", "using"])
+@pytest.mark.parametrize("launch", ["killed", "another"])
+def test_what_a_killed_rank_leaves_is_neither_used_nor_kept(temporary: Path, does: str, launch: str) -> None:
+    killed_while(temporary, does=does)
+    assert len(left(temporary)) == (1 if does == "making" else 2)
+    found = one_copy(LocalRanks(launch=launch, num_ranks=2), "table", lambda: TABLE)
+    assert found.equals(TABLE), "the data may have changed between the starts"
+    assert len(left(temporary)) == 2, "this start's"
+    program = (
+        "import os, pyarrow as pa\n"
+        "from shards.host_copy import LocalRanks, one_copy\n"
+        f"found = one_copy(LocalRanks(launch={launch!r}, num_ranks=2), 'table', lambda: pa.table({{'x': [9]}}))\n"
+        "print(found.column('x').to_pylist())\n"
+    )
+    environ = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout == "[1, 2, 3]\n", "the other rank of this start has the same table"
+    assert left(temporary) == []
+    assert found.equals(TABLE), "still mapped"
+
+
+def test_a_table_that_cannot_be_made_is_one_error_and_leaves_nothing(temporary: Path) -> None:
+    def make() -> pa.Table:
+        raise error
+
+    for error in (UserError("damaged"), OSError("the store is away")):
+        with pytest.raises(type(error), match=str(error)):
+            one_copy(LocalRanks(launch="fails", num_ranks=2), "table", make)
+    assert [name for name in left(temporary) if not name.endswith(".lock")] == []
+
+
+def test_a_folder_of_others_is_not_used(temporary: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ranks = LocalRanks(launch="first", num_ranks=2)
+    one_copy(ranks, "table", lambda: TABLE)
+    (folder,) = temporary.iterdir()
+    folder.chmod(0o777)
+    before = left(temporary)
+    assert one_copy(LocalRanks(launch="second", num_ranks=2), "table", lambda: TABLE).equals(TABLE)
+    assert "ranks of this host cannot share a table" in caplog.text
+    assert left(temporary) == before
