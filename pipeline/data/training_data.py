@@ -67,7 +67,7 @@ class TrainingData:
         A part of a dataset is taken to have the shares of the whole."""
         shares = np.zeros(self.num_classes)
         for dataset, labels, quota in zip(self.datasets, self.label_maps, self.quotas, strict=True):
-            counts = dataset.label_table.column("num_samples").to_numpy().astype(np.float64)
+            counts = np.array(dataset.label_table.column("num_samples").to_pylist(), dtype=np.float64)
             np.add.at(shares, labels, quota / sum(self.quotas) * counts / max(1.0, counts.sum()))
         return shares
 
