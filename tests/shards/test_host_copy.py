@@ -116,8 +116,15 @@ def killed_while(temporary: Path, *, does: str) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("does", ["making", "using"])
-@pytest.mark.parametrize("launch", ["killed", "another"])
+@pytest.mark.parametrize(
+    ("does", "launch"),
+    [
+        ("making", "another"),
+        ("using", "killed"),
+        pytest.param("making", "killed", marks=pytest.mark.long),
+        pytest.param("using", "another", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_killed_rank_leaves_is_neither_used_nor_kept(temporary: Path, does: str, launch: str) -> None:
     killed_while(temporary, does=does)
     assert len(left(temporary)) == (1 if does == "making" else 2)
