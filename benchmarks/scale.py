@@ -8,6 +8,9 @@
 - host: CPU-seconds of one rank to launch a micro-batch and an update, under a process group of this many ranks that
   exchanges nothing. The model has as many tensors as ViT-H/14, but narrow ones, so that computing takes little time.
 - plan: what `patchline plan` predicts for the paper's models on H100s.
+
+The table also has the figures of two benchmarks of their own: `benchmarks.scale_start`, how a rank starts on datasets
+of 10,000 and 300,000 shards, and `benchmarks.scale_resume`, how ranks resume from checkpoints of 1 to 512 ranks.
 """
 
 import argparse
@@ -28,6 +31,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measure import machine
+from benchmarks.scale_resume import aims_of
 from jobs.cli import main as patchline
 from jobs.recipes.plan import RECIPES
 from pipeline.planning.cost import cost_of
@@ -47,7 +51,7 @@ from shards.storage.local import LocalStore
 
 GPUS = (1, 8, 64, 128, 256, 512)
 MODELS = ("vit_b16_jft", "vit_l16_jft", "vit_h14_jft")
-RESULT = Path("benchmarks/results/scale.json")
+RESULT, RESUME, START = (Path(f"benchmarks/results/{name}.json") for name in ("scale", "scale_resume", "scale_start"))
 _READ_BY = ((64, 4), (512, 1))  # lanes and blocks of a window: the default, and the recipes of JFT and ImageNet-21k
 _IMAGES, _BLOCK, _EPOCHS = 16_384, 4, 3
 _HOST = ((1, 1), (1, 512), (3, 8), (3, 512))  # ZeRO stage, ranks
@@ -222,6 +226,36 @@ def result_table(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def start_rows() -> Iterator[Row]:
+    """What the start of a rank takes, from the committed result of benchmarks/scale_start.py."""
+    found = json.loads(START.read_text())
+    for one in found["data"]:
+        where = f"{one['shards']:,} shards, {one['images'] / 1e6:,.0f} million images, {one['ranks']} ranks of a host"
+        most = max(one["asked"].values())
+        yield Row(part="start", figure=f"{where}: requests for one object, at most", value=most, aim=1)
+        if one["ranks"] == 1:
+            continue
+        seconds = one["other_open_cpu_seconds"] + one["other_batch_cpu_seconds"]
+        yield Row(part="start", figure=f"{where}: CPU-seconds of each other rank", value=seconds, aim=0.5)
+        memory = one["other_private_mebibytes"] * 1.048576
+        yield Row(part="start", figure=f"{where}: MB of each other rank", value=memory, aim=150)
+    for rank, one in found["rank"].items():
+        yield Row(part="start", figure=f"modules of rank {rank}", value=one["num_modules"])
+        yield Row(part="start", figure=f"CPU-seconds of rank {rank}, imports included", value=one["cpu_seconds"])
+
+
+def resume_rows() -> Iterator[Row]:
+    """What a resume takes, from the committed result of benchmarks/scale_resume.py."""
+    for aim in aims_of(json.loads(RESUME.read_text())):
+        yield Row(part="resume", figure=aim.what, value=aim.found[0], aim=aim.limit)
+
+
+def all_rows() -> list[Row]:
+    """The rows of the table: those that were kept, and those of the other two benchmarks."""
+    kept = [Row(**row) for row in json.loads(RESULT.read_text())["rows"]]
+    return [*(row for row in kept if row.part != "plan"), *start_rows(), *resume_rows()]
+
+
 PARTS = {"reads": reads, "host": host, "plan": plan}
 
 
@@ -238,8 +272,7 @@ def main() -> None:
         sys.stdout.flush()
         os._exit(0)  # a group that exchanges nothing cannot be left
     if arguments.table:
-        kept = [Row(**row) for row in json.loads(RESULT.read_text())["rows"]]
-        sys.stdout.write(f"{plan_table()}\n{result_table([row for row in kept if row.part != 'plan'])}")
+        sys.stdout.write(f"{plan_table()}\n{result_table(all_rows())}")
         return
     rows = []
     for part in arguments.only:
