@@ -13,8 +13,9 @@ NEWER_PYTHON ?= $(shell for name in python3.14 python3.13 "$$HOME"/.pyenv/versio
 TORCH ?= torch==2.13.0
 # More arguments for pytest, for example: make test ARGS='-m "not long and not slow" tests/shards'
 ARGS ?=
-# How many tests run at the same time. Each may use two cores and a few GB.
-WORKERS ?= 2
+# How many tests run at the same time. Each may use two cores and a few GB; they wait for a quarter of their time, so
+# three keep two cores busy.
+WORKERS ?= 3
 # The benchmarks' folder of photographs, and the folder for copies in each loader's layout (4 GB, kept).
 IMAGES ?=
 WORK ?= runs/bench
