@@ -21,7 +21,7 @@ from tests.rigs.forks import ONE_THREAD, forks
 from tests.rigs.s3 import free_port
 from tests.rigs.training import pretrain_words
 
-pytestmark = pytest.mark.alone  # it measures times
+pytestmark = [pytest.mark.alone, pytest.mark.long]  # it measures times
 SLOWER_SECONDS, STEPS = 0.3, 24
 HANG = ("--hang.step-seconds", "10", "--steps", str(STEPS), "--engine.precision", "fp32")  # beats come twice a second
 

@@ -75,6 +75,7 @@ def test_nothing_printed() -> None:
     assert [one.status for one in judge_deep("{not json}\n", nodes=2)] == ["failed"]
 
 
+@pytest.mark.long
 def test_a_rank_prints_before_and_after_the_exchange() -> None:
     ended = patchline("__probe", "n1")
     assert ended.code == 0, ended.errors
