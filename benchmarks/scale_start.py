@@ -246,8 +246,8 @@ def rank_start(url: str, *, rank: int) -> RankStart:
         "rss = [line.split()[1] for line in open('/proc/self/status') if line.startswith('VmRSS')]\n"
         "print(json.dumps([len(sys.modules), time.process_time(), int(rss[0]) / 1024]))\n"
     )
-    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    environ = os.environ | place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
+    place = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    environ = os.environ | place | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     with tempfile.TemporaryDirectory() as run_dir:
         command = [sys.executable, "-c", program, url, f"{run_dir}/run"]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)

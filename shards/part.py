@@ -46,12 +46,12 @@ class Part(Dataset):
 
     @property
     def label_table(self) -> pa.Table:
-        """That of the whole dataset."""
+        """The label table of the whole dataset."""
         return self._whole.label_table
 
     @cached_property
     def blocks(self) -> BlockTable:
-        """Of every block that has samples of the part, these samples."""
+        """The table of all blocks that have samples of the part, with these samples alone."""
         whole = self.packed_blocks
         first = self._runs.num_below(whole.first_sample_id)
         num_samples = self._runs.num_below(whole.first_sample_id + whole.num_samples) - first

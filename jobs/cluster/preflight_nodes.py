@@ -171,7 +171,7 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _import_seconds() -> float:
-    """Of a new process."""
+    """The seconds that a new process takes to import torch and DeepSpeed."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, deepspeed"], capture_output=True, check=True)
     return time.monotonic() - began

@@ -1,6 +1,7 @@
 """The part of `patchline plan` about nodes: tables over their number, and what they assume."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,7 +14,7 @@ from jobs.settings.models import PlanJob
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
 from pipeline.planning.cost import Cost
 from pipeline.planning.failure_simulator import Simulated, simulate
-from pipeline.planning.forecast import forecast
+from pipeline.planning.forecast import Forecast, forecast
 from pipeline.planning.step_time import Network, slow_stage_3
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -22,6 +23,7 @@ from shards.output.quantities import duration, plural, short_count, size
 _NUM_RUNS = 100
 _MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
 _DAY_SECONDS = 86_400.0
+_OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # of a step that computes
 _MOST_DOUBLED = 8  # how often the batch is doubled at most to find one that is efficient
 _LEAST = 0.1  # shown with two decimals
@@ -36,15 +38,7 @@ def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
     rows: list[Row] = []
     for num_nodes in sorted(job.nodes):
         try:
-            found = forecast(
-                job.training,
-                cost,
-                gpu=job.gpu,
-                num_gpus=num_nodes * job.gpus_per_node,
-                mfu=job.mfu,
-                network=network_of(job),
-                num_classes=job.num_classes,
-            )
+            found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
         except UserError as error:
             message = str(error)
             raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
@@ -64,9 +58,22 @@ def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
     return rows
 
 
-def network_of(job: PlanJob) -> Network:
-    """How the job's GPUs are connected."""
-    return Network(gpus_per_node=job.gpus_per_node, gbits=job.network_gbits)
+def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
+    """The forecast of the job on this many of its GPUs. UserError as `forecast`."""
+    return forecast(
+        job.training,
+        cost,
+        gpu=job.gpu,
+        num_gpus=num_gpus,
+        mfu=job.mfu,
+        num_classes=job.num_classes,
+        network=Network(gpus_per_node=job.gpus_per_node, gbits=job.network_gbits),
+    )
+
+
+def in_plan(text: str) -> str:
+    """The message, with the names that the training job's flags have here."""
+    return _OF_TRAINING.sub("--training.", text)
 
 
 def _cluster(job: PlanJob) -> Cluster:
@@ -110,7 +117,7 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> Table:
     most = rows[-1][0].num_gpus
     caption += f" {scaling_advice(job, cost, num_gpus=most)}"
     if slow := slow_stage_3(job.training, num_ranks=most):
-        caption += f" {slow.replace('--engine', '--training.engine')}"
+        caption += f" {in_plan(slow)}"
     table = plain_table("a step", caption, names)
     for plan, _ in rows:
         step = plan.step
@@ -147,18 +154,9 @@ def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
 def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
     """The share of a step that computes, 0 to 1; 0 if it does not fit."""
     try:
-        found = forecast(
-            training,
-            cost,
-            gpu=job.gpu,
-            num_gpus=num_gpus,
-            mfu=job.mfu,
-            num_classes=job.num_classes,
-            network=network_of(job),
-        )
+        return forecast_of(replace(job, training=training), cost, num_gpus=num_gpus).step.compute_share
     except UserError:
         return 0.0
-    return found.step.compute_share
 
 
 def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:

@@ -1,7 +1,6 @@
 """`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
 
 import json
-import re
 from dataclasses import asdict
 
 from rich.table import Table
@@ -9,12 +8,12 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.planning.image_sizes import at_sizes, size_table
-from jobs.planning.nodes import Row, network_of, node_rows, node_tables, rows_as_json, scaling_advice
+from jobs.planning.nodes import Row, forecast_of, in_plan, node_rows, node_tables, rows_as_json, scaling_advice
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
 from pipeline.planning.cost import Cost, cost_of
-from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast, forecast
+from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import times_read
@@ -27,7 +26,6 @@ __all__ = ["PlanJob", "forecast_rows", "operations", "rows_of", "run"]
 _LEAST_SHOWN = 0.001
 _LEAST_GIGABYTES, _LEAST_DAYS = 10**7, 0.1
 _SECONDS_A_DAY = 86_400
-_OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 Rows = list[tuple[str, str]]
 
 
@@ -37,17 +35,9 @@ def run(job: PlanJob) -> int:
     found = None
     if job.gpu and not job.nodes:
         try:
-            found = forecast(
-                job.training,
-                cost,
-                gpu=job.gpu,
-                num_gpus=job.num_gpus,
-                mfu=job.mfu,
-                num_classes=job.num_classes,
-                network=network_of(job),
-            )
+            found = forecast_of(job, cost, num_gpus=job.num_gpus)
         except UserError as error:
-            raise UserError(_in_plan(str(error))) from None
+            raise UserError(in_plan(str(error))) from None
     nodes, sizes = _nodes(job, cost), at_sizes(job)
     if job.out:
         from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
@@ -75,7 +65,7 @@ def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
     try:
         return node_rows(job, cost) if job.nodes else []
     except UserError as error:
-        raise UserError(_in_plan(str(error))) from None
+        raise UserError(in_plan(str(error))) from None
 
 
 def rows_of(job: PlanJob, cost: Cost) -> Rows:
@@ -140,7 +130,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         "reserve": budget.reserve_bytes,
         "free": budget.bytes - memory.peak,
     }
-    doubt = f"; {_in_plan(found.fit.reason)}" if found.fit.is_warning else ""
+    doubt = f"; {in_plan(found.fit.reason)}" if found.fit.is_warning else ""
     step = found.step
     rate = f"{found.images_per_second:,.0f} images/s at {_percent(found.mfu_reached)} of nominal operations"
     shares = (step.compute / step.seconds, step.host / step.seconds, step.communication / step.seconds)
@@ -163,7 +153,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         ),
         ("predicted rate", rate),
         ("a step", of_step),
-        *([("ZeRO-3", _in_plan(slow))] if (slow := slow_stage_3(job.training, num_ranks=plan.num_ranks)) else []),
+        *([("ZeRO-3", in_plan(slow))] if (slow := slow_stage_3(job.training, num_ranks=plan.num_ranks)) else []),
         ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
         *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),
@@ -191,11 +181,6 @@ def _days(days: float) -> str:
     if days >= _LEAST_DAYS:
         return f"{days:,.2f} days"
     return duration(days * _SECONDS_A_DAY) if days * _SECONDS_A_DAY >= 1 else "less than 1 s"
-
-
-def _in_plan(text: str) -> str:
-    """The message, with the names that the training job's flags have here."""
-    return _OF_TRAINING.sub("--training.", text)
 
 
 def operations(exaflops: float) -> str:

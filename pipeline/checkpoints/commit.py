@@ -138,7 +138,7 @@ class _Run:
         return True
 
     def location(self) -> FragmentLocation:
-        """As the manifest has it."""
+        """The entry of the manifest for these fragments."""
         return FragmentLocation(
             file=self.file, offset=self.offset, start=self.start, length=self.length, num_files=self.num_files
         )

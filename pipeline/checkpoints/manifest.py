@@ -68,7 +68,7 @@ class FragmentLocation:
 
     @property
     def num_elements(self) -> int:
-        """In all of its files."""
+        """The elements that all of its files hold together."""
         return self.num_files * self.length
 
 

@@ -61,7 +61,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step, without data, evaluations and checkpoints."""
+        """The seconds of the whole step, without data, evaluations and checkpoints."""
         return self.compute + self.host + self.communication
 
     @property
@@ -89,7 +89,7 @@ def step_time(
 
 
 def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
-    """Of the host, to launch a micro-batch, and to launch the update."""
+    """The seconds that the host takes to launch a micro-batch, and those to launch the update."""
     tensors = _num_tensors(job.model)
     launch = LAUNCH_SECONDS
     if job.engine.zero_stage == _STAGE_3:

@@ -15,6 +15,5 @@ def test_the_guide_shows_every_figure_and_each_that_misses_its_aim() -> None:
     rows, guide = all_rows(), DOC.read_text()
     assert {row.part for row in rows} == {"reads", "host", "start", "resume"}
     assert result_table(rows).strip() in guide
-    missed = [row for row in rows if not row.is_met]
-    assert [row.value for row in missed] == [0.98], "docs/scale.md says why one figure misses its aim"
-    assert "One figure misses its aim, 0.5 CPU-seconds" in guide
+    for row in rows:
+        assert row.is_met or f"misses its aim, {row.aim:g} CPU-seconds" in guide, row.figure
