@@ -434,8 +434,8 @@ def test_credentials_that_stay_expired_end_after_the_deadline_and_at_once_if_the
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OLD")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("shards.storage.s3_credentials.DEADLINE_SECONDS", 0.5)
-    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.05, deadline_seconds=0.5))
+    monkeypatch.setattr("shards.storage.s3_credentials.DEADLINE_SECONDS", 2.0)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.05, deadline_seconds=2.0))
 
     accepted, new = S3Store(bucket=s3_bucket), S3Store(bucket=s3_bucket)
     OPERATIONS[operation](accepted)
