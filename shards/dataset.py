@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shards.class_names import class_name
 from shards.errors import InvalidDataError, StorageError, UnreachableError, UserError
-from shards.host_copy import LocalRanks, one_copy
+from shards.host_copy import LocalRanks, one_copy, passing_copy
 from shards.index import (
     block_table,
     read_block_columns,
@@ -36,12 +36,12 @@ from shards.manifest import (
     index_path,
     sha256_hex,
 )
-from shards.manifest_table import manifest_from, table_of
+from shards.manifest_table import array_of, manifest_from, table_of
 from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import refuse_blocks, refuse_count, refuse_labels, refuse_rows
+from shards.tables import numbers, refuse_blocks, refuse_count, refuse_labels, refuse_rows
 from shards.what_is_there import advice
 
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
@@ -109,6 +109,19 @@ class Dataset:
     def _one_copy(self, path: str, read: Callable[[], pa.Table]) -> pa.Table:
         """A table of the dataset, read and checked by one rank of the host."""
         return one_copy(self._ranks, f"{path} of {self.packed_fingerprint} at {self.url}", read)
+
+    def of_host(self, name: str, make: Callable[[], tuple[NDArray[np.int64], ...]]) -> tuple[NDArray[np.int64], ...]:
+        """The int64 arrays of equal length that `make` computes from this dataset alone, of which the ranks of a host
+        have one copy. `name` tells them from others. Each rank asks once."""
+
+        def table() -> pa.Table:
+            arrays = [array_of(values) for values in make()]
+            return pa.Table.from_arrays(arrays, names=[str(number) for number in range(len(arrays))])
+
+        if self._ranks is None or self._ranks.num_ranks == 1:
+            return make()
+        found = passing_copy(self._ranks, f"{name} of {self.fingerprint} at {self.url}", table)
+        return tuple(numbers(column) for column in found.columns)
 
     @property
     def block_sizes(self) -> NDArray[np.int64]:

@@ -9,8 +9,10 @@ Shape letters: N samples, B batch, L lanes, W blocks a window, R ranks.
 """
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,8 @@ ORDER_VERSION = 1
 MOST_SAMPLES = 1 << 62
 _MOST_POSITION = int(np.iinfo(np.int64).max)
 _EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
+_LEAST_SHARED_BLOCKS = 1 << 18  # sorting fewer takes less time than agreeing on who does it: 30 ms
+Arrays = tuple[NDArray[np.int64], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +51,9 @@ class BlockSlice:
 class _Epoch:
     """The block permutation of one epoch with its prefix sums."""
 
-    def __init__(self, block_sizes: NDArray[np.int64], *, key: int, lanes: int, window_blocks: int) -> None:
-        hashed = hash_array(np.arange(block_sizes.size, dtype=np.int64), key=key)
-        # Place in the epoch -> block. No two hashes are equal (each step of the hash can be undone), so every way of
-        # sorting gives this order, and the fastest is twice as fast as a stable one.
-        self.block_at = np.argsort(hashed)
-        self.ends = np.cumsum(block_sizes[self.block_at])  # permuted samples up to and with this place
+    def __init__(self, block_at: NDArray[np.int64], ends: NDArray[np.int64], *, lanes: int, window_blocks: int) -> None:
+        self.block_at = block_at  # place in the epoch -> block
+        self.ends = ends  # permuted samples up to and with this place
         num_samples = int(self.ends[-1])
         self.window_blocks = window_blocks
         # The first N mod L lanes are one longer than the others.
@@ -80,15 +81,33 @@ class _Epoch:
         return window, permuted - np.maximum(start, self.lane_start[lane])
 
 
+def _permuted(block_sizes: NDArray[np.int64], *, key: int) -> Arrays:
+    """What an `_Epoch` is made of, in the order of this key."""
+    hashed = hash_array(np.arange(block_sizes.size, dtype=np.int64), key=key)
+    # No two hashes are equal (each step of the hash can be undone), so every way of sorting gives this order, and the
+    # fastest is twice as fast as a stable one.
+    block_at = np.argsort(hashed)
+    return block_at, np.cumsum(block_sizes[block_at])
+
+
 class SampleOrder:
     """Sample ids of every global batch, for any number of ranks, from any step.
 
     `block_sizes`: int64[num_blocks], samples per block (uneven allowed), whose sample ids run on from block to block.
     `lanes` L and `window_blocks` W set how far the shuffle reaches (L x W blocks at a time) and how much is read ahead.
+    `of_host`: gives the arrays that it computes once to all ranks of the host, by the name that it is given.
     Raises ValueError on empty blocks, lanes above the number of samples, or sizes below one.
     """
 
-    def __init__(self, block_sizes: NDArray[np.int64], *, seed: int, lanes: int, window_blocks: int) -> None:
+    def __init__(
+        self,
+        block_sizes: NDArray[np.int64],
+        *,
+        seed: int,
+        lanes: int,
+        window_blocks: int,
+        of_host: Callable[[str, Callable[[], Arrays]], Arrays] | None = None,
+    ) -> None:
         self.block_sizes = np.asarray(block_sizes, dtype=np.int64)
         if self.block_sizes.ndim != 1 or self.block_sizes.size == 0 or int(self.block_sizes.min()) < 1:
             raise ValueError("block_sizes must be a non-empty list of sizes of 1 or more; repack the dataset")
@@ -101,6 +120,7 @@ class SampleOrder:
             raise ValueError(f"window_blocks is {window_blocks}; allowed: 1 or more")
         self.seed, self.lanes, self.window_blocks = seed, lanes, window_blocks
         self._block_first = np.cumsum(self.block_sizes) - self.block_sizes
+        self._of_host = of_host if self.block_sizes.size >= _LEAST_SHARED_BLOCKS else None
         self._lock = threading.Lock()
         self._epochs: dict[int, Future[_Epoch]] = {}
         self._windows: dict[WindowId, NDArray[np.int64]] = {}
@@ -204,8 +224,7 @@ class SampleOrder:
                 self._epochs[epoch] = ours
         if found is ours:
             try:
-                key = BLOCKS.key(self.seed, epoch)
-                table = _Epoch(self.block_sizes, key=key, lanes=self.lanes, window_blocks=self.window_blocks)
+                table = _Epoch(*self._permuted(epoch), lanes=self.lanes, window_blocks=self.window_blocks)
             except BaseException as error:
                 with self._lock:
                     self._epochs.pop(epoch, None)
@@ -213,3 +232,7 @@ class SampleOrder:
                 raise
             found.set_result(table)
         return found.result()
+
+    def _permuted(self, epoch: int) -> Arrays:
+        permuted = partial(_permuted, self.block_sizes, key=BLOCKS.key(self.seed, epoch))
+        return self._of_host(f"epoch {epoch} of seed {self.seed}", permuted) if self._of_host else permuted()

@@ -29,7 +29,7 @@ class Part(Dataset):
         digest = hashlib.sha256(whole.fingerprint.encode())
         for column in (runs.first, runs.count):
             digest.update(column.tobytes())
-        super().__init__(whole.store, whole.manifest, fingerprint=digest.hexdigest())
+        super().__init__(whole.store, whole.manifest, fingerprint=digest.hexdigest(), ranks=whole._ranks)
         self.packed_fingerprint = whole.packed_fingerprint
         self._whole, self._runs, self._is_scattered = whole, runs, is_scattered
         self._packed_first = self.first_sample_ids  # of each shard

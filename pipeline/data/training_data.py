@@ -90,7 +90,11 @@ class TrainingData:
             own = self.seed_of(number, seed)
             try:
                 order = SampleOrder(
-                    dataset.block_sizes, seed=own, lanes=config.lanes, window_blocks=config.window_blocks
+                    dataset.block_sizes,
+                    seed=own,
+                    lanes=config.lanes,
+                    window_blocks=config.window_blocks,
+                    of_host=dataset.of_host,
                 )
             except ValueError as error:
                 raise UserError(f"{dataset.url}: {error}; change --data.lanes or --data.window-blocks") from error

@@ -9,12 +9,18 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
+from pipeline.data.config import DataConfig
+from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import World
+from shards import order as order_module
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.hashing import BLOCKS
 from shards.host_copy import LocalRanks, one_copy
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH
 from tests.rigs.datasets import packed_folders
@@ -46,16 +52,33 @@ def left(temporary: Path) -> list[str]:
     return sorted(path.name for path in temporary.rglob("*") if path.is_file())
 
 
-def opened_by_a_rank(world: World, url: str, temporary: str) -> tuple[list[str], str]:
-    """What a rank has asked the store for, and all that its dataset says."""
+def opened_by_a_rank(world: World, url: str, temporary: str) -> tuple[list[str], str, list[int], list[int]]:
+    """What a rank has asked the store for, all that its dataset says, the keys of the orders that it has made, and
+    samples of the first two epochs."""
     tempfile.tempdir = temporary
     store = WatchedStore(url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shards.dataset.open_store", lambda _: store)
         ranks = LocalRanks(launch="one start", num_ranks=world.num_local_ranks)
         said = [all_of(open_dataset(url, ranks=ranks)) for _ in range(2)]
+        dataset = open_dataset(url, ranks=ranks)
+        ranks.is_starting = False
+        made, permuted = [], order_module._permuted
+
+        def counted(block_sizes: NDArray[np.int64], *, key: int) -> order_module.Arrays:
+            made.append(key)
+            return permuted(block_sizes, key=key)
+
+        patch.setattr(order_module, "_permuted", counted)
+        patch.setattr(order_module, "_LEAST_SHARED_BLOCKS", 1)
+        found = samples_of_two_epochs(TrainingData(datasets=(dataset,), quotas=(1,), held_out=None))
     assert said[0] == said[1]
-    return store.read_files, said[0]
+    return store.read_files, said[0], made, found
+
+
+def samples_of_two_epochs(data: TrainingData) -> list[int]:
+    [order] = data.orders(DataConfig(lanes=2, window_blocks=1), seed=5)
+    return order.at(np.arange(2 * order.num_samples)).tolist()
 
 
 def all_of(dataset: Dataset) -> str:
@@ -73,13 +96,17 @@ def all_of(dataset: Dataset) -> str:
     return json.dumps(fields)
 
 
-def test_eight_ranks_ask_for_each_object_once(packed: Path, temporary: Path) -> None:
-    expected = all_of(open_dataset(str(packed)))
-    found = run_ranks(opened_by_a_rank, str(packed), str(temporary), num_ranks=8)
-    assert [said == expected for _, said in found] == [True] * 8
-    asked = Counter(path for paths, _ in found for path in paths)
+def test_eight_ranks_ask_for_each_object_and_make_each_order_once(packed: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(str(packed))
+    expected = all_of(dataset)
+    found = run_ranks(opened_by_a_rank, str(packed), str(tmp_path), num_ranks=8)
+    assert [said == expected for _, said, _, _ in found] == [True] * 8
+    asked = Counter(path for paths, _, _, _ in found for path in paths)
     assert asked == {MANIFEST_PATH: 1, BLOCKS_PATH: 1, LABELS_PATH: 1}
-    assert left(temporary) == []
+    assert sorted(key for _, _, keys, _ in found for key in keys) == sorted(BLOCKS.key(5, epoch) for epoch in (0, 1))
+    alone = samples_of_two_epochs(TrainingData(datasets=(dataset,), quotas=(1,), held_out=None))
+    assert [samples for *_, samples in found] == [alone] * 8
+    assert left(tmp_path) == []
 
 
 def test_a_rank_alone_writes_no_file(packed: Path, temporary: Path) -> None:
