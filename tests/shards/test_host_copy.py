@@ -78,7 +78,8 @@ def opened_by_a_rank(world: World, url: str, temporary: str) -> tuple[list[str],
 
 def samples_of_two_epochs(data: TrainingData) -> list[int]:
     [order] = data.orders(DataConfig(lanes=2, window_blocks=1), seed=5)
-    return order.at(np.arange(2 * order.num_samples)).tolist()
+    found: list[int] = order.at(np.arange(2 * order.num_samples)).tolist()
+    return found
 
 
 def all_of(dataset: Dataset) -> str:
