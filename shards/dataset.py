@@ -32,11 +32,10 @@ from shards.manifest import (
     MANIFEST_PATH,
     ROWS_PATH,
     Manifest,
-    fingerprint_of,
     index_path,
     sha256_hex,
 )
-from shards.manifest_table import array_of, manifest_from, table_of
+from shards.manifest_table import array_of, manifest_from, read_manifest, table_of
 from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
@@ -378,10 +377,11 @@ def _manifest_table(store: Store, url: str) -> pa.Table:
 def _read_manifest(store: Store, url: str) -> tuple[Manifest, str]:
     """The manifest and its fingerprint."""
     try:
-        data = store.read(MANIFEST_PATH)
-    except MissingObjectError:
-        raise UserError(advice(url)) from None
-    try:
-        return Manifest.from_bytes(data), fingerprint_of(data)
+        return read_manifest(store)
+    except MissingObjectError as error:
+        if error.path == MANIFEST_PATH:
+            raise UserError(advice(url)) from None
+        what = f"{error}, but {store.url}/{MANIFEST_PATH} names it"
+        raise InvalidDataError(f"{what}; restore it, or pack it again") from None
     except ValueError as error:
         raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any
 
 from shards.files.typed_json import parse_json
 from shards.schema.config_values import Range, allowed_instead, shown_value
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
+TABLE_FORMAT_VERSION = 3  # 3: the shards and the sha256 of their indices are not in the manifest, but in SHARDS_PATH
 MANIFEST_PATH = "manifest.json"
+SHARDS_PATH = "shards.parquet"  # of datasets of many shards
 BLOCKS_PATH = "blocks.parquet"
 ROWS_PATH = "rows.bin"  # of large datasets: what reading needs of every index, block by block
 LABELS_PATH = "labels.parquet"
@@ -32,6 +35,7 @@ MOST_TAR_BYTES = 1 << 50
 _MOST_CHARACTERS = 1 << 16  # of a text
 _FOR_PEOPLE = ("description", "licence")
 _WRITTEN_IF_SET = (*_FOR_PEOPLE, "unlabeled")
+_INDEX_PATH = re.compile(r"index/shard-\d{6,}\.parquet")
 _LINE_FOR_PEOPLE = re.compile(rb'^ "(?:description|licence)": "(?:[^"\\]|\\.)*",\n', re.MULTILINE)
 
 
@@ -46,40 +50,25 @@ class ShardRecord:
     num_bytes: Annotated[int, Range(1, MOST_TAR_BYTES)]
 
 
-class ShardTable(Sequence[ShardRecord]):
+class ShardColumns(Sequence[ShardRecord]):
     """The shards as columns, of which a record is made when it is asked for: 300,000 records take 200 MB."""
 
-    def __init__(
-        self, paths: Sequence[str], numbers: "Mapping[str, NDArray[np.int64]]", sha256: Callable[[int], str]
-    ) -> None:
-        self._paths, self._numbers, self._sha256 = paths, numbers, sha256
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    @overload
-    def __getitem__(self, number: int) -> ShardRecord: ...
-    @overload
-    def __getitem__(self, number: slice) -> tuple[ShardRecord, ...]: ...
-    def __getitem__(self, number: int | slice) -> ShardRecord | tuple[ShardRecord, ...]:
-        if isinstance(number, slice):
-            return tuple(self[one] for one in range(*number.indices(len(self))))
-        place = range(len(self))[number]  # IndexError beyond the end
-        numbers = {name: int(column[place]) for name, column in self._numbers.items()}
-        return ShardRecord(path=self._paths[place], sha256=self._sha256(place), **numbers)
-
+    @abstractmethod
     def column(self, name: str) -> "NDArray[np.int64]":
         """int64[num_shards]: a field of every shard."""
-        return self._numbers[name]
+
+
+ReadTable = Callable[[Mapping[str, str]], tuple[ShardColumns, Mapping[str, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The contents of a dataset. `files` has the sha256 of every file but the shards and the manifest itself.
 
-    `shards_url` is where the shards are, empty if they are beside the manifest; the index of tars made by others may be
-    elsewhere. `adopted`: the tars were made by others and may have members that are not images. `unlabeled`: images may
-    have no label. `description` and `licence` are for people; these three are written only if set.
+    `format_version` is FORMAT_VERSION or TABLE_FORMAT_VERSION. `shards_url` is where the shards are, empty if they are
+    beside the manifest; the index of tars made by others may be elsewhere. `adopted`: the tars were made by others and
+    may have members that are not images. `unlabeled`: images may have no label. `description` and `licence` are for
+    people; these three are written only if set.
     """
 
     format_version: int
@@ -98,16 +87,15 @@ class Manifest:
     licence: str = ""
 
     def __post_init__(self) -> None:
-        if self.format_version != FORMAT_VERSION:
-            message = f"the dataset has format version {self.format_version}; this version reads"
-            raise ValueError(f"{message} {FORMAT_VERSION}")
-        is_table = isinstance(self.shards, ShardTable)  # which was checked when it was made
-        if not is_table and self.num_samples != sum(shard.num_samples for shard in self.shards):
+        _refuse_version(self.format_version)
+        is_table = isinstance(self.shards, ShardColumns)
+        held = int(self.shard_column("num_samples").sum()) if is_table else sum(one.num_samples for one in self.shards)
+        if self.num_samples != held:
             raise ValueError(f"num_samples is {self.num_samples}, but its shards hold another number")
 
     def shard_column(self, name: str) -> "NDArray[np.int64]":
         """int64[num_shards]: `first_sample_id`, `num_samples` or `num_bytes` of every shard."""
-        if isinstance(self.shards, ShardTable):
+        if isinstance(self.shards, ShardColumns):
             return self.shards.column(name)
         import numpy as np  # noqa: PLC0415 - commands that only answer do not need it
 
@@ -115,26 +103,39 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """JSON with sorted keys: equal datasets have equal manifests."""
-        fields = asdict(self)
+        is_table = self.format_version == TABLE_FORMAT_VERSION
+        written = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in _WRITTEN_IF_SET:
-            if not fields[name]:
-                del fields[name]
-        return json.dumps(fields, sort_keys=True, indent=1).encode() + b"\n"
+            if not written[name]:
+                del written[name]
+        if is_table:
+            del written["shards"]
+            written["files"] = {path: one for path, one in self.files.items() if not _INDEX_PATH.fullmatch(path)}
+        else:
+            written["shards"] = [asdict(shard) for shard in self.shards]
+        return json.dumps(written, sort_keys=True, indent=1).encode() + b"\n"
 
     @staticmethod
-    def from_bytes(data: bytes) -> "Manifest":
-        """Raises ValueError for anything but a manifest of this format version whose every value can be right."""
+    def from_bytes(data: bytes, *, read_table: ReadTable | None = None) -> "Manifest":
+        """Raises ValueError for anything but a manifest of these format versions whose every value can be right, and
+        what `read_table` raises, which datasets of many shards need: it gives the shards and the sha256 of every file,
+        from those that manifest.json has."""
         found = parse_json(data)
         if not isinstance(found, dict):
             raise ValueError(f"not a manifest: it is {shown_value(found)}; allowed: an object")
-        version = found.get("format_version")
-        if type(version) is not int or version != FORMAT_VERSION:
-            raise ValueError(f"format version {shown_value(version)}, this version reads {FORMAT_VERSION}")
-        _refuse_fields(found)
-        shards = records_from(ShardRecord, found["shards"], name="shards")
-        _refuse_shards(shards)
+        _refuse_version(found.get("format_version"))
+        is_table = found["format_version"] == TABLE_FORMAT_VERSION
+        _refuse_fields(found, is_table=is_table)
         _refuse_files(found["files"])
-        return Manifest(**found | {"shards": shards})
+        if not is_table:
+            shards = records_from(ShardRecord, found["shards"], name="shards")
+            refuse_paths([shard.path for shard in shards])
+            _refuse_shards(shards)
+            return Manifest(**found | {"shards": shards})
+        if read_table is None:
+            raise ValueError(f"its shards are in {SHARDS_PATH}, which is not at hand")
+        table, files = read_table(found["files"])
+        return Manifest(**found | {"shards": table, "files": files})
 
 
 def fingerprint_of(manifest: bytes) -> str:
@@ -157,9 +158,15 @@ def index_path(shard: int) -> str:
     return f"index/shard-{shard:06d}.parquet"
 
 
-def _refuse_fields(found: dict[str, Any]) -> None:
+def _refuse_version(version: Any) -> None:
+    allowed = (FORMAT_VERSION, TABLE_FORMAT_VERSION)
+    if type(version) is not int or version not in allowed:
+        raise ValueError(f"format version {shown_value(version)}, this version reads {allowed[0]} and {allowed[1]}")
+
+
+def _refuse_fields(found: dict[str, Any], *, is_table: bool) -> None:
     """ValueError for the first field that is missing, unknown, of the wrong type or out of its range."""
-    declared = {field.name: field for field in fields(Manifest)}
+    declared = {field.name: field for field in fields(Manifest) if not (is_table and field.name == "shards")}
     if unknown := sorted(found.keys() - declared.keys()):
         raise ValueError(f"not a manifest: {shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
     for name, field in declared.items():
@@ -178,13 +185,16 @@ def _refuse_fields(found: dict[str, Any]) -> None:
         raise ValueError(f"plan_hash is {shown_value(found['plan_hash'])}; allowed: 64 hex digits")
 
 
-def _refuse_shards(shards: tuple[ShardRecord, ...]) -> None:
-    """ValueError if the paths or hashes of shards cannot be right, or if their sample ids do not run on."""
-    paths = [shard.path for shard in shards]
+def refuse_paths(paths: list[str]) -> None:
+    """ValueError if the paths of shards cannot be right."""
     _refuse_path(not_plain(paths), what="the path of a shard")
     if len(set(paths)) < len(paths):
         [(twice, _)] = Counter(paths).most_common(1)
         raise ValueError(f"the shard {shown_value(twice)} is there twice; allowed: each path once")
+
+
+def _refuse_shards(shards: tuple[ShardRecord, ...]) -> None:
+    """ValueError if the hashes of shards cannot be right, or if their sample ids do not run on."""
     if (wrong := not_sha256([shard.sha256 for shard in shards])) is not None:
         raise ValueError(f"the sha256 of a shard is {shown_value(wrong)}; allowed: 64 hex digits")
     *starts, _ = accumulate([shard.num_samples for shard in shards], initial=0)

@@ -14,7 +14,8 @@ from jobs.record import write_record
 from jobs.settings.data import PackJob, Phase
 from shards.errors import StorageError, UnreachableError, UserError
 from shards.images.config import PERCEPTUAL_HASH
-from shards.manifest import MANIFEST_PATH, Manifest
+from shards.manifest import Manifest
+from shards.manifest_table import read_manifest
 from shards.output.progress import Progress
 from shards.output.quantities import plural
 from shards.packing.about import describe
@@ -238,7 +239,7 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
 def complete(store: Store, plan: Plan) -> Manifest | None:
     """The manifest, if this plan is packed already."""
     try:
-        manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
+        manifest, _ = read_manifest(store)
     except (MissingObjectError, ValueError):
         return None
     return manifest if manifest.plan_hash == plan.hash else None

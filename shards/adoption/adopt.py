@@ -22,6 +22,7 @@ from shards.adoption.tar_lists import ListedTar
 from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, general_reasons, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
+from shards.manifest_table import read_manifest, write_manifest
 from shards.output.progress import Progress
 from shards.packing.merge import Merged, rows_file
 from shards.packing.plan import PLAN_PATH
@@ -260,7 +261,7 @@ def _merged(adoption: Adoption, store: Store, found: _Found, plan_hash: str) -> 
     )
     if is_elsewhere:
         store.discard_unfinished()
-    store.write(MANIFEST_PATH, manifest.to_bytes())
+    manifest = write_manifest(store, manifest)
     _discard_descriptions(store)
     return manifest
 
@@ -292,7 +293,7 @@ def _refused(adopted: pa.Table, position: int) -> pa.Table:
 def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
     """The manifest, if these same tars are indexed already; UserError if it describes anything else."""
     try:
-        manifest = Manifest.from_bytes(store.read(MANIFEST_PATH))
+        manifest, _ = read_manifest(store)
         record = json.loads(store.read(PLAN_PATH))
         if not manifest.adopted:
             raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")

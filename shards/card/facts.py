@@ -107,7 +107,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
     top = np.argsort(-counts, kind="stable")[:TOP_CLASSES]
     tally = Tally(top_classes=top[counts[top] > 0], num_classes=len(counts))
-    sizes = np.array([shard.num_samples for shard in manifest.shards], np.int64)
+    sizes = manifest.shard_column("num_samples")
     mosaic = Mosaic(sizes, num_tiles=num_tiles, num_classes=len(counts))
     _look_at_samples(dataset, tally, mosaic)
     return CardFacts(
@@ -120,7 +120,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         num_shards=len(manifest.shards),
         num_blocks=dataset.blocks.shard.size,
         samples_per_block=manifest.samples_per_block,
-        shard_bytes=sum(shard.num_bytes for shard in manifest.shards),
+        shard_bytes=int(manifest.shard_column("num_bytes").sum()),
         num_quarantined=manifest.num_quarantined,
         class_names=tuple(labels.column("name").to_pylist()),
         class_counts=counts,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shards.errors import UserError
 from shards.manifest import MANIFEST_PATH, Manifest
+from shards.manifest_table import write_manifest
 from shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def describe(store: Store, manifest: Manifest, about: About) -> None:
     """Write the texts into the manifest of a finished dataset, if they are new."""
     described = about.of(manifest)
     if described != manifest:
-        store.write(MANIFEST_PATH, described.to_bytes())
+        write_manifest(store, described)
         log.info("description and licence written to %s/%s", store.url, MANIFEST_PATH)
 
 

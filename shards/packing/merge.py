@@ -33,7 +33,6 @@ from shards.manifest import (
     BLOCKS_PATH,
     FORMAT_VERSION,
     LABELS_PATH,
-    MANIFEST_PATH,
     MOST_SHARD_SAMPLES,
     QUARANTINE_CSV_PATH,
     QUARANTINE_PATH,
@@ -44,6 +43,7 @@ from shards.manifest import (
     sha256_hex,
     shard_path,
 )
+from shards.manifest_table import write_manifest
 from shards.output.progress import Progress
 from shards.packing.config import PackSpec
 from shards.packing.deal import read_dropped
@@ -58,7 +58,7 @@ _INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHE
 _WORK_FILE = re.compile(r"work/(listing\.json|listing-\d+\.parquet|staged-\d+\.bin|evaluation-\d+-\d+\.parquet)")
 _SHARD_FILE = re.compile(r"(?:shards/shard-(?=\d+\.tar)|index/shard-(?=\d+\.parquet))(\d+)\.\w+")
 _DATASET_FILE = re.compile(
-    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|rows\.bin|quarantine\.csv|(blocks|labels|quarantine)\.parquet"
+    rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|rows\.bin|quarantine\.csv|(blocks|labels|quarantine|shards)\.parquet"
     r"|plan/(plan\.json|(scan|samples)-\d+\.parquet|(dropped|matches)\.parquet)"
 )
 
@@ -208,7 +208,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
         files=merged.files,
         unlabeled=spec.unlabeled == "keep",
     )
-    store.write(MANIFEST_PATH, manifest.to_bytes())
+    manifest = write_manifest(store, manifest)
     discard_work(store)
     return manifest
 

@@ -19,7 +19,7 @@ _LABELS = "each class its own folder (pack folder), or labels by --source.label-
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
     """Images, classes, shards, bytes and time; what was left out, twenty reasons, and where the list is."""
-    num_bytes = sum(shard.num_bytes for shard in manifest.shards)
+    num_bytes = int(manifest.shard_column("num_bytes").sum())
     images = f"{plural(manifest.num_samples, 'image')} of {plural(manifest.num_classes, 'class')}"
     shards = plural(len(manifest.shards), "shard")
     lines = [f"{store.url}: {images} in {shards}, {size(num_bytes)}, in {duration(seconds)}"]
