@@ -15,8 +15,13 @@ Ids = NDArray[np.int64]
 def labels_of(dataset: Dataset, *, what: str) -> Ids:
     """int64[N]: the label of every sample. UserError if a sample has several or none, which `what` needs.
 
-    Reads the index of every shard, and no image.
+    Reads the index of every shard, and no image; the ranks of a host do so once.
     """
+    [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
+    return labels
+
+
+def _labels_of(dataset: Dataset, *, what: str) -> Ids:
     found = []
     for shard in range(len(dataset.manifest.shards)):
         rows = dataset.sample_rows(shard)

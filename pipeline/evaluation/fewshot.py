@@ -26,6 +26,7 @@ from pipeline.ranks.world import World
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import SHOTS, hash_array
+from shards.host_copy import LocalRanks
 from shards.output.progress import Progress
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
@@ -99,19 +100,22 @@ def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
     return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
-def open_splits(images: FewshotImages | FewshotInTraining, *, group: str) -> tuple[Dataset, Dataset]:
+def open_splits(
+    images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
+) -> tuple[Dataset, Dataset]:
     """The dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or URL-test.
-    UserError that says where it was looked for; `group`: of the flags in the message."""
-    train, held_out = opened_parts(open_dataset(images.url), images.subset, images.held_out)
+    UserError that says where it was looked for; `group`: of the flags in the message; `ranks`: those of this host that
+    open them, too."""
+    train, held_out = opened_parts(open_dataset(images.url, ranks=ranks), images.subset, images.held_out)
     if held_out and images.test_url:
         raise UserError(f"--{group}.held-out and --{group}.test-url both say what to measure on; give one of them")
     if held_out:
         return train, held_out
     if images.test_url:
-        return train, open_dataset(images.test_url)
+        return train, open_dataset(images.test_url, ranks=ranks)
     test_url = f"{images.url.rstrip('/')}-test"
     try:
-        return train, open_dataset(test_url)
+        return train, open_dataset(test_url, ranks=ranks)
     except UserError as error:
         message = f"no dataset to measure on at {test_url!r}: give it as --{group}.test-url ({error})"
         raise UserError(message) from error

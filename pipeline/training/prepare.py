@@ -159,7 +159,6 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     )
     held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
     job = with_classes(job, stream.data, list(held_out.values()), say=world.is_first)
-    ranks.is_starting = False
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
@@ -174,6 +173,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         log.warning("%s", slow)
     if job.initial.weights and not list_committed(store):
         _refuse_unsuitable_weights(job, stream.data)
+    fewshot = _fewshot(job.fewshot, ranks)
+    ranks.is_starting = False
     return Prepared(
         job=job,
         world=world,
@@ -183,7 +184,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         budget=budget_of(world, read_ahead_bytes=stream.most_read_ahead_bytes + _batches_bytes(job, world)),
         stream=stream,
         held_out=held_out,
-        fewshot=_fewshot(job.fewshot),
+        fewshot=fewshot,
         is_compiled=will_compile(job.engine, world),
         extend=extend,
     )
@@ -241,7 +242,7 @@ def is_trained_on(scored: Dataset, data: TrainingData) -> bool:
     return scored.fingerprint in data.fingerprints
 
 
-def _fewshot(config: FewshotInTraining) -> FewshotData | None:
+def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None:
     """The images of few-shot scores, if there are to be any."""
     if not config.url:
         if config != replace(
@@ -251,7 +252,7 @@ def _fewshot(config: FewshotInTraining) -> FewshotData | None:
                 "fewshot.test-url, .subset, .held-out and .every-steps say nothing without fewshot.url; give it, too"
             )
         return None
-    return chosen_data(*open_splits(config, group="fewshot"), config)
+    return chosen_data(*open_splits(config, group="fewshot", ranks=ranks), config)
 
 
 def _batches_bytes(job: TrainingJob, world: World) -> int:

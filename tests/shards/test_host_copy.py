@@ -22,7 +22,8 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import BLOCKS
 from shards.host_copy import LocalRanks, one_copy
-from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH
+from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH, SHARDS_PATH, index_path
+from shards.single_labels import labels_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import run_ranks
 from tests.rigs.watched import WatchedStore
@@ -42,9 +43,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With rows.bin."""
+    """With rows.bin and shards.parquet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shards.packing.merge.LEAST_SAMPLES_WITH_ROWS", 1)
+        patch.setattr("shards.manifest_table.MOST_LISTED_SHARDS", 1)
         return packed_folders(tmp_path_factory.mktemp("host"))
 
 
@@ -54,7 +56,7 @@ def left(temporary: Path) -> list[str]:
 
 def opened_by_a_rank(world: World, url: str, temporary: str) -> tuple[list[str], str, list[int], list[int]]:
     """What a rank has asked the store for, all that its dataset says, the keys of the orders that it has made, and
-    samples of the first two epochs."""
+    samples of the first two epochs and all labels."""
     tempfile.tempdir = temporary
     store = WatchedStore(url)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,6 +74,7 @@ def opened_by_a_rank(world: World, url: str, temporary: str) -> tuple[list[str],
         patch.setattr(order_module, "_permuted", counted)
         patch.setattr(order_module, "_LEAST_SHARED_BLOCKS", 1)
         found = samples_of_two_epochs(TrainingData(datasets=(dataset,), quotas=(1,), held_out=None))
+        found += labels_of(dataset, what="a test").tolist()
     assert said[0] == said[1]
     return store.read_files, said[0], made, found
 
@@ -103,9 +106,11 @@ def test_eight_ranks_ask_for_each_object_and_make_each_order_once(packed: Path, 
     found = run_ranks(opened_by_a_rank, str(packed), str(tmp_path), num_ranks=8)
     assert [said == expected for _, said, _, _ in found] == [True] * 8
     asked = Counter(path for paths, _, _, _ in found for path in paths)
-    assert asked == {MANIFEST_PATH: 1, BLOCKS_PATH: 1, LABELS_PATH: 1}
+    indices = {index_path(shard): 1 for shard in range(4)}
+    assert asked == {MANIFEST_PATH: 1, SHARDS_PATH: 1, BLOCKS_PATH: 1, LABELS_PATH: 1} | indices
     assert sorted(key for _, _, keys, _ in found for key in keys) == sorted(BLOCKS.key(5, epoch) for epoch in (0, 1))
     alone = samples_of_two_epochs(TrainingData(datasets=(dataset,), quotas=(1,), held_out=None))
+    alone += labels_of(dataset, what="a test").tolist()
     assert [samples for *_, samples in found] == [alone] * 8
     assert left(tmp_path) == []
 
