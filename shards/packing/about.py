@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from shards.errors import UserError
 from shards.manifest import MANIFEST_PATH, Manifest
-from shards.manifest_table import write_manifest
 from shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -36,6 +35,8 @@ class About:
 
 def describe(store: Store, manifest: Manifest, about: About) -> None:
     """Write the texts into the manifest of a finished dataset, if they are new."""
+    from shards.manifest_table import write_manifest  # noqa: PLC0415 - settings that only answer do not need tables
+
     described = about.of(manifest)
     if described != manifest:
         write_manifest(store, described)
