@@ -86,7 +86,7 @@ def write_manifest(store: Store, manifest: Manifest) -> Manifest:
     """Writes manifest.json, and before it shards.parquet if a new dataset has many shards. Returns what it wrote."""
     is_large = len(manifest.shards) > MOST_LISTED_SHARDS
     if is_large and manifest.format_version != TABLE_FORMAT_VERSION:
-        data = table_bytes(_columns_of(manifest))
+        data = table_bytes(_columns_of(manifest).cast(_RULES.schema))
         store.write(SHARDS_PATH, data)
         files = {**manifest.files, SHARDS_PATH: sha256_hex(data)}
         manifest = replace(manifest, format_version=TABLE_FORMAT_VERSION, files=files)
@@ -135,7 +135,7 @@ def manifest_from(table: pa.Table) -> Manifest:
 
 
 def array_of(values: NDArray[Any]) -> pa.Array:
-    """An array as Arrow's, without a copy. Arrow's own way loads pandas if it is installed."""
+    """An array as Arrow's, without a copy. Arrow's own way loads pandas if it is installed, as for texts."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, pa.py_buffer(values)])
 
@@ -143,18 +143,25 @@ def array_of(values: NDArray[Any]) -> pa.Array:
 def _columns_of(manifest: Manifest) -> pa.Table:
     of_index = [manifest.files.get(index_path(shard)) for shard in range(len(manifest.shards))]
     columns = {
-        "path": pa.array([shard.path for shard in manifest.shards], pa.string()),
+        "path": _texts([shard.path for shard in manifest.shards]),
         "num_samples": array_of(manifest.shard_column("num_samples")),
         "num_bytes": array_of(manifest.shard_column("num_bytes")),
         "sha256": _hashes([bytes.fromhex(shard.sha256) for shard in manifest.shards]),
         "index_sha256": _hashes([bytes.fromhex(one) if one else _NO_SHA256 for one in of_index]),
     }
-    return pa.Table.from_arrays(list(columns.values()), schema=_RULES.schema)
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _other_files(manifest: Manifest) -> dict[str, str]:
     indices = {index_path(shard) for shard in range(len(manifest.shards))}
     return {path: sha256 for path, sha256 in manifest.files.items() if path not in indices}
+
+
+def _texts(texts: Sequence[str]) -> pa.Array:
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers)
 
 
 def _hashes(hashes: Sequence[bytes]) -> pa.Array:
