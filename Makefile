@@ -91,7 +91,7 @@ test-shards: ## Run the tests of shards/ on a newer Python without torch: make t
 lint: .venv/.all ## Check style, types, shell scripts and the Dockerfile
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers 2
 	@command -v shellcheck >/dev/null || { echo "make lint: shellcheck is not installed (Debian: apt-get install shellcheck)"; exit 1; }
 	shellcheck $(SHELL_FILES)
 	$(VENV)/bin/hadolint containers/Dockerfile
