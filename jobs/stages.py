@@ -310,6 +310,7 @@ STAGES = {
             "doctor runs/digits",
             "doctor --folder /shared/runs --s3-url s3://bucket/prefix",
             "doctor --json",
+            "doctor --gpu --out h100.json",
         ),
     ),
     "preflight": Stage(

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
+from jobs.gpu.trial import measure
 from jobs.monitor.causes import Cause, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
 from jobs.monitor.status import why_unreadable
@@ -36,6 +37,8 @@ def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
     """Prints the table, or one JSON object; 0 if there is no fault, else 1."""
     if job.run:
         return look_at(Path(job.run), environ, as_json=job.json)
+    if job.gpu:
+        return measure(device=job.device, out=Path(job.out), data_url=job.data_url, environ=environ)
     if job.s3_url and not job.s3_url.startswith("s3://"):
         raise UserError(f"--s3-url is {job.s3_url!r}; give s3://bucket/prefix, and a folder as --folder")
     probes = [_TORCH, _DECODER, Probe(name="disk", words=("disk", job.folder), todo="mount it again, or give --folder")]

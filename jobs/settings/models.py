@@ -218,6 +218,15 @@ class DoctorJob:
     """Objects to list, s3://bucket/prefix; empty: S3 is left out."""
     seconds: Annotated[float, Range(1, 600)] = 60.0
     """Longest time that a check may take; one that takes longer is a fault."""
+    gpu: bool = False
+    """Measure training on this machine's GPU part by part, in about ten minutes, instead of checking the machine."""
+    device: Device = "auto"
+    """With --gpu, where to measure; cpu tries every part at a small size."""
+    data_url: str = ""
+    """With --gpu, the packed dataset that the loader is measured on; empty: 256 generated pictures."""
+    out: str = "gpu.json"
+    """With --gpu, the file of results, which a page that draws them is written beside. Parts that it has of the same
+    device are not measured again."""
     json: bool = False
     """Write the checks to standard output as one JSON object, for scripts."""
 

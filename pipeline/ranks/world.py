@@ -121,11 +121,18 @@ def fix_kernels(world: World) -> None:
         use_deterministic_kernels(os.environ)
 
 
-def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT, join_timeout: timedelta = JOIN_TIMEOUT) -> None:
+def enter(
+    world: World,
+    *,
+    timeout: timedelta = COLLECTIVE_TIMEOUT,
+    join_timeout: timedelta = JOIN_TIMEOUT,
+    has_backend: bool = False,
+) -> None:
     """Joins the process group and sets the number of threads, which torchrun and srun would set differently.
 
     `timeout`: after which an exchange between ranks fails; `join_timeout`: after which a rank that has not arrived is
-    given up. UserError if the ranks do not fit together, TransientError if one is missing.
+    given up; `has_backend`: even a rank that is alone exchanges with itself through NCCL or gloo. UserError if the
+    ranks do not fit together, TransientError if one is missing.
     """
     torch.set_num_threads(world.num_threads)
     if world.device.type == "cpu":
@@ -134,7 +141,7 @@ def enter(world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT, join_timeout
         torch.cuda.set_device(world.device)
     # DeepSpeed insists on it, and takes it for the number of the GPU.
     os.environ["LOCAL_RANK"] = str(world.local_rank if world.device.index is None else world.device.index)
-    if world.num_ranks == 1:
+    if world.num_ranks == 1 and not has_backend:
         join_alone()
     else:
         _meet(world, timeout, join_timeout)

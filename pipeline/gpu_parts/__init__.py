@@ -1,0 +1,1 @@
+"""What `patchline doctor --gpu` measures, each part in a process of its own."""

@@ -1,0 +1,390 @@
+"""One part of what `patchline doctor --gpu` measures, in a process of its own: it may crash, hang or lack memory.
+
+    python -P -m pipeline.gpu_parts.parts FILE '{"kind": "step", "device": "cuda", "model": "vit_b16"}'
+
+Writes its result to FILE, as JSON. A part that cannot be measured raises, and its last line says why.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from PIL import Image
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pipeline.config_values import Device
+from pipeline.data import train_batches
+from pipeline.data.config import DataConfig
+from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
+from pipeline.models import ModelConfig, build_model, compile_blocks
+from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.loss import classification_loss
+from pipeline.planning.gpus import gpu_of_device
+from pipeline.planning.step_time import EIGHT_A_NODE, step_time
+from pipeline.ranks import world
+from pipeline.ranks.free_port import free_port
+from pipeline.training.fitting.budget import gpu_budget
+from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.engine import Engine
+from shards.errors import UserError
+
+PLANNED_MFU = 0.28
+"""What `patchline plan` assumes."""
+RATE = 1e-4
+_SEED = 0
+_WARM_UP_STEPS, _LOSSES = 3, 5
+_ROUNDS = 5
+_MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
+_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_PHOTOGRAPH = (375, 500)
+_LEAST_KERNEL_SHARE, _MOST_KERNELS = 0.002, 25
+Result = dict[str, Any]
+
+
+def main() -> None:
+    """Measures the part that the command line names."""
+    file, words = sys.argv[1:]
+    part = GpuPart(**json.loads(words))
+    logging.disable(logging.WARNING)
+    place = world.current_world("cuda" if part.device == "cuda" else "cpu")
+    result = KINDS[part.kind](part, place)
+    if place.is_first:
+        Path(file).write_text(json.dumps(result, allow_nan=False))
+
+
+def device_facts(device: Device) -> dict[str, Any]:
+    """What the figures are of. UserError without a GPU, unless the CPU is asked for."""
+    place = world.current_world("cpu" if device == "cpu" else "auto")
+    if not (_is_gpu(place) or device == "cpu"):
+        raise UserError("there is no GPU to measure; --device cpu tries every part at a small size")
+    return {
+        "device": place.device.type,
+        "name": torch.cuda.get_device_name(place.device) if _is_gpu(place) else "CPU",
+        "num_gpus": torch.cuda.device_count() if _is_gpu(place) else 0,
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+    }
+
+
+def step(part: GpuPart, place: world.World) -> Result:
+    """A step of one model as a run takes it, ZeRO-1 with fp32 masters on one rank, on a batch that stays on the
+    device."""
+    with _entered(place):
+        return _step(part, place)
+
+
+def determinism(part: GpuPart, place: world.World) -> Result:
+    """The step with deterministic kernels, and whether two runs from one seed have the same losses to the last bit."""
+    world.fix_kernels(place)
+    losses = []
+    with _entered(place):
+        found = _step(part, place)
+        for _ in range(2):
+            run = _Run(_job(part, place), place, compiled=part.compiled)
+            losses.append([float(run.step()).hex() for _ in range(_LOSSES)])
+            run.free()
+    return found | {"same_bits": losses[0] == losses[1]}
+
+
+def _step(part: GpuPart, place: world.World) -> Result:
+    job = _job(part, place)
+    run = _Run(job, place, compiled=part.compiled)
+    began = _waited(place)
+    run.step()
+    first = _waited(place) - began
+    for _ in range(_WARM_UP_STEPS - 1):
+        run.step()
+    rates = _rates(run.step, job.global_batch, part.seconds, place)
+    allocated = torch.cuda.max_memory_allocated(place.device) if _is_gpu(place) else None
+    run.free()
+    return {
+        "micro_batch": job.global_batch,
+        "first_step_seconds": round(first, 2),
+        "images_per_second": rates,
+        "allocated_bytes": allocated,
+        "predicted_bytes": memory_of(job, _topology(place), micro_batch=job.global_batch).peak,
+    } | _beside_plan(job, statistics.median(rates), place)
+
+
+def zero(part: GpuPart, place: world.World) -> Result:
+    """Losses and rate of a model in one ZeRO stage on one rank, which exchanges with itself through NCCL or gloo."""
+    job = _job(part, place)
+    with _entered(replace(place, master_port=free_port()), has_backend=True):
+        run = _Run(job, place, compiled=False)
+        losses = [float(run.step()) for _ in range(_LOSSES)]
+        rates = _rates(run.step, job.global_batch, part.seconds, place)
+        backend = dist.get_backend()
+    return {"stage": part.zero_stage, "backend": backend, "losses": losses, "images_per_second": rates}
+
+
+def attention(part: GpuPart, place: world.World) -> Result:
+    """Milliseconds of a forward and backward pass of attention by backend, for the shapes of the models; why a backend
+    cannot be used, where it cannot."""
+    kind = torch.bfloat16 if _is_gpu(place) else torch.float32
+    found: Result = {}
+    for shape in map(AttentionShape.from_list, part.shapes):
+        size = (shape.batch, shape.heads, shape.tokens, shape.width)
+        tensors = [torch.randn(size, device=place.device, dtype=kind, requires_grad=True) for _ in range(3)]
+        found[shape.name] = {name: _attention_time(each, tensors, part, place) for name, each in _BACKENDS.items()}
+    return {"milliseconds": found}
+
+
+def _attention_time(backend: SDPBackend, tensors: list[torch.Tensor], part: GpuPart, place: world.World) -> float | str:
+    def passes() -> None:
+        query, key, value = tensors
+        out = F.scaled_dot_product_attention(query, key, value)
+        torch.autograd.grad(out, tensors, out)
+
+    try:
+        with sdpa_kernel(backend):
+            for _ in range(_WARM_UP_STEPS):
+                passes()
+            rates = _rates(passes, 1, part.seconds / (_ROUNDS * len(_BACKENDS)), place)
+    except RuntimeError as error:  # the device or the shape is none that it computes
+        return str(error).partition("\n")[0][:200]
+    return round(1000 / statistics.median(rates), 4)
+
+
+def loader(part: GpuPart, place: world.World) -> Result:
+    """Images per second that this machine's cores read, decode and augment for one rank, while nothing trains."""
+    config = DataConfig(lanes=1, num_threads=place.num_threads)
+    with tempfile.TemporaryDirectory() as folder:
+        batches = train_batches(
+            part.data_url,
+            global_batch=part.batch,
+            image_size=part.image_size,
+            config=config,
+            quarantine=Path(folder, "quarantine.jsonl"),
+        )
+        with batches:
+            for _ in range(_WARM_UP_STEPS):
+                next(batches)
+            before = time.process_time()
+            rates = _rates(lambda: next(batches), part.batch, part.seconds, place)
+            cpu = time.process_time() - before
+    num_images = sum(rate * part.seconds / _ROUNDS for rate in rates)
+    return {
+        "images_per_second": rates,
+        "threads": place.num_threads,
+        "cpu_seconds_per_1000": round(1000 * cpu / num_images, 2),
+    }
+
+
+def pictures(part: GpuPart, _place: world.World) -> Result:
+    """Writes smooth pictures of the size of ImageNet's into the folder `data_url`, each of about 60 kB."""
+    rng = np.random.default_rng(_SEED)
+    height, width = _PHOTOGRAPH
+    for number in range(part.num_photographs):
+        coarse = Image.fromarray(rng.integers(0, 256, (height // 12, width // 12, 3), dtype=np.uint8))
+        pixels = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+        noisy = np.clip(pixels + rng.integers(-12, 13, pixels.shape), 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(Path(part.data_url, f"{number}.jpg"), quality=85)
+    return {"pictures": part.num_photographs}
+
+
+def profile(part: GpuPart, place: world.World) -> Result:
+    """Where the time of a step goes: the kernels that take most of it, and how long the device waits for the host."""
+    job = _job(part, place)
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CPU, *([activity.CUDA] if _is_gpu(place) else [])]
+    with _entered(place):
+        run = _Run(job, place, compiled=part.compiled)
+        for _ in range(_WARM_UP_STEPS):
+            run.step()
+        _wait(place)
+        began = time.perf_counter()
+        with torch.profiler.profile(activities=activities) as profiler:
+            for _ in range(_WARM_UP_STEPS):
+                run.step()
+            _wait(place)
+        seconds = (time.perf_counter() - began) / _WARM_UP_STEPS
+    own = "self_device_time_total" if _is_gpu(place) else "self_cpu_time_total"
+    times = [(each.key, getattr(each, own) / 1e3 / _WARM_UP_STEPS, each.count) for each in profiler.key_averages()]
+    total = sum(milliseconds for _, milliseconds, _ in times)
+    most = sorted(times, key=lambda each: -each[1])[:_MOST_KERNELS]
+    return {
+        "step_milliseconds": round(1000 * seconds, 2),
+        "busy_milliseconds": round(total, 2),
+        "num_launches": sum(count for _, milliseconds, count in times if milliseconds) // _WARM_UP_STEPS,
+        "kernels": [
+            {"name": name[:120], "milliseconds": round(milliseconds, 3), "count": count // _WARM_UP_STEPS}
+            for name, milliseconds, count in most
+            if milliseconds > _LEAST_KERNEL_SHARE * total
+        ],
+    }
+
+
+def exchange(part: GpuPart, place: world.World) -> Result:
+    """Bus bandwidth of sums over all ranks of this machine, as nccl-tests counts it: 2 (n - 1) / n bytes a byte."""
+    found: dict[str, float] = {}
+    with _entered(place):
+        for megabytes in part.megabytes:
+            data = torch.ones(megabytes * 250_000, device=place.device)
+            for _ in range(_WARM_UP_STEPS):
+                dist.all_reduce(data)
+            # The same number of sums on all ranks, whose clocks differ.
+            began = _waited(place)
+            for _ in range(part.repeats):
+                dist.all_reduce(data)
+            seconds = (_waited(place) - began) / part.repeats
+            bus = 2 * (place.num_ranks - 1) / place.num_ranks * megabytes / 1000 / seconds
+            found[str(megabytes)] = round(bus, 3)
+        backend = dist.get_backend()
+    return {"ranks": place.num_ranks, "backend": backend, "gigabytes_per_second": found}
+
+
+KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
+    "step": step,
+    "determinism": determinism,
+    "zero": zero,
+    "attention": attention,
+    "loader": loader,
+    "profile": profile,
+    "exchange": exchange,
+    "pictures": pictures,
+}
+
+
+@dataclass
+class _Run:
+    """A model in its engine with a batch that stays on the device."""
+
+    job: TrainingJob
+    place: world.World
+    compiled: bool
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(_SEED)
+        size, batch = self.job.model.image_size, self.job.global_batch
+        model = build_model(self.job.model).to(self.place.device)
+        if self.compiled:
+            compile_blocks(model)
+        self._engine = Engine(
+            model,
+            config=self.job.engine,
+            plan=plan_batch(batch, micro_batch=batch, num_ranks=1, lanes=1),
+            optimizer=self.job.optimizer,
+            clip_norm=0.0,
+        )
+        self._engine.train(True)
+        generator = torch.Generator().manual_seed(_SEED)
+        images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(0, self.job.model.num_classes, (batch, 1), generator=generator)
+        self._images, self._labels = images.to(self.place.device), labels.to(self.place.device)
+
+    def free(self) -> None:
+        """Gives the memory of the engine back."""
+        self._engine.free()
+
+    def step(self) -> torch.Tensor:
+        """Forward, backward, update; the loss before it."""
+
+        def loss_of(model: torch.nn.Module) -> torch.Tensor:
+            return classification_loss(model(self._images), self._labels, name=self.job.loss)
+
+        loss = self._engine.accumulate(loss_of)
+        self._engine.update(learning_rate=RATE)
+        return loss
+
+
+def _job(part: GpuPart, place: world.World) -> TrainingJob:
+    """The job whose step is measured. Its micro-batch is the largest power of two that the plan fits, unless the part
+    names one."""
+    precision: Any = "bf16" if _is_gpu(place) else "fp32"
+    job = TrainingJob(
+        model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),
+        engine=EngineConfig(zero_stage=part.zero_stage, precision=precision, deterministic=part.deterministic),
+        optimizer=OptimizerConfig(name="adamw"),
+        device=part.device,
+        global_batch=part.batch,
+    )
+    if part.batch:
+        return job
+    most = gpu_budget(torch.cuda.get_device_properties(place.device).total_memory, where="").bytes
+    for size in _MICRO_BATCHES:
+        if memory_of(replace(job, global_batch=size), _topology(place), micro_batch=size).peak <= most:
+            return replace(job, global_batch=size)
+    raise RuntimeError(f"{part.model} does not fit this GPU, not even {_MICRO_BATCHES[-1]} images")
+
+
+def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
+    """The share of the data sheet's operations that a rate is, and the rate that the plan predicts. Both are None for a
+    device that the plan does not know."""
+    gpu = gpu_of_device(torch.cuda.get_device_name(place.device)) if _is_gpu(place) else None
+    if gpu is None:
+        return {"mfu": None, "planned_images_per_second": None}
+    flops = FORWARD_AND_BACKWARD * forward_flops(job.model)
+    plan = plan_batch(job.global_batch, micro_batch=job.global_batch, num_ranks=1, lanes=1)
+    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, mfu=PLANNED_MFU)
+    return {
+        "mfu": round(rate * flops / (gpu.teraflops * 1e12), 4),
+        "planned_images_per_second": round(job.global_batch / planned.seconds, 2),
+    }
+
+
+def _topology(place: world.World) -> Topology:
+    return Topology(num_ranks=1, is_on_gpu=_is_gpu(place))
+
+
+@contextlib.contextmanager
+def _entered(place: world.World, *, has_backend: bool = False) -> Iterator[None]:
+    world.enter(place, has_backend=has_backend)
+    try:
+        yield
+    finally:
+        world.leave()
+
+
+def _rates(do: Callable[[], object], num_images: int, seconds: float, place: world.World) -> list[float]:
+    """Images per second in each of several rounds, which together take about `seconds`."""
+    began = _waited(place)
+    do()
+    once = max(_waited(place) - began, 1e-6)
+    repeats = max(1, round(seconds / _ROUNDS / once))
+    rates = []
+    for _ in range(_ROUNDS):
+        began = _waited(place)
+        for _ in range(repeats):
+            do()
+        rates.append(round(repeats * num_images / (_waited(place) - began), 4))
+    return rates
+
+
+def _waited(place: world.World) -> float:
+    """The time once the device has done what it was given."""
+    _wait(place)
+    return time.perf_counter()
+
+
+def _wait(place: world.World) -> None:
+    if _is_gpu(place):
+        torch.cuda.synchronize(place.device)
+
+
+def _is_gpu(place: world.World) -> bool:
+    return place.device.type == "cuda"
+
+
+if __name__ == "__main__":
+    main()

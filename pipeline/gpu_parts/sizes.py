@@ -1,0 +1,116 @@
+"""The parts of `patchline doctor --gpu`: what each measures, and at which size on a GPU and on a CPU."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, Literal, Self
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuPart:
+    """What one process measures. `batch` 0: the largest that the plan fits. `ranks`: how many processes take part."""
+
+    kind: str
+    device: Literal["cuda", "cpu"]
+    seconds: float = 8.0
+    model: str = ""
+    image_size: int = 224
+    batch: int = 0
+    compiled: bool = False
+    deterministic: bool = False
+    zero_stage: Literal[1, 2, 3] = 1
+    shapes: Sequence[Sequence[Any]] = ()
+    data_url: str = ""
+    num_photographs: int = 256
+    megabytes: Sequence[int] = ()
+    repeats: int = 20
+    ranks: int = 1
+    limit_seconds: float = 150.0
+    """Time after which the process is given up."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Queries, keys and values of one model's attention: each [batch, heads, tokens, width]."""
+
+    name: str
+    batch: int
+    heads: int
+    tokens: int
+    width: int
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any]) -> Self:
+        """The shape of these fields."""
+        return cls(*values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """What differs between a GPU and a CPU, which only shows that each part works."""
+
+    models: tuple[str, ...]
+    image_size: int
+    batch: int
+    seconds: float
+    shapes: tuple[AttentionShape, ...]
+    megabytes: tuple[int, ...] = field(default=(1, 8, 64, 256))
+    num_photographs: int = 256
+
+
+_SIZES = {
+    "cuda": _Sizes(
+        models=("vit_b16", "vit_l16", "vit_h14"),
+        image_size=224,
+        batch=0,
+        seconds=8.0,
+        shapes=(
+            AttentionShape("ViT-B/16 at 224", 64, 12, 197, 64),
+            AttentionShape("ViT-L/16 at 224", 64, 16, 197, 64),
+            AttentionShape("ViT-H/14 at 224", 64, 16, 257, 80),
+            AttentionShape("ViT-H/14 at 518", 8, 16, 1370, 80),
+        ),
+    ),
+    "cpu": _Sizes(
+        models=("vit_ti16",),
+        image_size=32,
+        batch=4,
+        seconds=0.5,
+        shapes=(AttentionShape("ViT-Ti/16 at 32", 4, 3, 5, 64),),
+        megabytes=(1,),
+        num_photographs=16,
+    ),
+}
+
+
+def parts_of(device: Literal["cuda", "cpu"], *, num_gpus: int, data_url: str = "") -> dict[str, GpuPart]:
+    """Every part by its name, the most useful ones first. `device`: cuda or cpu."""
+    sizes = _SIZES[device]
+    least, most = sizes.models[0], sizes.models[-1]
+    own: dict[str, Any] = {
+        "device": device,
+        "seconds": sizes.seconds,
+        "image_size": sizes.image_size,
+        "batch": sizes.batch,
+    }
+    parts = {
+        f"step {model} {'compiled' if compiled else 'eager'}": GpuPart(
+            kind="step", model=model, compiled=compiled, **own
+        )
+        for model in sizes.models
+        for compiled in (False, True)
+    }
+    parts["attention"] = GpuPart(kind="attention", shapes=[astuple(shape) for shape in sizes.shapes], **own)
+    parts[f"deterministic {least} compiled"] = GpuPart(
+        kind="determinism", model=least, compiled=True, deterministic=True, **own
+    )
+    of_zero = own | {"batch": sizes.batch or 32}
+    stages: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+    for stage in stages:
+        parts[f"ZeRO-{stage} {least}"] = GpuPart(kind="zero", model=least, zero_stage=stage, **of_zero)
+    of_loader = own | {"batch": max(64, sizes.batch)}
+    parts["loader"] = GpuPart(kind="loader", data_url=data_url, num_photographs=sizes.num_photographs, **of_loader)
+    parts[f"profile {most} compiled"] = GpuPart(kind="profile", model=most, compiled=True, **own)
+    if num_gpus > 1:
+        parts["exchange"] = GpuPart(kind="exchange", ranks=num_gpus, megabytes=sizes.megabytes, **own)
+    parts["resume"] = GpuPart(kind="resume", limit_seconds=300.0, **own)
+    return parts

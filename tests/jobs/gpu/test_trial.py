@@ -1,0 +1,136 @@
+"""`patchline doctor --gpu`: each part's result is kept, whatever becomes of others, and is drawn beside the plan."""
+
+import copy
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import exit_codes
+from jobs.gpu import trial
+from jobs.gpu.page import gpu_page
+from jobs.monitor import doctor
+from jobs.settings.models import DoctorJob
+from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from shards.errors import UserError
+from tests.rigs.writer_kills import until
+
+SHAPES = parts_of("cpu", num_gpus=0)["attention"].shapes
+
+
+def measured(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_a_part_that_fails_loses_its_own_result_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {
+        "broken": GpuPart(kind="step", device="cpu", model="no_such_model", batch=2),
+        "attention": GpuPart(kind="attention", device="cpu", seconds=0.1, shapes=SHAPES),
+    }
+    monkeypatch.setattr(trial, "parts_of", lambda *_, **__: parts)
+    out = tmp_path / "gpu.json"
+    job = DoctorJob(gpu=True, device="cpu", out=str(out))
+    assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
+    said = capsys.readouterr().out
+    assert "[1/2] broken: it ended with 1: " in said
+    assert "no_such_model" in said
+    assert "1 part failed: broken" in said
+    first = measured(out)
+    assert list(first["parts"]) == ["broken", "attention"]
+    times = first["parts"]["attention"]["result"]["milliseconds"]["ViT-Ti/16 at 32"]
+    assert times["flash"] > 0
+    assert isinstance(times["cudnn"], str)  # a CPU has none
+    assert b"failed: " in out.with_suffix(".html").read_bytes()
+
+    monkeypatch.setattr(trial, "parts_of", lambda *_, **__: {"attention": parts["attention"]})
+    assert doctor.run(job, environ={}) == exit_codes.DONE
+    assert "(kept)" in capsys.readouterr().out
+    assert measured(out)["parts"] == {"attention": first["parts"]["attention"]}
+
+
+def test_a_part_that_hangs_is_given_up_with_all_that_it_started() -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert trial._ended([process], 0.05) is None
+    until(lambda: not Path(f"/proc/{child}").exists(), why="its child has not ended")
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no GPU to measure; --device cpu"):
+        doctor.run(DoctorJob(gpu=True, out=str(tmp_path / "gpu.json")), environ={})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"parts": 7, "about": {}}', '{"parts": {"a": 1}, "about": {}}', "{"])
+def test_a_file_of_something_else_stays(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "notes.json"
+    out.write_text(text)
+    with pytest.raises(UserError, match=r"notes\.json is no file of `doctor --gpu`"):
+        doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={})
+    assert out.read_text() == text
+
+
+STEP = {
+    "images_per_second": [2900.0] * 5,
+    "planned_images_per_second": 2622.0,
+    "mfu": 0.31,
+    "allocated_bytes": 41_000_000_000,
+    "predicted_bytes": 44_000_000_000,
+    "micro_batch": 128,
+    "first_step_seconds": 30.0,
+}
+
+
+def results(name: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
+    """As of a GPU."""
+    parts = {
+        "step vit_b16 compiled": ({"kind": "step"}, STEP),
+        "loader": (
+            {"kind": "loader"},
+            {"images_per_second": [8700.0], "threads": 16, "cpu_seconds_per_1000": 1.2, "photographs": "generated"},
+        ),
+        "attention": ({"kind": "attention"}, {"milliseconds": {"B/16": {"flash": 0.6, "cudnn": 0.5, "math": "no"}}}),
+    }
+    entries = {key: {"part": part, "seconds": 9.0, "result": result} for key, (part, result) in parts.items()}
+    failed = {"part": {"kind": "profile"}, "seconds": 150.0, "failed": "no result within 2 min 30 s"}
+    about = {"device": "cuda", "name": name, "num_gpus": 1, "cores": 16, "torch": "2.13.0", "cuda": "12.8"}
+    return {"about": about, "parts": entries | {"profile": failed}}
+
+
+def test_the_page_draws_what_was_measured_beside_the_plan() -> None:
+    found = results()
+    text = gpu_page(found).decode()
+    for words in (
+        ">2,900 (31 %)<",
+        ">2,622<",
+        ">41.0 GB<",
+        ">44.0 GB<",
+        "failed: no result within 2 min 30 s",
+        '<td class="num best">0.5</td>',
+        "prepares 3 images for each",
+    ):
+        assert words in text
+    assert gpu_page(copy.deepcopy(found)) == text.encode()
+    assert "<script>alert" not in gpu_page(results("<script>alert(1)</script>")).decode()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
+    words = ["patchline", "doctor", "--gpu", "--device", "cpu", "--out", str(tmp_path / "gpu.json")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, "all parts measured" in done.stdout) == (0, True), done.stdout + done.stderr
+    parts = measured(tmp_path / "gpu.json")["parts"]
+    of_stage = [entry["result"]["losses"] for entry in parts.values() if entry["part"]["kind"] == "zero"]
+    assert of_stage[0] == of_stage[1] == pytest.approx(of_stage[2], rel=1e-5)
+    assert [entry["result"]["same_bits"] for entry in parts.values() if entry["part"]["kind"] == "determinism"] == [
+        True
+    ]
