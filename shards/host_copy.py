@@ -3,7 +3,8 @@
 The file is in TMPDIR, in a folder that only this user can open, and loses its name once every rank has it: then it ends
 with the last of them, however they end. Each table has a lock, which the kernel frees when a rank is killed; the next
 rank makes the table again. If all ranks are killed before each has opened it, the file stays until the next start on
-this host, which removes what only dead processes have opened.
+this host, which removes what only dead processes have opened. A rank that waits too long for another, which has been
+stopped or whose store does not answer, reads its own.
 """
 
 import fcntl
@@ -13,6 +14,8 @@ import os
 import socket
 import stat
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,17 +26,22 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 _TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
 _MOST_LOCK_BYTES = 1 << 16
+_MOST_WAIT_SECONDS = 120.0  # for a rank that makes a table
+_LONGEST_PAUSE_SECONDS = 0.1  # between two looks at a lock
+_STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
 
 @dataclass(kw_only=True)
 class LocalRanks:
     """The ranks that one start has on this host. `launch`: tells this start from others, and is the same on all of
     them. `num_ranks`: how many they are. `is_starting`: all of them open the same tables at about this time; later,
-    each rank reads what it needs by itself. `opened`: the tables that this rank has."""
+    each rank reads what it needs by itself. `is_alone`: another rank holds a table up, so this one reads all that is
+    to come by itself. `opened`: the tables that this rank has."""
 
     launch: str
     num_ranks: int
     is_starting: bool = True
+    is_alone: bool = False
     opened: dict[str, pa.Table] = field(default_factory=dict)
 
 
@@ -55,12 +63,14 @@ def passing_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Tabl
 
 
 def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    if ranks.is_alone:
+        return make()
     key = hashlib.sha256(f"{ranks.launch}\0{name}".encode()).hexdigest()[:32]
     made: pa.Table | None = None
     try:
         folder = _own_folder()
         _sweep(folder)
-        with _locked(folder / f"{key}{_LOCK}") as lock:
+        with _locked(folder / f"{key}{_LOCK}", seconds=_MOST_WAIT_SECONDS) as lock:
             owners = _owners(lock)
             if not any(map(_is_alive, owners)):  # of an earlier start with the same name: its data may be another's now
                 owners = set()
@@ -71,18 +81,26 @@ def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Ta
                 _write(path, made)
             table, made = _mapped(path), None
             pa.default_memory_pool().release_unused()
-            owners.add(os.getpid())
+            owners.add(_mark(os.getpid()))
             if len(owners) >= ranks.num_ranks:
                 _remove(folder, key)
             else:
                 os.ftruncate(lock, 0)
-                os.pwrite(lock, "".join(f"{pid}\n" for pid in owners).encode(), 0)
+                os.pwrite(lock, "".join(f"{owner}\n" for owner in owners).encode(), 0)
         return table
+    except BlockingIOError:
+        ranks.is_alone = True
+        log.warning(
+            "another rank of this host has not finished reading a table for %.0f s, so this one reads its own: is that "
+            "rank stopped, or does its store not answer?",
+            _MOST_WAIT_SECONDS,
+        )
+        return make()
     except OSError as error:
         log.warning(
             "ranks of this host cannot share a table (%s); each reads its own: make room in %s, or set TMPDIR",
             error.strerror or error,
-            tempfile.gettempdir(),
+            tempfile.tempdir or "a folder for temporary files",
         )
         return make() if made is None else made
     except _MakingFailed as failed:
@@ -113,18 +131,31 @@ def _own_folder() -> Path:
 
 
 @contextmanager
-def _locked(path: Path, *, waits: bool = True) -> Iterator[int]:
-    """The open lock file, which nobody else has while the block lasts. BlockingIOError if somebody has, unless it
-    `waits`."""
+def _locked(path: Path, *, seconds: float = 0.0) -> Iterator[int]:
+    """The open lock file, which nobody else has while the block lasts. BlockingIOError if somebody has for that many
+    seconds."""
+    deadline, pause = time.monotonic() + seconds, 0.0
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-            if _is_named(lock, path):
+            if _is_free(lock, is_last_try=time.monotonic() >= deadline) and _is_named(lock, path):
                 yield lock
                 return
         finally:
             os.close(lock)
+        pause = min(pause + _LONGEST_PAUSE_SECONDS / 20, _LONGEST_PAUSE_SECONDS)
+        threading.Event().wait(pause)
+
+
+def _is_free(lock: int, *, is_last_try: bool) -> bool:
+    """Whether nobody had the lock, so that this process has it now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if is_last_try:
+            raise
+        return False
+    return True
 
 
 def _is_named(lock: int, path: Path) -> bool:
@@ -134,19 +165,22 @@ def _is_named(lock: int, path: Path) -> bool:
     return False
 
 
-def _owners(lock: int) -> set[int]:
-    """The processes that have opened the table."""
-    return {int(line) for line in os.pread(lock, _MOST_LOCK_BYTES, 0).split() if line.isdigit()}
+def _owners(lock: int) -> set[str]:
+    """The marks of the processes that have opened the table."""
+    return set(os.pread(lock, _MOST_LOCK_BYTES, 0).decode(errors="replace").split())
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+def _mark(pid: int) -> str:
+    """The process and when it began, since the numbers of dead processes are given again; empty if it is dead."""
+    with suppress(OSError, IndexError):
+        values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return "" if values[_STATE] in "XZ" else f"{pid}-{values[_BEGAN]}"
+    return ""
+
+
+def _is_alive(mark: str) -> bool:
+    pid = mark.partition("-")[0]
+    return pid.isdecimal() and _mark(int(pid)) == mark
 
 
 def _write(path: Path, table: pa.Table) -> None:
@@ -167,7 +201,7 @@ def _mapped(path: Path) -> pa.Table:
 def _sweep(folder: Path) -> None:
     """Removes the tables that only dead processes have opened."""
     for path in folder.glob(f"*{_LOCK}"):
-        with suppress(BlockingIOError), _locked(path, waits=False) as lock:
+        with suppress(BlockingIOError), _locked(path) as lock:
             if not any(map(_is_alive, _owners(lock))):
                 _remove(folder, path.stem)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from shards import order as order_module
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import BLOCKS
-from shards.host_copy import LocalRanks, one_copy
+from shards.host_copy import LocalRanks, one_copy, passing_copy
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH, SHARDS_PATH, index_path
 from shards.single_labels import labels_of
 from tests.rigs.datasets import packed_folders
@@ -130,8 +132,9 @@ def test_after_the_start_each_rank_reads_for_itself(temporary: Path) -> None:
     assert left(temporary) == before
 
 
-def killed_while(temporary: Path, *, does: str) -> None:
-    """Runs a rank of two until it says that it is there, and kills it."""
+@contextmanager
+def rank_that(temporary: Path, *, does: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A rank of two that is `making` or `using` a table, and goes no further. It is killed at the end."""
     program = (
         "import os, sys, time\n"
         "import pyarrow as pa\n"
@@ -146,7 +149,10 @@ def killed_while(temporary: Path, *, does: str) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"there\n"
-        process.send_signal(signal.SIGKILL)
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,8 @@ def killed_while(temporary: Path, *, does: str) -> None:
     ],
 )
 def test_what_a_killed_rank_leaves_is_neither_used_nor_kept(temporary: Path, does: str, launch: str) -> None:
-    killed_while(temporary, does=does)
+    with rank_that(temporary, does=does):
+        pass
     assert len(left(temporary)) == (1 if does == "making" else 2)
     found = one_copy(LocalRanks(launch=launch, num_ranks=2), "table", lambda: TABLE)
     assert found.equals(TABLE), "the data may have changed between the starts"
@@ -196,3 +203,35 @@ def test_a_folder_of_others_is_not_used(temporary: Path, caplog: pytest.LogCaptu
     assert one_copy(LocalRanks(launch="second", num_ranks=2), "table", lambda: TABLE).equals(TABLE)
     assert "ranks of this host cannot share a table" in caplog.text
     assert left(temporary) == before
+
+
+def test_a_rank_that_stands_still_holds_no_other_up(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others then arrive where all meet, and name the one that is missing."""
+    monkeypatch.setattr("shards.host_copy._MOST_WAIT_SECONDS", 0.2)
+    ranks = LocalRanks(launch="killed", num_ranks=2)
+    with rank_that(temporary, does="making"):
+        before = left(temporary)
+        assert one_copy(ranks, "table", lambda: TABLE).equals(TABLE)
+        assert passing_copy(ranks, "another", lambda: TABLE).equals(TABLE)
+    assert caplog.text.count("has not finished reading a table for 0 s, so this one reads its own") == 1
+    assert left(temporary) == before, "it waits for no other table either"
+
+
+def test_a_new_process_with_the_number_of_a_dead_one_is_another(temporary: Path) -> None:
+    one_copy(LocalRanks(launch="start", num_ranks=2), "table", lambda: pa.table({"x": [9]}))
+    (lock,) = temporary.rglob("*.lock")
+    mark = lock.read_text().strip()
+    assert mark.startswith(f"{os.getpid()}-")
+    lock.write_text(f"{mark}0\n")  # it began at another time
+    assert one_copy(LocalRanks(launch="start", num_ranks=2), "table", lambda: TABLE).equals(TABLE)
+
+
+def test_a_host_without_a_folder_for_temporary_files(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(temporary / "none")])
+    assert one_copy(LocalRanks(launch="start", num_ranks=2), "table", lambda: TABLE).equals(TABLE)
+    assert "(No usable temporary directory found in" in caplog.text
