@@ -10,7 +10,10 @@
 
 set -euo pipefail
 
-archive=$1
+archive=$(realpath --canonicalize-existing -- "${1:-}") || {
+    echo "node_local.sh: give the archive of an environment first, as in: node_local.sh /shared/patchline.tar" >&2
+    exit 2
+}
 shift
 name=patchline-$(id --user)-$(stat --format=%i-%Y-%s "$archive")
 copy=${PATCHLINE_LOCAL:-/tmp}/$name
@@ -24,7 +27,11 @@ if [[ ! -e $copy/ready ]]; then
     flock "$lock"
     if [[ ! -e $copy/ready ]]; then
         mkdir --parents "$copy/environment"
-        tar --extract --file "$archive" --directory "$copy/environment"
+        if ! tar --extract --file "$archive" --directory "$copy/environment"; then
+            rm --recursive --force "$copy/environment"
+            echo "node_local.sh: $archive cannot be unpacked to $copy; make room, or set PATCHLINE_LOCAL" >&2
+            exit 74
+        fi
         touch "$copy/ready"
     fi
     exec {lock}>&-

@@ -62,3 +62,24 @@ def test_a_link_in_the_place_of_the_copy_is_refused(archive: Path, tmp_path: Pat
     assert process.returncode == 2
     assert "is not a folder of yours; set PATCHLINE_LOCAL" in errors
     assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_what_cannot_be_unpacked_leaves_the_disk_as_it_was(archive: Path, tmp_path: Path) -> None:
+    """A disk without room and an archive that was cut off look the same to tar."""
+    cut = tmp_path / "it's cut: $HOME.tar"
+    cut.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    (tmp_path / "local").mkdir()
+    process = started(cut, tmp_path / "local", "--version")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 74
+    assert f"{cut} cannot be unpacked to {tmp_path}/local/patchline-" in errors
+    assert "make room, or set PATCHLINE_LOCAL" in errors
+    assert [path.name for path in (tmp_path / "local").glob("*/*")] == ["lock"]
+
+
+@pytest.mark.parametrize("archive", ["", "/nowhere/patchline.tar"])
+def test_an_archive_that_is_not_there_is_named(archive: str, tmp_path: Path) -> None:
+    done = subprocess.run([str(SCRIPT), *([archive] if archive else [])], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert archive in done.stderr
+    assert "node_local.sh: give the archive of an environment first" in done.stderr
