@@ -144,11 +144,12 @@ def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
     larger = (replace(training, global_batch=batch * 2**power) for power in range(1, _MOST_DOUBLED))
     for other in larger:
         if (share := _compute_share(job, cost, other, num_gpus)) >= _EFFICIENT:
+            fewer = "fewer GPUs or " if num_gpus > 1 else ""
             return (
-                f"{said}; on {num_gpus:,}, take fewer GPUs or a larger batch: of {other.global_batch:,}, {share:.0%} "
-                "of the step computes (--training.global-batch; with a learning rate of its own)."
+                f"{said}; on {num_gpus:,}, take {fewer}a larger batch: of {other.global_batch:,}, {share:.0%} of the "
+                "step computes (--training.global-batch; with a learning rate of its own)."
             )
-    return f"{said}; take fewer."
+    return f"{said}; take fewer." if num_gpus > 1 else f"{said}."
 
 
 def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
@@ -200,6 +201,8 @@ def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
             f" With {', '.join(shared)} nodes ranks share lanes and read them several times: take a multiple of the "
             f"ranks that divides the batch as --training.data.lanes (now {lanes})."
         )
+        if rows[-1][0].num_gpus > lanes:
+            caption += " A run does not begin with more ranks than lanes."
     names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
     table = plain_table("store and checkpoints", caption, names)
     for plan, _ in rows:

@@ -16,7 +16,7 @@ from pipeline.planning.cost import Cost, cost_of
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
-from pipeline.training.zero.batch_plan import times_read
+from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
@@ -143,6 +143,8 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
     times = times_read(lanes, num_ranks=plan.num_ranks)
     reads = f"{times:.3g} times an epoch: {plan.num_ranks:,} ranks share {plural(lanes, 'lane')}; take a multiple of "
     reads += "the ranks that divides the batch as --training.data.lanes"
+    if wrong := shared_lanes(lanes, job.training.data.window_blocks, num_ranks=plan.num_ranks):
+        reads = f"a run does not begin so: {in_plan(wrong)}"
     stall = f"{found.stall_seconds:,.3f} s" if found.stall_seconds >= _LEAST_SHOWN else "less than 1 ms"
     return [
         (f"on {plan.num_ranks:,} x {found.gpu}", f"{budget.total_bytes / 1e9:,.1f} GB of memory on each"),

@@ -26,6 +26,7 @@ def test_the_tables_over_the_nodes() -> None:
         "At a batch of 4,096, at least half of a step computes on up to 256 GPUs.",
         "images of 110,000 bytes (--image-bytes) in blocks of 64: 7.2 MB per request",
         "With 32 nodes ranks share lanes and read them several times",
+        "A run does not begin with more ranks than lanes.",
         "nodes above simulated RSC-2 Llama 3 RSC-1 OPT-175B RSC 1k GPUs",
         "99.6 ± 0.",
     ):

@@ -178,7 +178,10 @@ def test_the_plan_on_gpus() -> None:
     found = json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "16", "--json").output)
     assert found["forecast"]["fit"]["plan"]["micro_batch"] == 256
     shared = patchline("plan", "vit_b16_i1k", "--gpu", "h100", "--num-gpus", "128").output
-    assert "2 times an epoch: 128 ranks share 64 lanes" in " ".join(shared.replace("│", " ").split())
+    said = "a run does not begin so: --training.data.lanes is 64, fewer than the 128 ranks, which would"
+    assert said in " ".join(shared.replace("│", " ").split())
+    alone = patchline("plan", "digits_smoke", "--gpu", "h100", "--num-gpus", "1").output
+    assert "on any number of GPUs; on 1, take a larger batch" in " ".join(alone.replace("│", " ").split())
     assert "times an epoch" not in ended.output
     many = patchline("plan", "vit_h14_jft", "--gpu", "h100", "--num-gpus", "512", "--training.engine.zero-stage", "3")
     shown = " ".join(many.output.replace("│", " ").split())
