@@ -132,6 +132,8 @@ class Manifest:
             refuse_paths([shard.path for shard in shards])
             _refuse_shards(shards)
             return Manifest(**found | {"shards": shards})
+        if listed := next(filter(_INDEX_PATH.fullmatch, found["files"]), None):
+            raise ValueError(f"files has {shown_value(listed)}; allowed: other files, since {SHARDS_PATH} has it")
         if read_table is None:
             raise ValueError(f"its shards are in {SHARDS_PATH}, which is not at hand")
         table, files = read_table(found["files"])

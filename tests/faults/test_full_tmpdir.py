@@ -69,6 +69,7 @@ def test_the_card_needs_no_room(tmpdir: Path, tmp_path: Path) -> None:
         assert command.end() == exit_codes.DONE, command.said
 
 
+@pytest.mark.long
 def test_saving_to_s3(tmpdir: Path, tmp_path: Path, s3_bucket: str, digits_url: str) -> None:
     """Without a copy in memory, a rank's share of a checkpoint is in a temporary file until it is uploaded."""
     words = pretrain_words(digits_url, tmp_path / "run", "--checkpoint.url", f"s3://{s3_bucket}/run", *AT_ONCE)

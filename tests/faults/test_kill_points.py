@@ -1,6 +1,6 @@
 """Runs that lose all processes, a rank or a writer at random moments end like unbroken ones.
 
-With dropout, mixup and EMA. One kill for each ZeRO stage in the gate, three for each stage and optimiser in the long
+With dropout, mixup and EMA. One kill under ZeRO-3 in the gate, three for each stage and optimiser in the long
 part; `make soak` has thirty.
 """
 
@@ -28,7 +28,11 @@ def killed(url: str, folder: Path, stage: int, optimizer: str, victims: Sequence
 
 @pytest.mark.parametrize(
     ("stage", "optimizer", "victim"),
-    [pytest.param(1, "adamw", "all", marks=pytest.mark.long), (2, "sgd", "rank"), (3, "adamw", "all")],
+    [
+        pytest.param(1, "adamw", "all", marks=pytest.mark.long),
+        pytest.param(2, "sgd", "rank", marks=pytest.mark.long),
+        (3, "adamw", "all"),
+    ],
 )
 def test_a_run_killed_once_ends_like_the_unbroken_one(
     digits_url: str, tmp_path: Path, stage: int, optimizer: str, victim: Victim

@@ -70,6 +70,7 @@ def test_failures_come_last_and_are_recorded(tmp_path: Path) -> None:
     assert {"commit", "cpu", "cores", "kinds"} <= record.keys()
 
 
+@pytest.mark.long
 def test_parts_join_in_one_record(tmp_path: Path) -> None:
     """Each test runs in one of the parts, and the parts of another division are dropped. The seconds, by which later
     parts are divided, change with the last part."""

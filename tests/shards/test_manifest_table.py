@@ -14,7 +14,7 @@ from jobs.data.pack import PackJob, run
 from jobs.settings.data import IndexJob
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError
-from shards.manifest import MANIFEST_PATH, SHARDS_PATH, Manifest
+from shards.manifest import MANIFEST_PATH, SHARDS_PATH, Manifest, index_path
 from shards.manifest_table import manifest_from, read_manifest, table_of
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
@@ -132,6 +132,10 @@ def test_another_table_than_the_manifests_is_refused(store: Store) -> None:
 def test_a_manifest_has_its_shards_in_one_place(store: Store) -> None:
     with pytest.raises(ValueError, match=f"its shards are in {SHARDS_PATH}"):
         Manifest.from_bytes(store.read(MANIFEST_PATH))
-    write_manifest(store, json.loads(store.read(MANIFEST_PATH)) | {"shards": []})
+    manifest = json.loads(store.read(MANIFEST_PATH))
+    write_manifest(store, manifest | {"shards": []})
     with pytest.raises(InvalidDataError, match="'shards' is no field"):
+        open_dataset(store.url)
+    write_manifest(store, manifest | {"files": manifest["files"] | {index_path(0): "ab" * 32}})
+    with pytest.raises(InvalidDataError, match=r"files has 'index/shard-000000\.parquet'"):
         open_dataset(store.url)

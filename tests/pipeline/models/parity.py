@@ -76,7 +76,7 @@ ROWS = (
     Row(title="S/32", name="vit_s32", theirs="vit_small_patch32_224", fields=EXACT, is_long=True),
     Row(title="R+Ti/16", name="r_vit_ti16", theirs="vit_tiny_r_s16_p8_224", fields=HYBRID),
     Row(title="R26+S/32", name="r26_vit_s32", theirs="vit_small_r26_s32_224", fields=HYBRID, is_long=True),
-    Row(title="R50+B/16", name="r50_vit_b16", theirs="vit_base_r50_s16_224", fields=HYBRID),
+    Row(title="R50+B/16", name="r50_vit_b16", theirs="vit_base_r50_s16_224", fields=HYBRID, is_long=True),
     Row(
         title="R50+B/16 to 10 x 10",
         name="r50_vit_b16",

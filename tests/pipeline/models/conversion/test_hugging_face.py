@@ -125,6 +125,7 @@ def test_config_and_pixels_are_written_down(tmp_path: Path) -> None:
             "CLIPImageProcessor",
             44,
             id="central crop of another short side, by areas",
+            marks=pytest.mark.long,
         ),
         pytest.param(EvaluationTransform(mode="fewshot", antialias=True), "CLIPImageProcessor", 45, id="few-shot"),
     ],

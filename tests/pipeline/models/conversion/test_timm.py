@@ -93,7 +93,9 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(
             ModelConfig(name="r_vit_ti16", **SMALL, resnet_epsilons="timm"), id="a hybrid with the root alone"
         ),
-        pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_epsilons="timm"), id="BiT"),
+        pytest.param(
+            ModelConfig(name="bit_r50x1", num_classes=3, resnet_epsilons="timm"), id="BiT", marks=pytest.mark.long
+        ),
     ],
 )
 def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: ModelConfig) -> None:
