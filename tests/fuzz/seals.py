@@ -74,7 +74,7 @@ def _of_dataset(fields: dict[str, Any], folder: Path, changed: list[str]) -> Non
             fields["files"][name] = digest
         if name == "plan/plan.json":
             fields["plan_hash"] = digest
-        for shard in fields["shards"]:
+        for shard in fields.get("shards", ()):
             if shard["path"] == name:
                 shard |= {"sha256": digest, "num_bytes": (folder / name).stat().st_size}
 

@@ -42,9 +42,9 @@ _DATASET: Mapping[str, Read] = {
 }
 
 
-def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 28) -> Target:
+def _of_dataset(name: str, files: dict[str, str], *, num_cases: int = 28, valid: str = "dataset") -> Target:
     return Target(
-        name=name, owner="data", valid="dataset", files=files, ways=_DATASET, seal=seals.dataset,
+        name=name, owner="data", valid=valid, files=files, ways=_DATASET, seal=seals.dataset,
         may_raise=(WillNotSucceedError,), num_cases=num_cases,
     )  # fmt: skip
 
@@ -54,6 +54,7 @@ _ALL = (
     _of_dataset("dataset manifest", {"manifest.json": "json"}, num_cases=40),
     _of_dataset("index", {"index/*.parquet": "parquet"}, num_cases=40),
     _of_dataset("blocks", {"blocks.parquet": "parquet"}),
+    _of_dataset("shard table", {"shards.parquet": "parquet"}, valid="large dataset"),
     _of_dataset("labels", {"labels.parquet": "parquet"}),
     _of_dataset("plan", {"plan/*.json": "json", "plan/*.parquet": "parquet"}),
     _of_dataset("quarantine", {"quarantine.parquet": "parquet"}),

@@ -45,11 +45,20 @@ STEPS = (4, 8)  # of the checkpoints
 
 def dataset(folder: Path) -> None:
     """Three shards of 4 samples; one image is refused, one is a copy."""
-    images = class_folders(folder.parent / "images of dataset")
+    images = class_folders(folder.parent / f"images of {folder.name}")
     (images / "c0" / "broken.jpg").write_bytes(b"\xff\xd8\xff no image")
     (images / "c1" / "copy.jpg").write_bytes((images / "c0" / "img 0.JPEG").read_bytes())
     job = PackJob(out=str(folder), source=FolderSource(root=str(images)))
     assert run(replace(job, samples_per_shard=4, samples_per_block=3, max_quarantined=0.5, description="Größe")) == 0
+
+
+def large_dataset(folder: Path) -> None:
+    """The same as a dataset of many shards and samples is packed: with shards.parquet and rows.bin."""
+    with (
+        patch("shards.manifest_table.MOST_LISTED_SHARDS", 0),
+        patch("shards.packing.merge.LEAST_SAMPLES_WITH_ROWS", 1),
+    ):
+        dataset(folder)
 
 
 def training_run(folder: Path, world: World) -> None:
@@ -195,7 +204,10 @@ def images(folder: Path) -> None:
 
 VALID: dict[str, Callable[[Path], None]] = {
     one.__name__.replace("_", " "): one
-    for one in (dataset, weights, hugging_face, model_files, jobs, foreign_tars, sources, prepared_datasets, images)
+    for one in (
+        *(dataset, large_dataset, weights, hugging_face, model_files, jobs),
+        *(foreign_tars, sources, prepared_datasets, images),
+    )
 }
 
 
