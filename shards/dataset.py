@@ -2,7 +2,6 @@
 
 import copy
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import cast
 
 import numpy as np
 import pyarrow as pa
+from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from shards.class_names import class_name
@@ -268,7 +268,7 @@ class Dataset:
             except EOFError:
                 continue
             each = [data[first - edges[0] : last - edges[0]] for first, last in pairwise(edges.tolist())]
-            if [zlib.crc32(one) for one in each] == expected[begin:end].tolist():
+            if [crc32(one) for one in each] == expected[begin:end].tolist():
                 return data
         what = f"bytes {edges[0]} to {edges[-1]} are not those that {BLOCKS_PATH} has the checksums of"
         raise InvalidDataError(f"{self.url}/{ROWS_PATH} is damaged: {what}; {self._advice()}")

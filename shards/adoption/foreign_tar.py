@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import zlib
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -10,6 +9,7 @@ from importlib.metadata import version
 from typing import Annotated
 
 import pyarrow as pa
+from isal.isal_zlib import crc32
 
 from shards.adoption.foreign_samples import (
     RefusalCause,
@@ -287,7 +287,7 @@ class _Rows:
             "orientation": header.orientation,
             "labels": sample.labels,
             "not_integer": next((label for label in sample.labels if not is_integer(label)), None),
-            "crc32": zlib.crc32(sample.image),
+            "crc32": crc32(sample.image),
         }
 
     def _is_known(self, label: str) -> bool:

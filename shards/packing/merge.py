@@ -3,7 +3,6 @@
 import hashlib
 import io
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from shards.errors import InvalidDataError, UserError
@@ -80,7 +80,7 @@ class RowsFile:
             self._hash.update(data)
             self._num_bytes += len(data)
             self.ends.append(self._num_bytes)
-            self.crc32s.append(zlib.crc32(data))
+            self.crc32s.append(crc32(data))
 
     def sha256(self) -> str:
         """The hash of all that was written."""

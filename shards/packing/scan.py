@@ -4,13 +4,13 @@ Slices are cut by position, not by worker, so the files are the same however man
 """
 
 import hashlib
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from isal.isal_zlib import crc32
 
 from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
@@ -169,7 +169,7 @@ def _facts(image: ImageBytes, spec: PackSpec) -> dict[str, object]:
         "mode": header.mode,
         "orientation": header.orientation,
         "size": len(image),
-        "crc32": zlib.crc32(image),
+        "crc32": crc32(image),
         "sha256": hashlib.sha256(image).digest(),
         "phash": perceptual_hash(image) if spec.is_hashed else None,
     }

@@ -4,13 +4,13 @@ The tar is whole or absent, and the index file written after it is the commit re
 """
 
 import json
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
+from isal.isal_zlib import crc32
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.image_header import ImageHeader
@@ -173,10 +173,10 @@ def _stored(sample: PlannedSample, image: ImageBytes, spec: PackSpec) -> tuple[b
     """The bytes that go into the shard, their header and their crc32."""
     if not isinstance(image, bytes):
         raise ImageRefusedError(f"unreadable: {image}")
-    if len(image) != sample.size or zlib.crc32(image) != sample.crc32:
+    if len(image) != sample.size or crc32(image) != sample.crc32:
         raise ImageRefusedError("the image has changed since the scan")
     stored, header = fitted(image, sample.header(), spec.resize)
-    return stored, header, sample.crc32 if stored is image else zlib.crc32(stored)
+    return stored, header, sample.crc32 if stored is image else crc32(stored)
 
 
 def _add(tar: TarWriter, sample: PlannedSample, image: bytes, header: ImageHeader, crc32: int) -> IndexRow:

@@ -1,9 +1,9 @@
 """Single samples of a dataset: where they lie, what the index says of them, their bytes, checked."""
 
-import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
+from isal.isal_zlib import crc32
 
 from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
@@ -73,7 +73,7 @@ def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
 
 def verified(dataset: Dataset, sample: RawSample) -> RawSample:
     """The sample if its bytes are those that were packed; if not, it is read again once, and may get a `fault`."""
-    if sample.data is None or zlib.crc32(sample.data) == sample.crc32:
+    if sample.data is None or crc32(sample.data) == sample.crc32:
         return sample
     return refetched(dataset, sample)
 
@@ -94,7 +94,7 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
         if isinstance(error, MissingObjectError):
             dataset.check_others_than(shard)
         return faulty(dataset, sample, f"its bytes are not there: {error}")
-    if (found := zlib.crc32(data)) != sample.crc32:
+    if (found := crc32(data)) != sample.crc32:
         return faulty(dataset, sample, f"crc32 is {found:08x}, the index says {sample.crc32:08x}")
     return replace(sample, data=data, fault="", source=dataset.source_of(shard, row))
 
