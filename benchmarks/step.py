@@ -2,9 +2,8 @@
 
 On a CPU: ViT-S/16 and ViT-B/16, eager and compiled. The arms take turns within one process, so that the two
 measurements of a ratio are seconds apart. On a GPU: ViT-H/14 at 224 and 518 px, every arm in its own process, with the
-share of the card's peak (MFU) and the memory. Ours are compiled in inductor's deterministic mode, as in a run; timm's
-are not. Commands (10 minutes on two cores; `--only "at 518, eager"` runs only the cases whose names contain these
-words):
+share of the card's peak (MFU) and the memory. Commands (10 minutes on two cores; `--only "at 518, eager"` runs only
+the cases whose names contain these words):
 
     python -m benchmarks.step --out benchmarks/results/step.json
     python -m benchmarks.step --device cuda --out benchmarks/results/step_gpu.json

@@ -99,7 +99,7 @@ def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:
     with torch.device("meta"):
         model = unfilled_model(job.model)
     if is_compiled:
-        compile_blocks(model)
+        compile_blocks(model, deterministic=job.engine.deterministic)
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
     return model

@@ -191,6 +191,17 @@ def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, is_recomputed: bo
     assert (record["is_compiled"], record["activation_checkpointing"]) == (is_compiled, is_recomputed)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_inductor_times_its_kernels_unless_the_run_is_deterministic(deterministic: bool) -> None:
+    job = replace(digits_smoke(), engine=EngineConfig(deterministic=deterministic))
+    job = replace(job, model=replace(job.model, num_classes=10))
+    found = {
+        block._compiled_call_impl.get_compiler_config()["deterministic"]
+        for block in blocks_of(starting_model(job, is_compiled=True))
+    }
+    assert found == {deterministic}
+
+
 def test_compiling_under_stage_3_is_refused() -> None:
     with pytest.raises(UserError, match="allowed: stages 1 and 2"):
         EngineConfig(compile="on", zero_stage=3)
