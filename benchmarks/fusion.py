@@ -62,7 +62,8 @@ def eager() -> Count:
     """Operators of PyTorch that launch something, and the bytes of the tensors that they read and write."""
     block, z_BND = block_and_input()
     towards_BND = torch.randn_like(z_BND)
-    with Operators() as found, mock.patch.object(vit, "attend", torch.ops.patchline.attend_on_cpu):
+    found = Operators()
+    with found, mock.patch.object(vit, "attend", torch.ops.patchline.attend_on_cpu):
         torch.autograd.backward(block(z_BND), towards_BND)
     return found.count
 

@@ -175,7 +175,8 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
     step = int(lines[-1]["step"]) if lines else 0
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
-    flops = training_flops(model, head=has_head, is_frozen=job.optimizer.freeze_backbone)
+    is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
+    flops = training_flops(model, head=has_head, is_frozen=is_frozen, skips_branches=skips)
     source, why_not = _source(job.initial.weights, ancestors=ancestors) if job.initial.weights else (None, "")
     num_images, exaflops = _cost(job, lines, source, flops=flops * step * job.global_batch)
     reasons = [] if lines else ["no metrics yet"]

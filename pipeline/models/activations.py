@@ -2,6 +2,7 @@
 
 The tests compare it with what autograd saves, tensor by tensor, on models without values. Counted is what runs
 uncompiled; a compiled block keeps less, since torch.compile recomputes what is cheap (training/fitting/memory.py).
+Branches that stochastic depth skips are counted, too: all images of a micro-batch may keep them.
 
 Shape letters: N tokens, D width, M MLP width, h heads, K classes.
 """

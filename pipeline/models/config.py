@@ -28,6 +28,7 @@ PARTS_PER_SIDE = 4  # into which a patch is cut if the colour of each part is pr
 # to be built.
 MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
 MOST_REGISTERS = 1_024
+_MOST_UNSKIPPED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +271,18 @@ class ModelConfig:
     def num_blocks(self) -> int:
         """Transformer blocks, each with its attention and MLP: one per layer, or two if attention is axial."""
         return self.size.depth * (2 if self.attention == "axial" else 1)
+
+    @property
+    def branch_rates(self) -> tuple[float, ...]:
+        """The rate at which images leave out each block's branches in training (stochastic depth)."""
+        last = max(1, self.num_blocks - 1)
+        return tuple(self.stochastic_depth * number / last for number in range(self.num_blocks))
+
+    @property
+    def skipped_rates(self) -> tuple[float, ...]:
+        """The same, but 0 for blocks whose branches are computed for all images and then multiplied by 0, since
+        skipping so few would not make up for gathering the others: up to 0.1, as in DINOv2's code."""
+        return tuple(rate if rate > _MOST_UNSKIPPED else 0.0 for rate in self.branch_rates)
 
     @property
     def num_class_tokens(self) -> int:

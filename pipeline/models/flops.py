@@ -58,9 +58,7 @@ def forward_flops(
         return 2 * (num_multiplies + head * resnet.width * config.num_classes)
     size, num_patches = config.size, (height // config.stride) * (width // config.stride)
     num_tokens = config.num_prefix_tokens + num_patches
-    block = num_tokens * (4 * size.width**2 + 2 * size.width * size.mlp_width)  # q, k, v, out and the MLP
-    if config.position == "relative":  # q times the embeddings of all distances
-        block += num_tokens * (2 * num_tokens - 1) * size.width
+    block = _block_multiplies(config, num_tokens)
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += config.num_blocks * block + config.representation * size.width**2
     if config.pooling == "attention":  # keys and values, with the probe's query; the query, out and the MLP
@@ -69,6 +67,15 @@ def forward_flops(
     num_predicted = num_patches if config.masked_patches else 1
     num_multiplies += head * num_predicted * size.width * config.num_classes
     return 2 * num_multiplies + attention_flops(config, image=image)
+
+
+def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
+    """Multiply-adds of a block's dense layers for one image."""
+    size = config.size
+    block = num_tokens * (4 * size.width**2 + 2 * size.width * size.mlp_width)  # q, k, v, out and the MLP
+    if config.position == "relative":  # q times the embeddings of all distances
+        block += num_tokens * (2 * num_tokens - 1) * size.width
+    return block
 
 
 def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
@@ -84,10 +91,23 @@ def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None
     return 2 * config.size.depth * 2 * num_tokens * num_seen * config.size.width
 
 
-def training_flops(config: ModelConfig, *, head: bool = True, is_frozen: bool = False) -> int:
+def skipped_flops(config: ModelConfig) -> int:
+    """Operations of one image's forward pass that stochastic depth leaves out on average, where blocks skip branches
+    (`ModelConfig.skipped_rates`). 0 for BiT, and without stochastic depth."""
+    if config.is_bit or not config.stochastic_depth:
+        return 0
+    height, width = config.grid
+    num_tokens = config.num_prefix_tokens + height * width
+    block = 2 * _block_multiplies(config, num_tokens) + attention_flops(config) // config.num_blocks
+    return round(block * sum(config.skipped_rates))
+
+
+def training_flops(
+    config: ModelConfig, *, head: bool = True, is_frozen: bool = False, skips_branches: bool = False
+) -> int:
     """Operations of one image's forward and backward passes. `is_frozen`: only the head and the hidden layer before it
-    have gradients, and the lower one of the two passes none on."""
-    forward = forward_flops(config, head=head)
+    have gradients, and the lower one of the two passes none on. `skips_branches`: without those of `skipped_flops`."""
+    forward = forward_flops(config, head=head) - skips_branches * skipped_flops(config)
     if not is_frozen:
         return FORWARD_AND_BACKWARD * forward
     width = config.resnet.width if config.is_bit and config.resnet else config.size.width

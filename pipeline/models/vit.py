@@ -1,8 +1,10 @@
 """Vision Transformer ("An Image is Worth 16x16 Words", equations 1 to 4), details as in the authors' JAX code.
 
 Shape letters: B images, H W pixels, P patch, N tokens (class token, patches), D width, C channels, M MLP width,
-K classes, h heads, d width of a head.
+K classes (or kept images), h heads, d width of a head.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,12 +23,15 @@ from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_p
 from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables, sines
 from pipeline.models.rotary import rotated, rotations
 
+Kept = tuple[torch.Tensor, torch.Tensor]  # int64[K]: the images for which attention and MLP of a block are computed
+
 
 class ViT(nn.Module):
     """uint8[B, H, W, 3] images -> float32[B, K] logits, by a plain Vision Transformer or a hybrid.
 
     `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass. In training
-    with stochastic depth, `branches_LB2` has the factors of each block's two branches for each image.
+    with stochastic depth, `branches_LB2` has the factors of each block's two branches for each image, and `kept_L`, for
+    each block, the images for which its two branches are computed (None: all of them).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -48,20 +53,26 @@ class ViT(nn.Module):
         images_BHW3: torch.Tensor,
         branches_LB2: torch.Tensor | None = None,
         sources_BN: torch.Tensor | None = None,
+        kept_L: Sequence[Kept | None] = (),
     ) -> torch.Tensor:
         """float32[B, K] logits; of a model of masked patches float32[B, patches, K], with the patches that
         `sources_BN` says in place of the image's own (masked.py)."""
         if isinstance(self.head, ColourHead):
-            z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN)
+            z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN, kept_L)
             x_BD: torch.Tensor = self.norm(self._patches(z_BND))
         else:
-            x_BD = self.features(images_BHW3, branches_LB2)
+            x_BD = self.features(images_BHW3, branches_LB2, kept_L)
         logits_BK: torch.Tensor = self.head(x_BD)
         return logits_BK
 
-    def features(self, images_BHW3: torch.Tensor, branches_LB2: torch.Tensor | None = None) -> torch.Tensor:
+    def features(
+        self,
+        images_BHW3: torch.Tensor,
+        branches_LB2: torch.Tensor | None = None,
+        kept_L: Sequence[Kept | None] = (),
+    ) -> torch.Tensor:
         """The image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
-        z_BND = self.tokens(images_BHW3, branches_LB2)
+        z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L)
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
         elif self.pool is not None:
@@ -80,6 +91,7 @@ class ViT(nn.Module):
         images_BHW3: torch.Tensor,
         branches_LB2: torch.Tensor | None = None,
         sources_BN: torch.Tensor | None = None,
+        kept_L: Sequence[Kept | None] = (),
     ) -> torch.Tensor:
         """All tokens after the last block: [B, N, D]."""
         mask = self.head.mask if isinstance(self.head, ColourHead) and sources_BN is not None else None
@@ -100,11 +112,17 @@ class ViT(nn.Module):
         for number, block in enumerate(self.blocks):
             if again_1ND is not None and number:
                 z_BND = z_BND + again_1ND
-            inputs: tuple[torch.Tensor | None, ...] = (z_BND,)
+            inputs: tuple[torch.Tensor | Kept | None, ...] = (z_BND,)
             if branches_LB2 is not None or rotation_2Nd is not None:
                 inputs = (z_BND, None if branches_LB2 is None else branches_LB2[number])
             if rotation_2Nd is not None:
                 inputs = (*inputs, rotation_2Nd)
+            kept = kept_L[number] if kept_L else None
+            if kept is not None:
+                if block._compiled_call_impl is not None:  # their number differs from step to step
+                    for kept_K in kept:
+                        torch._dynamo.maybe_mark_dynamic(kept_K, 0)
+                inputs = (*inputs, *(None,) * (3 - len(inputs)), kept)
             z_BND = checkpoint(block, *inputs, use_reentrant=False) if is_recomputed else block(*inputs)
         return z_BND.flatten(1, 2) if is_axial else z_BND
 
@@ -204,6 +222,7 @@ class Block(nn.Module):
         z_BND: torch.Tensor,
         branches_B2: torch.Tensor | None = None,
         rotation_2Nd: torch.Tensor | None = None,
+        kept: Kept | None = None,
     ) -> torch.Tensor:
         if self.positions is not None:
             z_BND = z_BND + self.positions().to(z_BND.dtype).reshape(z_BND.shape[1:])
@@ -211,9 +230,16 @@ class Block(nn.Module):
         if branches_B2 is not None:
             first_B11, second_B11 = branches_B2.to(z_BND.dtype).T.reshape(2, len(z_BND), *(1,) * (z_BND.dim() - 1))
         turns = () if rotation_2Nd is None else (rotation_2Nd,)
-        # Equations 2 and 3.
-        z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
-        return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)
+        if kept is None or first_B11 is None or second_B11 is None:  # equations 2 and 3
+            z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
+            return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)
+        # The same for the K images that keep a branch. DINOv2's code does so with K that is the same in every step.
+        first_K, second_K = kept
+        x_KND = z_BND.index_select(0, first_K)
+        added_KND = self.dropout(self.attention(self.norm1(x_KND), *turns))
+        z_BND = z_BND.index_add(0, first_K, _scaled(added_KND, self.scale1, first_B11.index_select(0, first_K)))
+        added_KND = self.mlp(self.norm2(z_BND.index_select(0, second_K)))
+        return z_BND.index_add(0, second_K, _scaled(added_KND, self.scale2, second_B11.index_select(0, second_K)))
 
 
 def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.Tensor | None) -> torch.Tensor:

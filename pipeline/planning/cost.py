@@ -12,7 +12,7 @@ _SECONDS_A_DAY = 86_400
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """A multiply-add counts as 2 operations, a training step as three forward passes, or as one and the head's
-    gradients if the backbone is frozen. `num_epochs` is None if the
+    gradients if the backbone is frozen; branches that stochastic depth skips do not count. `num_epochs` is None if the
     number of images is not known; `num_head_parameters` is 0 if the number of classes is not."""
 
     num_parameters: int
@@ -42,7 +42,8 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     body = num_parameters(model, head=False)
     total = num_parameters(model, head=classes > 0)
     forward = forward_flops(model, head=classes > 0)
-    training = training_flops(model, head=classes > 0, is_frozen=job.optimizer.freeze_backbone)
+    is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
+    training = training_flops(model, head=classes > 0, is_frozen=is_frozen, skips_branches=skips)
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * _SECONDS_A_DAY)
     return Cost(

@@ -13,6 +13,8 @@ MLP of block l of L, each with the probability rate x l / (L - 1), l from 0, as 
 is kept is divided by the probability of that, so an evaluation needs all branches and no factor.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.cutmix import draw_mix
 from pipeline.models.loss import classification_loss, targets_of, weighted_targets
 from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
+from pipeline.models.vit import Kept
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
@@ -29,7 +32,7 @@ from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
 from shards.hashing import DROPOUT, MASKED_PATCHES, STOCHASTIC_DEPTH, uniforms
 
-_BRANCHES = 2
+_BRANCHES, _FEWEST_KEPT = 2, 2
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 
 
@@ -48,6 +51,20 @@ def branch_factors(
     draws_Ln2 = draws.reshape(-1, depth, _BRANCHES).transpose(1, 0, 2)
     factors_Ln2: NDArray[np.float32] = np.where(draws_Ln2 >= rates_L11, 1 / (1 - rates_L11), 0.0).astype(np.float32)
     return factors_Ln2
+
+
+def kept_images(factors_Ln2: NDArray[np.float32], block: int) -> list[NDArray[np.int64]]:
+    """The images that keep attention and those that keep the MLP of a block, at least two each if there are as many.
+
+    Others fill them up, with their factor of 0: a parameter without a gradient would be missing from the sums over
+    ranks, and torch.compile makes other kernels for a single image.
+    """
+    fewest = min(_FEWEST_KEPT, factors_Ln2.shape[1])
+    found = []
+    for of_branch in factors_Ln2[block].T:
+        first_dropped = np.flatnonzero(of_branch == 0)[: max(0, fewest - np.count_nonzero(of_branch))]
+        found.append(np.sort(np.concatenate([np.flatnonzero(of_branch), first_dropped])))
+    return found
 
 
 def patch_sources(
@@ -96,15 +113,17 @@ class Gradients:
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
             with self.times.part("to_device"):
                 images, targets = self.inputs(batch, chosen)
-                more: tuple[torch.Tensor | None, ...] = self.branches(batch.step, chosen)
+                branches, kept = self.branches(batch.step, chosen)
+                sources: torch.Tensor | None = None
                 if self.job.model.masked_patches:
                     sources, targets = self.masked(batch.step, chosen, images)
-                    more = (*(more or (None,)), sources)
+                is_plain = branches is None and sources is None  # a ResNet has no other input than images
+                more = () if is_plain else (branches, sources, kept)
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(
                 model: nn.Module,
-                x: tuple[torch.Tensor | None, ...] = (images, *more),
+                x: tuple[torch.Tensor | Sequence[Kept | None] | None, ...] = (images, *more),
                 y: torch.Tensor = targets,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
@@ -140,14 +159,22 @@ class Gradients:
         ).on(self._on_device)
         return mix.images(images), mix.targets(targets, is_binary=mixup.binary_targets)
 
-    def branches(self, step: int, chosen: slice) -> tuple[torch.Tensor, ...]:
-        """The model's second input with stochastic depth: the factors of its branches; empty without."""
+    def branches(self, step: int, chosen: slice) -> tuple[torch.Tensor | None, tuple[Kept | None, ...]]:
+        """The model's inputs with stochastic depth: the factors of its branches, float32[L, n, 2], and for each block
+        that skips branches the images that keep them; None and nothing without."""
         model = self.job.model
         if not model.stochastic_depth:
-            return ()
+            return None, ()
         rate, depth = model.stochastic_depth, model.num_blocks
         factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rate=rate, depth=depth)
-        return (self._on_device(factors),)
+        skipping = [block for block, rate in enumerate(model.skipped_rates) if rate and self.job.engine.skip_branches]
+        if not skipping:
+            return self._on_device(factors), ()
+        kept = [images for block in skipping for images in kept_images(factors, block)]
+        sizes = [len(images) for images in kept]
+        on_device = iter(torch.split(self._on_device(np.concatenate(kept)), sizes))  # one copy, and views of it
+        pairs = dict(zip(skipping, zip(on_device, on_device, strict=True), strict=True))
+        return self._on_device(factors), tuple(pairs.get(block) for block in range(depth))
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The place from which the model takes each patch, int64[n, N], and what it is to predict, int[n, N, T]."""

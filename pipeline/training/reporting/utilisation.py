@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, skipped_flops
 from pipeline.planning.gpus import gpu_of_device
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
@@ -28,11 +28,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 def train_flops(job: TrainingJob) -> int:
     """Operations of one image in training: three forward passes; with a frozen backbone one, and two more of what is
-    trained behind it."""
-    model, whole = job.model, forward_flops(job.model)
+    trained behind it. Without the branches that stochastic depth skips."""
+    model, skipped = job.model, job.engine.skip_branches * skipped_flops(job.model)
+    whole = forward_flops(model) - skipped
     if not job.optimizer.freeze_backbone:
         return FORWARD_AND_BACKWARD * whole
-    backbone = forward_flops(model, head=False)
+    backbone = forward_flops(model, head=False) - skipped
     if not model.is_bit and model.representation:
         backbone -= 2 * model.size.width**2
     return whole + (FORWARD_AND_BACKWARD - 1) * (whole - backbone)

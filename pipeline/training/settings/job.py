@@ -110,6 +110,9 @@ class EngineConfig:
     forward pass, the same bits."""
     deterministic: bool = False
     """On GPUs, use only kernels that compute the same bits again, which are slower; CPUs always do."""
+    skip_branches: bool = True
+    """Compute a branch only for the images that stochastic depth has keep it, in blocks that drop more than 0.1 of
+    them; if off, it is computed for all, and multiplied by 0 for the others: the same up to rounding."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
     and no overlap); on a CPU at most MOST_ON_CPU."""

@@ -16,6 +16,7 @@ from pipeline.models.flops import (
     Convolution,
     forward_flops,
     num_parameters,
+    skipped_flops,
     training_flops,
 )
 from pipeline.training.settings.job import OptimizerConfig
@@ -155,6 +156,27 @@ def test_the_formulas_hold_for_models_of_ones_own(fields: dict[str, Any]) -> Non
     config = ModelConfig(**(TINY | fields))
     assert num_parameters(config) == counted_parameters(config)
     assert forward_flops(config) == counted_flops(config)
+
+
+@pytest.mark.parametrize("fields", [{"name": "vit_b16"}, {"name": "vit_b16", "position": "relative"}])
+def test_operations_that_stochastic_depth_skips(fields: dict[str, Any]) -> None:
+    """Counted while the module runs on 8 images, of which each block keeps as many as its rate says."""
+    config = ModelConfig(**(TINY | {"depth": 3, "stochastic_depth": 0.5} | fields))
+    assert config.skipped_rates == (0, 0.25, 0.5)
+    with torch.device("meta"):
+        model = unfilled_model(config)
+        images = torch.empty(8, 32, 32, 3, dtype=torch.uint8)
+        kept = [None, *((torch.empty(number, dtype=torch.int64),) * 2 for number in (6, 4))]
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model(images, torch.empty(3, 8, 2), None, kept)
+    assert counter.get_total_flops() == 8 * (forward_flops(config) - skipped_flops(config))
+    computed = forward_flops(config) - skipped_flops(config)
+    assert training_flops(config, skips_branches=True) == 3 * computed < training_flops(config)
+
+
+def test_nothing_is_skipped_without_stochastic_depth_and_in_resnets() -> None:
+    assert skipped_flops(ModelConfig(name="vit_b16", stochastic_depth=0.1)) == 0, "too few to gather the others"
+    assert skipped_flops(ModelConfig(name="vit_b16")) == skipped_flops(ModelConfig(name="bit_r50x1")) == 0
 
 
 @pytest.mark.parametrize("fields", [{"name": "vit_b16"}, {"name": "r50_vit_b16"}, {"name": "bit_r50x1"}, AXIAL])

@@ -1,8 +1,11 @@
 """Stochastic depth: its rates, what a block makes of it, and the same run on any topology and after a kill."""
 
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +13,22 @@ import torch
 from safetensors.torch import load_file
 
 from jobs import exit_codes
+from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import ModelConfig, ViT, build_model, checkpoint_blocks, compile_blocks
-from pipeline.models.vit import Block
-from pipeline.training.gradients import branch_factors
+from pipeline.models.vit import Block, Kept
+from pipeline.training.gradients import Gradients, branch_factors, kept_images
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
 from tests.pipeline.models.parity import imported
+from tests.rigs.processes import one_world
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
 
 DEPTH, RATE, NUM_IMAGES = 5, 0.4, 4000
 PLACES = np.arange(NUM_IMAGES)
 VIT = ModelConfig(name="vit", image_size=16, patch=8, depth=3, width=16, mlp_width=24, num_heads=2, num_classes=5)
+DEEP = replace(VIT, stochastic_depth=0.5)  # its second and third block skip branches
+AXIAL = {"attention": "axial", "pooling": "average"}
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +83,9 @@ def test_resnets_and_rates_of_one_are_the_users_mistake() -> None:
         ModelConfig(name="bit_r50x1", stochastic_depth=0.1)
 
 
-def vit() -> ViT:
+def vit(config: ModelConfig = VIT) -> ViT:
     """With a head that is not zero."""
-    model = build_model(VIT, seed=1)
+    model = build_model(config, seed=1)
     with torch.no_grad():
         model.head.weight.normal_(generator=torch.Generator().manual_seed(2))
     assert isinstance(model, ViT)
@@ -86,9 +95,9 @@ def vit() -> ViT:
 IMAGES = torch.randint(0, 256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
 
 
-def gradients(model: ViT, branches: torch.Tensor) -> list[torch.Tensor]:
+def gradients(model: ViT, branches: torch.Tensor, kept: Sequence[Kept | None] = ()) -> list[torch.Tensor]:
     """The logits, and the gradients of their squares."""
-    logits = model(IMAGES, branches)
+    logits = model(IMAGES, branches, None, kept)
     return [logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))]
 
 
@@ -105,6 +114,86 @@ def test_an_image_skips_what_it_leaves_out() -> None:
             z = z + mlp * block.mlp(block.norm2(z)) if mlp else z
         torch.testing.assert_close(model.head(model.norm(z[:, 0]))[0], found[image])
     assert torch.equal(model(IMAGES, torch.ones(3, 8, 2)), model(IMAGES))
+
+
+def kept_of(drawn: torch.Tensor, config: ModelConfig = DEEP) -> list[Kept | None]:
+    """As training makes them of the factors, for all blocks that skip branches."""
+    pairs = [kept_images(drawn.numpy(), block) for block in range(len(drawn))]
+    skipped = zip(pairs, config.skipped_rates, strict=True)
+    return [(torch.from_numpy(one), torch.from_numpy(two)) if rate else None for (one, two), rate in skipped]
+
+
+def rows_of(model: ViT) -> list[int]:
+    """Adds the number of images of each pass through an MLP, from now on."""
+    rows: list[int] = []
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.mlp.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    return rows
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+@pytest.mark.parametrize(
+    "options", [{}, {"layer_scale": 0.5, "position": "rope2d"}, AXIAL], ids=["plain", "more", "axial"]
+)
+def test_branches_that_are_skipped_are_not_computed_and_change_nothing(seed: int, options: dict[str, Any]) -> None:
+    """In fp32, to rounding; the first block drops nothing, and is as it is without."""
+    config = replace(DEEP, **options)
+    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=seed, rate=0.8, depth=config.num_blocks))
+    whole, skipping = vit(config), vit(config)
+    expected, rows = gradients(whole, drawn), rows_of(skipping)
+    found = gradients(skipping, drawn, kept_of(drawn, config))
+    for own, other in zip(found, expected, strict=True):
+        assert (own - other).norm().item() <= 1e-5 * other.norm().item()
+    num_kept = (drawn[:, :, 1] != 0).sum(dim=1).clamp(min=2).tolist()
+    assert rows == [number if rate else 8 for number, rate in zip(num_kept, config.skipped_rates, strict=True)]
+    assert rows[0] == 8 > rows[-1]
+
+
+def test_a_branch_that_no_image_keeps_still_has_gradients() -> None:
+    """A rank without them would add up other tensors than the others."""
+    drawn = torch.ones(3, 8, 2)
+    drawn[2] = 0
+    model, kept = vit(DEEP), kept_of(drawn)
+    assert [images.tolist() for images in kept[2] or ()] == [[0, 1], [0, 1]]
+    found = torch.autograd.grad(model(IMAGES, drawn, None, kept).sum(), list(model.blocks[2].parameters()))
+    assert all(not gradient.any() for gradient in found)
+
+
+def test_a_number_of_images_that_varies_compiles_nothing_again() -> None:
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled, plain = vit(DEEP), vit(DEEP)
+    compile_blocks(compiled, backend="aot_eager")
+    found = set()
+    for step in range(4):
+        drawn = torch.from_numpy(branch_factors(step, np.arange(8), seed=7, rate=0.5, depth=3))
+        kept = kept_of(drawn)
+        found.add(tuple(len(images) for pair in kept if pair for images in pair))
+        for own, other in zip(gradients(compiled, drawn, kept), gradients(plain, drawn, kept), strict=True):
+            assert (own - other).norm().item() <= 1e-5 * other.norm().item()
+    assert len(found) == 4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "blocks with and without skipped branches"
+
+
+def test_a_run_skips_branches_where_enough_are_dropped() -> None:
+    """Blocks that drop up to 0.1 of the images compute branches for all of them, and so do all blocks if asked."""
+    assert replace(VIT, stochastic_depth=0.1).skipped_rates == (0, 0, 0)
+    assert replace(VIT, stochastic_depth=0.2).skipped_rates == (0, 0, 0.2)
+    job = replace(digits_smoke(), model=replace(VIT, num_classes=10, stochastic_depth=0.5))
+    assert kept_by(job) == [False, True, True]
+    assert kept_by(replace(job, engine=replace(job.engine, skip_branches=False))) == []
+
+
+def kept_by(job: TrainingJob) -> list[bool]:
+    plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=1, lanes=job.data.lanes)
+    passes = Gradients(job, plan, None, one_world())  # type: ignore[arg-type]  # no engine is needed for draws
+    factors, kept = passes.branches(3, slice(0, plan.micro_batch))
+    assert factors is not None
+    for pair, of_block in zip(kept, factors.unbind(), strict=False):
+        for images, of_branch in zip(pair or (), of_block.T, strict=False):
+            assert torch.equal(images, of_branch.nonzero().flatten())
+    return [pair is not None for pair in kept]
 
 
 def test_recomputed_and_compiled_blocks_leave_out_the_same() -> None:
