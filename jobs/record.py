@@ -179,7 +179,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "HangConfig": ("join_seconds",),
     "EngineConfig": (
         *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
-        *("deterministic", "skip_branches"),
+        *("deterministic", "skip_branches", "overlap"),
     ),
     "PackJob": (
         "split_test",
@@ -199,7 +199,7 @@ RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their clas
 
 FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of LATER_FIELDS whose default does otherwise than before them
     "FewshotInTraining": {"transform": "weights"},
-    "EngineConfig": {"skip_branches": False},
+    "EngineConfig": {"skip_branches": False, "overlap": "off"},
 }
 
 

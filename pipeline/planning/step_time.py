@@ -1,8 +1,8 @@
 """How long a step takes on many GPUs: its operations, the host that launches them, and the exchanges between ranks.
 
 With a fixed global batch, more GPUs leave each less to compute, while the exchanges stay as they are and the host
-launches as many operations as before: strong scaling ends where these outweigh the operations. Nothing overlaps: sums
-of gradients begin after the backward pass (pipeline/training/zero/engine.py). Pure.
+launches as many operations as before: strong scaling ends where these outweigh the operations. Nothing is taken to
+overlap, though `engine.overlap` sends gradients during the backward pass: its gain has not been measured. Pure.
 
     compute          images of a rank x operations of an image / (MFU x nominal operations)
     host             launching a micro-batch, as far as it takes longer than the operations, and the update

@@ -26,10 +26,10 @@ from pipeline.training.settings.job import TrainingJob, scaled_by_rate
 from pipeline.training.summary import Opening, num_parameters
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
+from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
 from pipeline.training.zero.layers import freeze, is_trained
 from pipeline.training.zero.optimizer import moments_of
-from shards.errors import InvalidDataError
+from shards.errors import InvalidDataError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,7 @@ def start_engine(
     devices. Rank 0 says what is to come. Collective."""
     job, world = prepared.job, prepared.world
     fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
-    if checks_gradients(job.engine, fit.plan, world.device):
-        check_gradients(job, fit.plan, world)
+    job = with_checked_overlap(job, fit.plan, world)
     engine, plan = _built(job, fit.plan, world, is_compiled=prepared.is_compiled)
     times.ends("model")
     if found:
@@ -57,6 +56,33 @@ def start_engine(
     if world.is_first:
         _say_opening(replace(prepared, plan=plan), engine, resumed_step=found.id.step if found else 0)
     return engine, plan
+
+
+def with_checked_overlap(job: TrainingJob, plan: BatchPlan, world: World) -> TrainingJob:
+    """The job with its overlap decided, after the check of its gradients if that is due. "auto" is off where the check
+    fails with it and passes without, and where nothing is checked. Collective."""
+    is_checked = checks_gradients(job.engine, plan, world.device)
+    is_asked = job.engine.overlap == "auto"
+    if is_asked:
+        job = _with_overlap(job, is_on=overlaps(plan, world.device, is_checked=is_checked))
+    if not is_checked:
+        return job
+    try:
+        check_gradients(job, plan, world)
+    except WillNotSucceedError as error:
+        if not is_asked or job.engine.overlap == "off":
+            raise
+        if world.is_first:
+            log.warning("engine.overlap auto is off: %s", error)
+        job = _with_overlap(job, is_on=False)
+        check_gradients(job, plan, world)
+    if is_asked and world.is_first and job.engine.overlap == "on":
+        log.info("gradients are added up during the backward pass (engine.overlap auto)")
+    return job
+
+
+def _with_overlap(job: TrainingJob, *, is_on: bool) -> TrainingJob:
+    return replace(job, engine=replace(job.engine, overlap="on" if is_on else "off"))
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:

@@ -26,6 +26,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
 from pipeline.models.config import ModelConfig
+from pipeline.models.flops import num_parameters
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
@@ -40,6 +41,7 @@ from tests.rigs.forks import forks
 from tests.rigs.processes import one_world
 
 MODEL = ModelConfig(name="vit", image_size=16, num_classes=10, patch=8, depth=2, width=320, mlp_width=640, num_heads=4)
+DEEP = replace(MODEL, depth=8, width=80, mlp_width=320, num_heads=2)
 IMAGES = 2  # per micro-batch
 _STEPS_BEFORE = 3  # stage 3 learns in the first ones in which order it needs the weights
 _DUE = _STEPS_BEFORE + 2  # the step, from 1 on, that is due for all that is looked at now and then
@@ -52,10 +54,12 @@ Case = tuple[Literal[1, 2, 3], int]  # ZeRO stage, accumulation
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """By the function that calls: collectives (their kind, how often, bytes in all), and how often the host waits."""
+    """By the function that calls: collectives (their kind, how often, bytes in all), and how often the host waits.
+    `inside_bytes`: of the collectives that begin in the backward pass, before its last gradient."""
 
     collectives: dict[str, tuple[str, int, int]]
     waits: dict[str, int]
+    inside_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +70,18 @@ class CountedSteps:
     due: Counted
 
 
-def counted_steps(num_ranks: int, cases: list[Case], *, with_timer: bool = False) -> dict[Case, CountedSteps]:
+def counted_steps(
+    num_ranks: int, cases: list[Case], *, with_timer: bool = False, overlap: Literal["on", "off"] = "off"
+) -> dict[Case, CountedSteps]:
     """Launches, and reads, two steps of a tiny model in bf16 for every case. `with_timer`: DeepSpeed's throughput
-    timer is left on."""
+    timer is left on. `overlap`: that of the engine; on, with a deeper model and 13 buckets, as ViT-H/14 has."""
     with ProcessPoolExecutor(1, mp_context=forks()) as pool:
-        return pool.submit(_count, num_ranks, cases, with_timer).result(300)
+        return pool.submit(_count, num_ranks, cases, with_timer, overlap).result(300)
 
 
-def _count(num_ranks: int, cases: list[Case], with_timer: bool) -> dict[Case, CountedSteps]:
+def _count(
+    num_ranks: int, cases: list[Case], with_timer: bool, overlap: Literal["on", "off"]
+) -> dict[Case, CountedSteps]:
     import deepspeed  # noqa: PLC0415  # the server has loaded it
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  # registers the backend
 
@@ -86,11 +94,11 @@ def _count(num_ranks: int, cases: list[Case], with_timer: bool) -> dict[Case, Co
     _be_asynchronous(waits)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
     deepspeed.utils.groups._WORLD_GROUP = dist.new_group()  # ours copies the timeout of the first, and this has none
-    return {case: _of_one(num_ranks, case, waits) for case in cases}
+    return {case: _of_one(num_ranks, case, waits, overlap) for case in cases}
 
 
-def _of_one(num_ranks: int, case: Case, waits: Counter[str]) -> CountedSteps:
-    step = _train_step(num_ranks, case)
+def _of_one(num_ranks: int, case: Case, waits: Counter[str], overlap: Literal["on", "off"]) -> CountedSteps:
+    step = _train_step(num_ranks, case, overlap)
     batches = _batches(step.gradients.plan)
     for _ in range(_STEPS_BEFORE):
         step.read(step.launch(next(batches)))
@@ -101,12 +109,13 @@ def _of_one(num_ranks: int, case: Case, waits: Counter[str]) -> CountedSteps:
 def _one_step(step: TrainStep, batch: Batch, waits: Counter[str]) -> Counted:
     collectives: dict[str, tuple[str, int, int]] = {}
     waits.clear()
-    with _Collectives(collectives), _Reads(waits):
+    counter = _Collectives(collectives)
+    with counter, _Reads(waits):
         step.read(step.launch(batch))
-    return Counted(collectives=collectives, waits=dict(waits))
+    return Counted(collectives=collectives, waits=dict(waits), inside_bytes=counter.inside_bytes)
 
 
-def _train_step(num_ranks: int, case: Case) -> TrainStep:
+def _train_step(num_ranks: int, case: Case, overlap: Literal["on", "off"]) -> TrainStep:
     stage, accumulation = case
     world = replace(one_world(), num_ranks=num_ranks)
     plan = BatchPlan(
@@ -116,8 +125,11 @@ def _train_step(num_ranks: int, case: Case) -> TrainStep:
         num_ranks=num_ranks,
     )
     job = digits_smoke()
-    engine = replace(job.engine, zero_stage=stage, precision="bf16")
-    job = replace(job, model=MODEL, engine=engine, similarity_every_steps=_DUE)
+    engine = replace(job.engine, zero_stage=stage, precision="bf16", overlap=overlap)
+    if overlap == "on":
+        engine = replace(engine, reduce_bucket=num_parameters(DEEP) * 10 // 126)
+    model = DEEP if overlap == "on" else MODEL
+    job = replace(job, model=model, engine=engine, similarity_every_steps=_DUE)
     gradients = Gradients(job, plan, _engine(job, plan), world)
     counts = dict.fromkeys(COUNT_NAMES, 0.0)
     stream = SimpleNamespace(counts=lambda: counts, launched=lambda: None, streams=HostStreams())
@@ -157,12 +169,17 @@ def _caller() -> str:
     return "elsewhere"
 
 
+def _is_in_backward() -> bool:
+    """Whether a gradient that has just been computed has led here."""
+    return any(frame.name == "reduce_ready_partitions_and_remove_grads" for frame in traceback.extract_stack())
+
+
 class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every collective with the bytes of its larger side."""
 
     def __init__(self, found: dict[str, tuple[str, int, int]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found = found
+        self.found, self.inside_bytes = found, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -172,6 +189,7 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kind = name.strip("_").removesuffix("_base").replace("_", "")
             _, count, num_bytes = self.found.get(_caller(), (kind, 0, 0))
             self.found[_caller()] = (kind, count + 1, num_bytes + max(map(_bytes, args)))
+            self.inside_bytes += _is_in_backward() * max(map(_bytes, args))
         return func(*args, **(kwargs or {}))
 
 

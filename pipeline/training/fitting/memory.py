@@ -142,6 +142,9 @@ class _Gradients:
         written to takes no memory."""
         filled = min(self._bucket_size, self.number)
         elements = self._bucket_size if self.topology.is_on_gpu else filled
+        may_overlap = {"on": True, "off": False, "auto": self.topology.is_on_gpu and self.topology.num_ranks > 1}
+        if may_overlap[self.job.engine.overlap] and self._stage < 3:  # one is filled while the other is reduced
+            elements *= 2
         is_widened = self.weight == _BF16 and reduced_in(self.job.engine) == "fp32"
         return elements * self.weight + (_FP32 * filled if is_widened else 0)
 

@@ -113,9 +113,12 @@ class EngineConfig:
     skip_branches: bool = True
     """Compute a branch only for the images that stochastic depth has keep it, in blocks that drop more than 0.1 of
     them; if off, it is computed for all, and multiplied by 0 for the others: the same up to rounding."""
+    overlap: Literal["auto", "on", "off"] = "auto"
+    """Add up gradients over ranks during the backward pass (DeepSpeed's overlap_comm), with a second bucket under
+    ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
-    and no overlap); on a CPU at most MOST_ON_CPU."""
+    and nothing to overlap); on a CPU at most MOST_ON_CPU."""
     allgather_bucket: Annotated[int, Range(1)] = 200_000_000
     """Weight elements that ZeRO gathers at once; on a CPU at most MOST_ON_CPU."""
     reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -60,7 +60,7 @@ def deepspeed_config(
         "bf16": {"enabled": config.precision == "bf16"},
         "zero_optimization": {
             "stage": config.zero_stage,
-            "overlap_comm": False,  # a history of data races (DeepSpeed #5545, #6351)
+            "overlap_comm": config.overlap == "on",  # with a history of data races (DeepSpeed #5545, #6351, #8061)
             "contiguous_gradients": True,
             # In stages 1 and 2 it is no reduce-scatter, but the same all-reduce with two more copies of the gradients.
             "reduce_scatter": config.zero_stage == 3,

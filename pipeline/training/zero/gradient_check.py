@@ -92,6 +92,12 @@ def checks_gradients(config: EngineConfig, plan: BatchPlan, device: torch.device
     return deepspeed_version() not in TESTED or (device.type == "cuda" and is_summed)
 
 
+def overlaps(plan: BatchPlan, device: torch.device, *, is_checked: bool) -> bool:
+    """Whether "auto" adds up gradients during the backward pass: where there is something to gain, they are checked,
+    and DeepSpeed is a tested version. All of these wait for every stream that fills a bucket (its #8061)."""
+    return is_checked and device.type == "cuda" and plan.num_ranks > 1 and deepspeed_version() in TESTED
+
+
 def check_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> None:
     """WillNotSucceedError, the same on every rank, if a reduced gradient is wrong. `job`: with its precision decided.
     Collective."""
@@ -100,8 +106,9 @@ def check_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> None:
     found = measure_gradients(small, _small_plan(plan), world)
     wrong = [error for error in found if not error.error <= error.allowed]  # NaN is wrong, too
     engine = job.engine
+    overlap = ", with overlap" if engine.overlap == "on" else ""
     where = (
-        f"ZeRO-{engine.zero_stage} in {engine.precision}, {plural(plan.num_ranks, 'rank')} x "
+        f"ZeRO-{engine.zero_stage} in {engine.precision}{overlap}, {plural(plan.num_ranks, 'rank')} x "
         f"{plural(plan.accumulation, 'micro-batch')}"
     )
     if not wrong:

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,9 +18,9 @@ from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
 from pipeline.training import start
 from pipeline.training.prepare import starting_weights
-from pipeline.training.settings.job import InitialConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
-from shards.errors import UserError
+from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.processes import one_world
 
 
@@ -122,3 +122,44 @@ def test_it_is_said_that_patches_are_resized(tmp_path: Path, caplog: pytest.LogC
     assert "w is resized from 4 x 4 to 8 x 8 px, for a grid of 2 x 2 patches" in caplog.text
     assert tensor("embed.patch.weight").shape == (8, 8 * 8 * 3)
     assert tensor("embed.position").shape == (1, 1 + 2 * 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wrong", "expected"),
+    [
+        ("auto", (), "on"),
+        ("auto", ("on",), "off"),  # the run is right without it
+        ("auto", ("on", "off"), None),
+        ("on", ("on",), None),  # the user's own wish is not dropped
+        ("off", (), "off"),
+    ],
+)
+def test_overlap_is_on_where_the_check_passes_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: Literal["auto", "on", "off"],
+    wrong: tuple[str, ...],
+    expected: str | None,
+) -> None:
+    """On a GPU that nothing here uses: only the check is replaced."""
+
+    def check(job: TrainingJob, *_: object) -> None:
+        if job.engine.overlap in wrong:
+            raise WillNotSucceedError("the gradients that reach the optimiser are wrong")
+
+    monkeypatch.setattr(start, "check_gradients", check)
+    world = replace(one_world(), num_ranks=2, device=torch.device("cuda"))
+    plan = BatchPlan(global_batch=4, micro_batch=2, accumulation=1, num_ranks=2)
+    job = replace(with_classes(digits_smoke()), engine=EngineConfig(overlap=asked))
+    if expected is None:
+        with pytest.raises(WillNotSucceedError, match="are wrong"):
+            start.with_checked_overlap(job, plan, world)
+        return
+    assert start.with_checked_overlap(job, plan, world).engine.overlap == expected
+    assert ("engine.overlap auto is off: the gradients" in caplog.text) is bool(wrong)
+
+
+def test_a_run_on_a_cpu_overlaps_only_if_asked() -> None:
+    plan = BatchPlan(global_batch=4, micro_batch=2, accumulation=1, num_ranks=2)
+    job = with_classes(digits_smoke())
+    assert start.with_checked_overlap(job, plan, one_world()).engine.overlap == "off"

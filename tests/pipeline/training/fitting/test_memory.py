@@ -144,3 +144,13 @@ def test_what_is_not_decided_cannot_be_planned() -> None:
     for job in (job_of(images=8, engine={"precision": "auto"}), job_of(images=8, num_classes=0)):
         with pytest.raises(ValueError, match="decide them before memory is planned"):
             memory_of(job, GPU, micro_batch=8)
+
+
+@pytest.mark.parametrize(("stage", "num_buckets"), [(1, 1), (2, 1), (3, 0)])
+def test_overlap_takes_a_second_bucket(stage: int, num_buckets: int) -> None:
+    job = job_of(images=64, engine={"zero_stage": stage, "precision": "bf16"})
+    on, auto, off = (
+        memory_of(replace(job, engine=replace(job.engine, overlap=overlap)), GPU, micro_batch=8).gradients
+        for overlap in ("on", "auto", "off")
+    )
+    assert on == auto == off + num_buckets * 2 * 1_000_000

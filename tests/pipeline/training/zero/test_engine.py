@@ -1,5 +1,6 @@
 """DeepSpeed does what plain PyTorch does: the same losses and gradient norms, whatever the stage."""
 
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -7,16 +8,19 @@ from typing import Literal
 import pytest
 import torch
 
+from pipeline.checkpoints.manifest import MASTER
 from pipeline.data import AugmentConfig, DataConfig, train_batches
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss
+from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.settings.job import MOST_ON_CPU, EngineConfig, OptimizerConfig
 from pipeline.training.settings.schedule import ScheduleConfig, learning_rate
-from pipeline.training.zero.batch_plan import plan_batch
-from pipeline.training.zero.engine import deepspeed_config
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.engine import Engine, deepspeed_config
 from pipeline.training.zero.optimizer import build_optimizer
 from shards.errors import UserError
+from tests.rigs.processes import run_ranks
 from tests.rigs.training import STEPS, FinishedRuns
 
 
@@ -128,3 +132,59 @@ def test_the_engine_takes_no_open_precision() -> None:
 def test_empty_buckets_are_refused() -> None:
     with pytest.raises(UserError, match=r"engine\.reduce_bucket is 0; allowed: 1 or more"):
         EngineConfig(reduce_bucket=0)
+
+
+OVERLAP_STEPS = 50
+SMALL = ModelConfig(name="vit", image_size=16, patch=8, depth=2, width=32, mlp_width=64, num_heads=2, num_classes=10)
+
+
+def bits_of_steps(
+    world: World, stage: Literal[1, 2, 3], precision: Literal["bf16", "fp32"], steps: int
+) -> list[list[float]]:
+    """Losses and gradient norms of an engine without overlap, then of one with it, and this rank's weights at the end:
+    reduced in several buckets."""
+    found = []
+    for overlap in ("off", "on"):
+        model = build_model(SMALL)
+        engine = Engine(
+            model,
+            config=EngineConfig(zero_stage=stage, precision=precision, overlap=overlap, reduce_bucket=5000),
+            plan=BatchPlan(global_batch=8, micro_batch=4, accumulation=1, num_ranks=2),
+            optimizer=OptimizerConfig(weight_decay=0.1),
+            clip_norm=1.0,
+        )
+        engine.train(True)
+        values = []
+        for step in range(steps):
+            draws = torch.Generator().manual_seed(2 * step + world.rank)
+            images = torch.randint(0, 256, (4, 16, 16, 3), dtype=torch.uint8, generator=draws)
+            labels = torch.randint(0, 10, (4, 1), generator=draws)
+            loss = engine.accumulate(partial(loss_of, images, labels))
+            update = engine.update(learning_rate=1e-2)
+            values += [float(loss), float(update.grad_norm)]
+        masters = [float(one.slots[MASTER].double().abs().sum()) for one in engine.fragments()]
+        found.append([*values, *masters])
+        engine.destroy()
+    return found
+
+
+def loss_of(images: torch.Tensor, labels: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    return classification_loss(model(images), labels, name="softmax")
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "steps"),
+    [
+        pytest.param(1, "bf16", 5, id="stage 1, bf16, a few steps"),
+        *(
+            pytest.param(stage, precision, OVERLAP_STEPS, marks=pytest.mark.long, id=f"stage {stage}, {precision}")
+            for stage in (1, 2, 3)
+            for precision in ("bf16", "fp32")
+        ),
+    ],
+)
+def test_overlap_changes_no_bit(stage: Literal[1, 2, 3], precision: Literal["bf16", "fp32"], steps: int) -> None:
+    """Two ranks, whose order of adding does not matter; losses, norms and weights."""
+    for without, with_overlap in run_ranks(bits_of_steps, stage, precision, steps, num_ranks=2):
+        assert with_overlap == without
+        assert without[0] != without[2], "it learns"

@@ -19,7 +19,7 @@ from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero import gradient_check
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.deepspeed_version import TESTED
-from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
+from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
 from shards.errors import WillNotSucceedError
 from shards.output.quantities import plural
 from tests.rigs.processes import program, run_ranks
@@ -225,6 +225,29 @@ def test_auto_checks_on_gpus_that_add_up(
     monkeypatch.setattr("pipeline.training.zero.gradient_check.deepspeed_version", lambda: installed)
     plan = BatchPlan(global_batch=16, micro_batch=1, accumulation=accumulation, num_ranks=num_ranks)
     assert checks_gradients(EngineConfig(check_gradients=setting), plan, device) is expected
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "device", "installed", "is_checked", "expected"),
+    [
+        (8, GPU, TESTED[-1], True, True),
+        (8, GPU, TESTED[-1], False, False),  # --engine.check-gradients off
+        (1, GPU, TESTED[-1], True, False),  # nothing is sent
+        (8, CPU, TESTED[-1], True, False),  # gloo computes on the cores of the passes
+        (8, GPU, "0.99.0", True, False),  # it may lack a fix
+    ],
+)
+def test_auto_overlaps_where_it_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+    num_ranks: int,
+    device: torch.device,
+    installed: str,
+    is_checked: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr("pipeline.training.zero.gradient_check.deepspeed_version", lambda: installed)
+    plan = BatchPlan(global_batch=16, micro_batch=1, accumulation=1, num_ranks=num_ranks)
+    assert overlaps(plan, device, is_checked=is_checked) is expected
 
 
 def test_a_run_after_the_check_is_the_same_bit_by_bit(

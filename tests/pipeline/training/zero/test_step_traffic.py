@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -154,6 +155,20 @@ def test_a_step_with_norms_and_similarities(num_ranks: int, case: Case) -> None:
         "norms.py:launched": ("allreduce", 1, FP32 * SIZES["embed.position"]),
     }
     assert steps.due.waits == steps.plain.waits
+
+
+@pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.long) for stage in (2, 3))])
+def test_overlap_sends_gradients_during_the_backward_pass(stage: Literal[1, 2, 3]) -> None:
+    """On 512 ranks, with 13 buckets, as ViT-H/14 has of the default size."""
+    step = counted_steps(512, [(stage, 1)], overlap="on")[stage, 1].plain
+    caller = "stage3.py:__avg_scatter_grads" if stage == 3 else "stage_1_and_2.py:gradient_reduction_w_predivide"
+    _, count, num_bytes = step.collectives[caller]
+    assert count >= 13
+    assert step.inside_bytes >= 0.85 * num_bytes
+
+
+def test_without_overlap_stage_1_sends_gradients_after_the_backward_pass() -> None:
+    assert counted(512, (1, 1)).plain.inside_bytes == 0
 
 
 def test_the_throughput_timer_would_wait_twice_in_each_micro_batch() -> None:
