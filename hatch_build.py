@@ -23,7 +23,10 @@ except ImportError:  # only pip's build environment has it
     BuildHookInterface = object
 
 FOLDER = "pipeline/data"
-SOURCES = ("crop_decoder.c", "view_resize.c", "view_resize.h")
+SOURCES = (
+    *("crop_decoder.c", "sample_views.c", "sample_views.h", "view_operations.c"),
+    *("view_resize.c", "view_resize.h"),
+)
 LIBRARY = "libcrop_decoder.so"
 COMPILERS = ("cc", "gcc", "clang")
 # No instructions of other processors, no fused or reordered sums: the same pixels on every machine of one kind. They

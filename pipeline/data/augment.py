@@ -141,7 +141,7 @@ class Viewport:
 def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> Viewport:
     """The viewport on a crop that was drawn with the same draws: all of it, or a random square of the resized image."""
     height, width, num_reflected = size, size, 0
-    least = max(size, config.resize_pixels or round(size * 448 / 384))
+    least = late_crop_pixels(config, size)
     if config.crop == "resize_crop":
         height, width = least, least
     elif config.crop == "short_side_crop":
@@ -162,6 +162,11 @@ def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: Augment
         is_bicubic=config.filter == "bicubic",
         num_reflected=num_reflected,
     )
+
+
+def late_crop_pixels(config: AugmentConfig, size: int) -> int:
+    """To how many pixels resize_crop and short_side_crop resize an image before the random square is cut."""
+    return max(size, config.resize_pixels or round(size * 448 / 384))
 
 
 def short_side_resized(height: int, width: int, *, short_side: int) -> tuple[int, int]:

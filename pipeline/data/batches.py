@@ -1,12 +1,14 @@
 """Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
 
-One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads, which write
-directly into the batch's buffer. No worker process, no shared memory, no lock file: a killed run leaves nothing.
+One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small
+chunks. Each chunk is one call of the library of crop_decoder.py, without the interpreter lock, which writes directly
+into the batch's buffer; what it leaves is done in Python, sample by sample. No worker process, no shared memory, no
+lock file: a killed run leaves nothing.
 """
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.augment import draws_of
+from pipeline.data.augment import draws_of, late_crop_pixels
 from pipeline.data.config import DataConfig, Share
+from pipeline.data.crop_decoder import SAMPLE, view_settings
 from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
 from pipeline.data.quarantine import Quarantine
@@ -26,12 +29,12 @@ from pipeline.data.randaugment import randaugment
 from pipeline.data.skipped import Skipped, data_step_of
 from pipeline.data.three_augment import recoloured
 from pipeline.data.training_data import TrainingData
-from pipeline.data.transform import train_view
+from pipeline.data.transform import train_view, train_views
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import COLOURS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
+from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
 from shards.order import SampleOrder
-from shards.reading.read import RawSample, SampleReader, read_sample, refetched, verified
+from shards.reading.read import RawBatch, RawSample, SampleReader, read_sample, refetched, verified
 from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
 
 log = logging.getLogger(__name__)
@@ -69,14 +72,33 @@ class _Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Planned:
-    """One sample to decode: its dataset, its bytes and its random draws."""
+class _Draws:
+    """The random draws of a sample: for its crop, its colours and its operations, each float64[number of draws]."""
 
-    source: _Source
-    sample: RawSample
-    crop_draws: NDArray[np.float64]
-    colour_draws: NDArray[np.float64]
-    operation_draws: NDArray[np.float64]
+    crop: NDArray[np.float64]
+    colours: NDArray[np.float64]
+    operations: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chunk:
+    """Consecutive samples of a batch: whose they are, their epochs int64[n], and what the library needs to know of
+    them, SAMPLE[n]."""
+
+    sources: Sequence[_Source]
+    samples: Sequence[RawSample]
+    epochs: NDArray[np.int64]
+    table: NDArray[Any]
+
+    def part(self, first: int, end: int) -> "_Chunk":
+        """Samples first..end-1."""
+        chosen = slice(first, end)
+        return _Chunk(
+            sources=self.sources[chosen],
+            samples=self.samples[chosen],
+            epochs=self.epochs[chosen],
+            table=self.table[chosen],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +167,8 @@ class TrainBatches:
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
             for _ in range(config.steps_ahead + NUM_VALID_REQUESTS)
         ]
+        pixels = late_crop_pixels(config.augment, image_size)
+        self._settings = view_settings(config.augment, config.randaugment, size=image_size, resize_pixels=pixels)
         self._has_warned = False
         self._waiting: deque[Future[_Coming]] = deque()
         self._num_threads = max(1, config.num_threads)
@@ -183,74 +207,103 @@ class TrainBatches:
         order = self._sources[0].reader.order
         positions = order.positions(data_step, share.global_batch, share.rank, share.num_ranks)
         datasets, own = self._mixture.split(positions)
-        planned: list[_Planned | None] = [None] * positions.size
-        for number, source in enumerate(self._sources):
-            entries = np.flatnonzero(datasets == number)
-            if entries.size:
-                for entry, item in zip(entries.tolist(), self._planned(source, own[entries]), strict=True):
-                    planned[entry] = item
-        items = [item for item in planned if item is not None]
-        self._say_unused_weights(items)
+        read = [
+            (source, np.flatnonzero(datasets == number), source.reader.read(own[datasets == number]))
+            for number, source in enumerate(self._sources)
+            if (datasets == number).any()
+        ]
+        chunk = self._joined(read, num_samples=positions.size)
+        self._say_unused_weights(chunk)
         images = self._buffers[step % len(self._buffers)]
         views = images.numpy()
-        size = -(-len(items) // (_CHUNKS_A_THREAD * self._num_threads))
+        size = -(-positions.size // (_CHUNKS_A_THREAD * self._num_threads))
         pieces = [
-            self._decoders.submit(partial(self._fill_all, items[first : first + size], views[first : first + size]))
-            for first in range(0, len(items), size)
+            self._decoders.submit(partial(self._fill_all, chunk.part(first, first + size), views[first : first + size]))
+            for first in range(0, positions.size, size)
         ]
-        ids = np.array([item.sample.sample_id for item in items], dtype=np.int64)
         return _Coming(
             step=step,
             images=images,
-            sample_ids=ids,
+            sample_ids=chunk.table["sample_id"].copy(),
             datasets=datasets,
             pieces=pieces,
             has_weights=self.config.label_weights,
         )
 
-    def _say_unused_weights(self, items: list[_Planned]) -> None:
+    def _joined(self, read: list[tuple[_Source, NDArray[np.int64], RawBatch]], *, num_samples: int) -> _Chunk:
+        """The samples of all datasets in the order of the batch; `read` has each dataset's with their places."""
+        sources: list[_Source] = [read[0][0]] * num_samples
+        samples: list[RawSample] = list(read[0][2].samples)
+        epochs, table = np.empty(num_samples, dtype=np.int64), np.empty(num_samples, dtype=SAMPLE)
+        if len(read) > 1:
+            samples = [samples[0]] * num_samples
+            for source, places, raw in read:
+                for place, sample in zip(places.tolist(), raw.samples, strict=True):
+                    sources[place], samples[place] = source, sample
+        for name in ("sample_id", "crc32", "height", "width", "orientation"):
+            table[name] = [getattr(sample, name) for sample in samples]
+        for source, places, raw in read:
+            epochs[places] = raw.epochs
+            for epoch in np.unique(raw.epochs).tolist():
+                chosen = places[raw.epochs == epoch]
+                table["crop_key"][chosen] = CROPS.key(source.seed, epoch)
+                table["operation_key"][chosen] = OPERATIONS.key(source.seed, epoch)
+        return _Chunk(sources=sources, samples=samples, epochs=epochs, table=table)
+
+    def _say_unused_weights(self, chunk: _Chunk) -> None:
         """One warning if labels have weights that are not used."""
-        is_first = self.share.rank == 0 and not (self.config.label_weights or self._has_warned)
-        found = next((item for item in items if item.sample.weights), None) if is_first else None
-        if found:
+        if self.share.rank != 0 or self.config.label_weights or self._has_warned:
+            return
+        found = next((entry for entry, sample in enumerate(chunk.samples) if sample.weights), None)
+        if found is not None:
             self._has_warned = True
-            where = found.source.dataset.url
+            where = chunk.sources[found].dataset.url
             log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
-    def _planned(self, source: _Source, positions: NDArray[np.int64]) -> list[_Planned]:
-        raw = source.reader.read(positions)
-        ids = np.array([sample.sample_id for sample in raw.samples], dtype=np.int64)
-        crops = draws_of(ids, raw.epochs, seed=source.seed)
-        colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, raw.epochs, seed=source.seed)
-        operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, raw.epochs, seed=source.seed)
-        return [
-            _Planned(source=source, sample=sample, crop_draws=crop, colour_draws=colour, operation_draws=operation)
-            for sample, crop, colour, operation in zip(raw.samples, crops, colours, operations, strict=True)
-        ]
-
-    def _fill_all(self, items: list[_Planned], views: NDArray[np.uint8]) -> list[Labels]:
-        self.quarantine.count(len(items))
+    def _fill_all(self, chunk: _Chunk, views: NDArray[np.uint8]) -> list[Labels]:
+        """One call of the library for all; what it leaves is done one by one."""
+        self._check_open()
+        self.quarantine.count(len(chunk.samples))
+        data = [sample.data for sample in chunk.samples]
+        are_done = train_views(data, chunk.table, self._settings, out=views).tolist()
         labels = []
-        for item, view in zip(items, views, strict=True):
+        for entry, (source, sample) in enumerate(zip(chunk.sources, chunk.samples, strict=True)):
+            if are_done[entry] and not self.config.augment.num_colour_draws:
+                labels.append((source.labels[list(sample.labels)], sample.weights))
+                continue
             self._check_open()
-            labels.append(self._fill(item, view))
+            draws = self._draws_of(source, sample, chunk.epochs[entry : entry + 1])
+            if are_done[entry]:
+                self._recolour(views[entry], draws)
+                labels.append((source.labels[list(sample.labels)], sample.weights))
+            else:
+                labels.append(self._fill(source, sample, draws, views[entry]))
         return labels
+
+    def _draws_of(self, source: _Source, sample: RawSample, epochs: NDArray[np.int64]) -> _Draws:
+        ids, seed = np.array([sample.sample_id], dtype=np.int64), source.seed
+        crops = draws_of(ids, epochs, seed=seed)
+        colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
+        operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
+        return _Draws(crop=crops[0], colours=colours[0], operations=operations[0])
+
+    def _recolour(self, view: Pixels, draws: _Draws) -> None:
+        if self.config.augment.num_colour_draws:
+            view[...] = recoloured(view, draws.colours, config=self.config.augment)
+        if self.config.randaugment.num_ops:
+            view[...] = randaugment(view, draws.operations, config=self.config.randaugment)
 
     def _check_open(self) -> None:
         if self._reader.is_closed:
             raise CancelledError("the batches are closed")
 
-    def _fill(self, item: _Planned, view: Pixels) -> Labels:
+    def _fill(self, source: _Source, sample: RawSample, draws: _Draws, view: Pixels) -> Labels:
         """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns its labels."""
-        source, sample = item.source, item.sample
-        url, original = source.dataset.url, item.sample.sample_id
+        url, original = source.dataset.url, sample.sample_id
         for number in range(_MAX_SUBSTITUTES + 1):
-            sample = self._view(sample, item, view)
+            sample = self._view(source.dataset, sample, draws, view)
             if not sample.fault:
-                if self.config.augment.num_colour_draws:
-                    view[...] = recoloured(view, item.colour_draws, config=self.config.augment)
-                if self.config.randaugment.num_ops:
-                    view[...] = randaugment(view, item.operation_draws, config=self.config.randaugment)
+                self._recolour(view, draws)
                 return source.labels[list(sample.labels)], sample.weights
             if number == _MAX_SUBSTITUTES:
                 break
@@ -264,14 +317,14 @@ class TrainBatches:
             f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
         )
 
-    def _view(self, sample: RawSample, item: _Planned, view: Pixels) -> RawSample:
+    def _view(self, dataset: Dataset, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
         """Decodes and crops into `view`; bytes that fail are read again once. An unusable sample has a `fault`."""
-        dataset, sample = item.source.dataset, verified(item.source.dataset, sample)
+        sample = verified(dataset, sample)
         for is_second in (False, True):
             if sample.data is None:
                 return sample
             try:
-                train_view(sample, item.crop_draws, config=self.config.augment, out=view)
+                train_view(sample, draws.crop, config=self.config.augment, out=view)
             except DecodeError as error:
                 sample = replace(sample, fault=f"decode: {error}") if is_second else refetched(dataset, sample)
             else:

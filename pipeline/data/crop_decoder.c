@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "view_resize.h"
+#include "sample_views.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or newer is needed"
@@ -26,25 +26,15 @@
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
-enum { INTERFACE = 1 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
-enum { LEFT_TO_OTHERS = 0, DONE = 1 };
+enum { INTERFACE = 2 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
 enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
-
-struct request {
-    int32_t stored_height, stored_width;                /* what the header must say */
-    int32_t denominator;                                /* 1, 2, 4 or 8: decode at 1 / denominator */
-    int32_t top, left, height, width;                   /* the crop, in the decoded image as stored */
-    int32_t is_exchanged, is_upside_down, is_leftright; /* how it is turned upright: exchange first, then mirror */
-    int32_t is_antialiased;
-    struct target target;
-};
 
 struct decoding {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
     jmp_buf leave;
-    uint8_t *pixels;
+    struct scratch *scratch; /* for the crop */
 };
 
 int32_t crop_decoder_interface(void)
@@ -109,7 +99,7 @@ static void skip_rows(struct jpeg_decompress_struct *jpeg, JDIMENSION count)
         leave((j_common_ptr)jpeg);
 }
 
-/* Rows of the crop into decoding->pixels, row_bytes apart; *left is where the crop begins in them. */
+/* Rows of the crop into the scratch, row_bytes apart; *left is where the crop begins in them. */
 static size_t read_crop(struct decoding *decoding, const struct request *request, JDIMENSION *left)
 {
     struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
@@ -122,8 +112,7 @@ static size_t read_crop(struct decoding *decoding, const struct request *request
         jpeg_crop_scanline(jpeg, &begin, &width);
     *left = request->left - begin;
     size_t row_bytes = 3 * (size_t)jpeg->output_width;
-    decoding->pixels = malloc(row_bytes * (size_t)request->height + 1);
-    if (!decoding->pixels)
+    if (!scratch_has(decoding->scratch, row_bytes * (size_t)request->height + 1))
         leave((j_common_ptr)jpeg);
     skip_rows(jpeg, request->top);
     JDIMENSION bottom = request->top + request->height;
@@ -132,7 +121,7 @@ static size_t read_crop(struct decoding *decoding, const struct request *request
         JDIMENSION count = bottom - jpeg->output_scanline;
         count = count > 16 ? 16 : count;
         for (JDIMENSION i = 0; i < count; i++)
-            rows[i] = decoding->pixels + row_bytes * (jpeg->output_scanline + i - request->top);
+            rows[i] = decoding->scratch->bytes + row_bytes * (jpeg->output_scanline + i - request->top);
         jpeg_read_scanlines(jpeg, rows, count);
     }
     return row_bytes;
@@ -198,7 +187,7 @@ static int decode(struct decoding *decoding, const struct request *request, uint
     size_t row_bytes = read_crop(decoding, request, &left);
     if (!goes_on_to_the_end(jpeg))
         return LEFT_TO_OTHERS;
-    return resize_crop(request, decoding->pixels + 3 * left, (ptrdiff_t)row_bytes, out) ? DONE : LEFT_TO_OTHERS;
+    return resize_crop(request, decoding->scratch->bytes + 3 * left, (ptrdiff_t)row_bytes, out) ? DONE : LEFT_TO_OTHERS;
 }
 
 /* A function of its own: what it changes after setjmp belongs to its caller, so it is still there after longjmp. */
@@ -212,11 +201,11 @@ static int decode_or_leave(struct decoding *decoding, const uint8_t *data, size_
     return decode(decoding, request, out);
 }
 
-/* 1: `out` is filled. 0: the other decoder has to say what is wrong, if anything. */
-int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
+int decode_view(const uint8_t *data, size_t num_bytes, const struct request *request, struct scratch *scratch,
+                uint8_t *out)
 {
     struct decoding decoding;
-    decoding.pixels = NULL;
+    decoding.scratch = scratch;
     decoding.jpeg.err = jpeg_std_error(&decoding.errors);
     decoding.errors.error_exit = leave;
     decoding.errors.emit_message = leave_at_warnings;
@@ -225,6 +214,14 @@ int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct re
     decoding.jpeg.mem = NULL; /* jpeg_destroy looks here if jpeg_create fails */
     int result = decode_or_leave(&decoding, data, num_bytes, request, out);
     jpeg_destroy_decompress(&decoding.jpeg);
-    free(decoding.pixels);
+    return result;
+}
+
+/* One view; the result is decode_view's. */
+int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
+{
+    struct scratch scratch = {NULL, 0};
+    int result = decode_view(data, num_bytes, request, &scratch, out);
+    free(scratch.bytes);
     return result;
 }

@@ -1,22 +1,46 @@
-"""The optional library of crop_decoder.c: JPEG bytes straight to the resized crop.
+"""The optional library of crop_decoder.c and sample_views.c: JPEG bytes straight to the augmented view.
 
-It decodes only the rows and columns that the crop needs, and leaves everything unusual to the decoders that are always
-available. nvImageCodec can decode regions without a GPU too, but it is slower (740 images/s per core against 840),
-larger (80 MB against 40 kB), and gives other pixels.
+`fill_all` makes the views of a chunk of a batch in one call, which holds no interpreter lock: it checks the bytes,
+draws the crops, decodes, resizes, mirrors and applies RandAugment. `fill` makes one view that Python has planned.
+
+The library decodes only the rows and columns that the crop needs, and leaves everything unusual to the decoders that
+are always available. nvImageCodec can decode regions without a GPU too, but it is slower (740 images/s per core against
+840), larger (80 MB against 60 kB), and gives other pixels.
 """
 
 import ctypes
 import hashlib
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pipeline.data.config import AugmentConfig, RandAugmentConfig
 from pipeline.data.decode import Pixels
 from pipeline.data.view_plan import ViewPlan
 
 LIBRARY_NAME = "libcrop_decoder.so"  # made by hatch_build.py, beside this file
-SOURCES = ("crop_decoder.c", "view_resize.c", "view_resize.h")  # as in hatch_build.py; a wheel has them, too
-_INTERFACE = 1  # of crop_decoder.c
+SOURCES = (
+    *("crop_decoder.c", "sample_views.c", "sample_views.h", "view_operations.c"),
+    *("view_resize.c", "view_resize.h"),
+)  # as in hatch_build.py; a wheel has them, too
+_INTERFACE = 2  # of crop_decoder.c
+_CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; the others take the whole image
+_LATE_CROPS = {"resize_crop": 1, "short_side_crop": 2}  # enum late_crop
+# struct sample of sample_views.c. `fill_all` sets the first two columns. Height and width are as stored; the keys are
+# those of shards/hashing.py for the crop and for the operations.
+SAMPLE = np.dtype(
+    [
+        *((name, np.uint64) for name in ("data", "num_bytes")),
+        ("sample_id", np.int64),
+        *((name, np.uint64) for name in ("crop_key", "operation_key")),
+        ("crc32", np.uint32),
+        *((name, np.int32) for name in ("height", "width", "orientation")),
+    ]
+)
 
 
 class _Request(ctypes.Structure):
@@ -34,6 +58,51 @@ class _Request(ctypes.Structure):
     )
 
 
+class ViewSettings(ctypes.Structure):
+    """struct settings of sample_views.c: how all samples of a run are augmented."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("min_area", "max_area", "min_ratio", "max_ratio")),
+        *((name, ctypes.c_int32) for name in ("crop", "late_crop", "size", "resize_pixels", "flip", "is_antialiased")),
+        *((name, ctypes.c_int32) for name in ("scaled_decode", "exif", "num_ops", "magnitude")),
+    )
+
+
+class _Operation(ctypes.Structure):
+    """struct operation of sample_views.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("number", "magnitude", "sign")),
+        *((name, ctypes.c_double) for name in ("row", "column")),
+    )
+
+
+def view_settings(
+    augment: AugmentConfig, randaugment: RandAugmentConfig, *, size: int, resize_pixels: int
+) -> ViewSettings | None:
+    """The settings of `fill_all` for views of size x size, or None for what the library does not know: the area and
+    bicubic filters, and simple_random's reflected edges. `resize_pixels`: to which a late crop resizes first."""
+    if augment.filter != "bilinear" or augment.crop == "simple_random":
+        return None
+    return ViewSettings(
+        min_area=augment.min_area,
+        max_area=augment.max_area,
+        min_ratio=augment.min_ratio,
+        max_ratio=augment.max_ratio,
+        crop=_CROPS.get(augment.crop, 0),
+        late_crop=_LATE_CROPS.get(augment.crop, 0),
+        size=size,
+        resize_pixels=resize_pixels,
+        flip=augment.flip,
+        is_antialiased=augment.antialias,
+        scaled_decode=augment.scaled_decode,
+        exif=augment.exif,
+        # Colours are changed in between, by Pillow: then the operations come later, too.
+        num_ops=0 if augment.num_colour_draws else randaugment.num_ops,
+        magnitude=randaugment.magnitude,
+    )
+
+
 def sources_digest(folder: Path) -> str:
     """The SHA-256 of the library's sources, one after the other: what hatch_build.py compiles into it."""
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()
@@ -47,17 +116,30 @@ class CropDecoder:
         try:
             interface, request_bytes = library.crop_decoder_interface, library.crop_decoder_request_bytes
             self._view, name = library.crop_decoder_view, library.crop_decoder_library
-            sources = library.crop_decoder_sources
+            sources, self._fill = library.crop_decoder_sources, library.crop_decoder_fill
+            sizes = [request_bytes, library.crop_decoder_sample_bytes, library.crop_decoder_settings_bytes]
+            self._crc32, checks_crc32 = library.crop_decoder_crc32, library.crop_decoder_checks_crc32
+            self._plan, self._operation = library.crop_decoder_plan, library.crop_decoder_operation
         except AttributeError as error:
             raise ValueError(f"{path} is another library or an old one: {error}") from error
         sources.restype = name.restype = ctypes.c_char_p
         if sources().decode() != sources_digest(path.parent):
             raise ValueError(f"{path} is made of other sources than the {', '.join(SOURCES)} beside it")
-        interface.restype = request_bytes.restype = self._view.restype = ctypes.c_int32
-        if (interface(), request_bytes()) != (_INTERFACE, ctypes.sizeof(_Request)):
+        for function in (interface, *sizes, checks_crc32, self._view, self._plan, self._operation):
+            function.restype = ctypes.c_int32
+        expected = [ctypes.sizeof(_Request), SAMPLE.itemsize, ctypes.sizeof(ViewSettings)]
+        if interface() != _INTERFACE or [size() for size in sizes] != expected:
             raise ValueError(f"{path} is of version {interface()}, this code of version {_INTERFACE}")
         self.name = str(name().decode())  # for example libjpeg-turbo 2.1.5
-        self._view.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(_Request), ctypes.c_void_p)
+        self.checks_crc32 = bool(checks_crc32())  # in C; otherwise zlib does
+        settings, request = ctypes.POINTER(ViewSettings), ctypes.POINTER(_Request)
+        self._view.argtypes = (ctypes.c_void_p, ctypes.c_size_t, request, ctypes.c_void_p)
+        self._fill.restype = None
+        self._fill.argtypes = (ctypes.c_void_p, ctypes.c_int32, settings, ctypes.c_void_p, ctypes.c_void_p)
+        self._crc32.restype, self._crc32.argtypes = ctypes.c_uint32, (ctypes.c_char_p, ctypes.c_size_t)
+        self._plan.argtypes = (ctypes.c_void_p, settings, request)
+        place = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+        self._operation.argtypes = (*place, ctypes.POINTER(_Operation))
 
     def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> bool:
         """The planned view of a JPEG into `out`, uint8[height, width, 3].
@@ -82,3 +164,55 @@ class CropDecoder:
             viewport.is_mirrored,
         )
         return bool(self._view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))
+
+    def fill_all(
+        self,
+        data: Sequence[bytes | memoryview | None],
+        samples: NDArray[Any],
+        settings: ViewSettings,
+        *,
+        out: NDArray[np.uint8],
+    ) -> NDArray[np.bool_]:
+        """The views of samples, whose bytes are `data` and whose other columns are in `samples`, SAMPLE[n], into `out`,
+        uint8[n, size, size, 3]. Returns bool[n]: which of them are done. The others, with anything in their views, are
+        those that `fill` would refuse, and those without bytes or with another CRC-32 than the index says.
+
+        Releases the interpreter lock; any number of threads may call it at once.
+        """
+        shape = (len(data), settings.size, settings.size, 3)
+        if out.dtype != np.uint8 or out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
+            raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8{list(shape)}")
+        if samples.dtype != SAMPLE or samples.shape != shape[:1] or not samples.flags.c_contiguous:
+            raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is SAMPLE[{len(data)}]")
+        samples["num_bytes"] = [len(own) if own else 0 for own in data]
+        samples["data"] = [_address_of(own) if own else 0 for own in data]
+        if not self.checks_crc32:
+            pairs = zip(data, samples["crc32"].tolist(), strict=True)
+            samples["data"][[not own or zlib.crc32(own) != crc32 for own, crc32 in pairs]] = 0
+        are_done = np.zeros(len(data), dtype=np.bool_)
+        self._fill(samples.ctypes.data, len(data), ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
+        return are_done
+
+    def crc32(self, data: bytes) -> int:
+        """zlib's CRC-32."""
+        return int(self._crc32(data, len(data)))
+
+    def plan(self, sample: NDArray[Any], settings: ViewSettings) -> dict[str, int] | None:
+        """The fields of struct request that `fill_all` makes of a sample, SAMPLE[1]; None if it leaves it to others."""
+        request = _Request()
+        is_planned = self._plan(sample.ctypes.data, ctypes.byref(settings), ctypes.byref(request))
+        return {name: getattr(request, name) for name, *_ in _Request._fields_} if is_planned else None
+
+    def operate(
+        self, pixels: Pixels, number: int, *, magnitude: int, sign: int, centre: tuple[float, float]
+    ) -> Pixels | None:
+        """A copy of uint8[height, width, 3] after RandAugment's operation of this place in OPERATIONS (randaugment.py);
+        None if the library cannot apply it to them."""
+        result = np.array(pixels, dtype=np.uint8, order="C")
+        operation = _Operation(number=number, magnitude=magnitude, sign=sign, row=centre[0], column=centre[1])
+        is_done = self._operation(result.ctypes.data, *result.shape[:2], ctypes.byref(operation))
+        return result if is_done else None
+
+
+def _address_of(data: bytes | memoryview) -> int:
+    return int(np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0])

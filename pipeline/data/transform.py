@@ -7,10 +7,12 @@ library must prove that when it is loaded.
 
 import hashlib
 import logging
+import zlib
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -19,8 +21,9 @@ from numpy.typing import NDArray
 
 from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport, show, training_viewport
 from pipeline.data.config import AugmentConfig
-from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder
+from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder, ViewSettings
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
+from pipeline.data.randaugment import OPERATIONS, Strength
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.orientation import UPRIGHT, Turn
@@ -55,6 +58,22 @@ def train_view(
     denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
     plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
     _fill(sample, plan, out=out, use_library=use_library)
+
+
+def train_views(
+    data: Sequence[bytes | memoryview | None],
+    samples: NDArray[Any],
+    settings: ViewSettings | None,
+    *,
+    out: NDArray[np.uint8],
+) -> NDArray[np.bool_]:
+    """The views that the library makes of a chunk of a batch, as CropDecoder.fill_all: bool[n], which of them are done.
+    None of them without the library or without settings. RandAugment is done with them unless 3-Augment or the colour
+    jitter, which are not, come before it."""
+    decoder = crop_decoder() if settings else None
+    if decoder is None or settings is None:
+        return np.zeros(len(data), dtype=np.bool_)
+    return decoder.fill_all(data, samples, settings, out=out)
 
 
 def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:
@@ -149,6 +168,17 @@ def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
         views = np.zeros((2, size, size, 3), dtype=np.uint8)
         _fill_from_all(data, plan, out=views[0])
         if not decoder.fill(data, plan, out=views[1]) or not np.array_equal(views[0], views[1]):
+            return False
+    return decoder.crc32(data) == zlib.crc32(data) and _operates_equally(decoder)
+
+
+def _operates_equally(decoder: CropDecoder) -> bool:
+    """Whether every operation of RandAugment gives on noise what randaugment.py gives."""
+    pixels = np.frombuffer(hashlib.shake_256().digest(24 * 19 * 3), dtype=np.uint8).reshape(24, 19, 3)
+    strength = Strength(magnitude=3, sign=-1, centre=(0.4, 0.7))
+    for number, operation in enumerate(OPERATIONS.values()):
+        found = decoder.operate(pixels, number, magnitude=3, sign=-1, centre=strength.centre)
+        if found is None or not np.array_equal(found, operation(pixels, strength)):
             return False
     return True
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.data import transform
 from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, _Coming
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig, Share
 from pipeline.data.quarantine import Quarantine
@@ -292,6 +293,30 @@ def test_randaugment_is_the_same_on_any_number_of_ranks(packed: Path, tmp_path: 
         np.testing.assert_array_equal(batch.sample_ids, plain[step].sample_ids)
         assert not torch.equal(batch.images, plain[step].images)
         assert torch.equal(batch.images, torch.cat([part[step].images for part in parts]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"randaugment": RandAugmentConfig(num_ops=2, magnitude=9)},
+        {"augment": AugmentConfig(crop="random_resized", antialias=True)},
+        {"augment": AugmentConfig(crop="short_side_crop")},
+        {"augment": AugmentConfig(color_jitter=0.3), "randaugment": RandAugmentConfig(num_ops=1)},
+        {"augment": AugmentConfig(crop="simple_random")},  # which the library leaves to Python
+    ],
+)
+def test_the_library_changes_no_batch(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    if transform.crop_decoder() is None:
+        pytest.skip("the crop decoder was not built: a C compiler and libjpeg-turbo's headers make it")
+    url, config = damaged(packed, tmp_path / "broken", [7]), replace(CONFIG, **change, max_quarantined=1.0)
+    (found,) = batches(url, tmp_path / "with", steps=range(2), config=config)
+    monkeypatch.setattr(transform, "crop_decoder", lambda: None)
+    (expected,) = batches(url, tmp_path / "without", steps=range(2), config=config)
+    for left, right in zip(found, expected, strict=True):
+        assert_equal(left, right)
+    assert (tmp_path / "with").read_text() == (tmp_path / "without").read_text()
 
 
 @pytest.fixture(scope="module")

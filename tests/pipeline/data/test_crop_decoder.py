@@ -1,6 +1,7 @@
 """Which images the library decodes, which it leaves to other decoders, and which are refused before it is called."""
 
 import shutil
+import zlib
 from collections.abc import Callable
 from ctypes import util
 from dataclasses import replace
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 from pipeline.data import transform
-from pipeline.data.augment import Crop, Viewport
-from pipeline.data.crop_decoder import LIBRARY_NAME, SOURCES, CropDecoder
+from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, late_crop_pixels, training_viewport
+from pipeline.data.config import AugmentConfig, RandAugmentConfig
+from pipeline.data.crop_decoder import LIBRARY_NAME, SAMPLE, SOURCES, CropDecoder, view_settings
 from pipeline.data.decode import Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder
-from pipeline.data.view_plan import Box, ViewPlan, plan_view
+from pipeline.data.view_plan import Box, ViewPlan, largest_denominator, plan_view
+from shards.hashing import CROPS
 from tests.rigs.jpegs import KINDS, jpeg_of
 
 HEIGHT, WIDTH = 60, 80
@@ -166,3 +169,99 @@ def test_a_stale_library_is_not_used(decoder: CropDecoder, tmp_path: Path, caplo
     assert checked_decoder(tmp_path / LIBRARY_NAME) is None
     assert f"{LIBRARY_NAME} is made of other sources than the crop_decoder.c" in caplog.text
     assert "install patchline again to renew it (or: make setup)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        (AugmentConfig(), 224),
+        (AugmentConfig(min_area=0.3, scaled_decode=False, flip=False), 16),
+        (AugmentConfig(min_area=1e-6, max_area=0.1, min_ratio=0.01, max_ratio=100.0), 7),
+        (AugmentConfig(min_area=1.0, min_ratio=1.0, max_ratio=1.0), 32),  # often no crop fits
+        (AugmentConfig(crop="random_resized"), 224),
+        (AugmentConfig(crop="random_resized", min_area=1e-6, min_ratio=0.01, max_ratio=100.0), 1),
+        (AugmentConfig(crop="random_resized", min_area=1.0), 16),  # often none fits
+        (AugmentConfig(crop="resize_crop", exif=False), 32),
+        (AugmentConfig(crop="short_side_crop"), 32),
+        (AugmentConfig(crop="short_side_crop", resize_pixels=256), 224),
+        (AugmentConfig(crop="none", antialias=True), 8),
+    ],
+)
+def test_it_plans_what_python_plans(decoder: CropDecoder, config: AugmentConfig, size: int) -> None:
+    settings = view_settings(config, RandAugmentConfig(), size=size, resize_pixels=late_crop_pixels(config, size))
+    assert settings
+    sides = np.random.default_rng(size).integers(1, [[4, 60, 600, 5000]], size=(30, 4))
+    for number in range(200):
+        height, width = int(sides[number % 30, number % 4]), int(sides[number // 7, number // 4 % 4])
+        ids, epochs, orientation = np.array([number * 7919]), np.array([number % 3]), number % 8 + 1
+        sample = np.zeros(1, dtype=SAMPLE)
+        key = CROPS.key(3, number % 3)
+        sample[0] = (0, 0, number * 7919, key, 0, 0, height, width, orientation)
+        draws, turn = draws_of(ids, epochs, seed=3)[0], turn_of(orientation if config.exif else 1)
+        crop = draw_crop(*((width, height) if turn.is_exchanged else (height, width)), draws, config=config)
+        viewport = training_viewport(crop, draws, config=config, size=size)
+        may_scale = config.scaled_decode
+        denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
+        plan = plan_view((height, width), turn, crop, viewport, denominator=denominator)
+        assert decoder.plan(sample, settings) == {
+            "stored_height": height,
+            "stored_width": width,
+            "denominator": denominator,
+            "top": plan.box.top,
+            "left": plan.box.left,
+            "height": plan.box.height,
+            "width": plan.box.width,
+            "is_exchanged": turn.is_exchanged,
+            "is_upside_down": turn.is_upside_down,
+            "is_leftright": turn.is_leftright,
+            "is_antialiased": config.antialias,
+            "resized_height": viewport.height,
+            "resized_width": viewport.width,
+            "window_top": viewport.top,
+            "window_left": viewport.left,
+            "window_height": size,
+            "window_width": size,
+            "is_mirrored": viewport.is_mirrored,
+        }, (number, height, width, orientation)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "orientation"), [(0, 9, 1), (9, -1, 1), (9, 1 << 30, 1), (9, 9, 0), (9, 9, 9)]
+)
+def test_an_index_that_cannot_be_right_is_left_to_python(
+    decoder: CropDecoder, height: int, width: int, orientation: int
+) -> None:
+    sample = np.zeros(1, dtype=SAMPLE)
+    sample[0] = (0, 0, 1, 2, 3, 4, height, width, orientation)
+    settings = view_settings(AugmentConfig(), RandAugmentConfig(), size=16, resize_pixels=16)
+    assert settings
+    assert decoder.plan(sample, settings) is None
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 15, 16, 63, 64, 65, 79, 80, 127, 128, 129, 1000, 4095])
+def test_its_crc32_is_zlibs(decoder: CropDecoder, num_bytes: int) -> None:
+    data = np.random.default_rng(num_bytes).bytes(num_bytes + 1)[1:]
+    assert decoder.crc32(data) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("checks_crc32", [True, False], ids=["by the library", "by zlib"])
+def test_a_chunk_says_which_of_its_samples_are_done(decoder: CropDecoder, checks_crc32: bool) -> None:
+    decoder = CropDecoder(Path(transform.__file__).parent / LIBRARY_NAME)
+    decoder.checks_crc32 = decoder.checks_crc32 and checks_crc32
+    good = jpeg_of("420", height=HEIGHT, width=WIDTH)
+    data = [good, None, b"", cut_off(good), b"\x89PNG", good, good, memoryview(good)]
+    samples = np.zeros(len(data), dtype=SAMPLE)
+    samples["height"], samples["width"], samples["orientation"] = HEIGHT, WIDTH, 1
+    samples["crc32"] = [zlib.crc32(own or b"") for own in data]
+    samples["crc32"][5] += 1
+    samples["height"][6] += 1
+    settings = view_settings(AugmentConfig(), RandAugmentConfig(num_ops=2), size=16, resize_pixels=16)
+    assert settings
+    views = np.zeros((len(data), 16, 16, 3), dtype=np.uint8)
+    assert decoder.fill_all(data, samples, settings, out=views).tolist() == [True, *6 * [False], True]
+    np.testing.assert_array_equal(views[0], views[-1])
+    assert views[0].any()
+    with pytest.raises(ValueError, match=r"needed is a contiguous uint8\[8, 16, 16, 3\]"):
+        decoder.fill_all(data, samples, settings, out=views[:, ::-1])
+    with pytest.raises(ValueError, match=r"needed is SAMPLE\[8\]"):
+        decoder.fill_all(data, samples[1:], settings, out=views)

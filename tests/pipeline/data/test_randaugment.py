@@ -15,6 +15,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from pipeline.data.config import DRAWS_PER_OP, RandAugmentConfig
 from pipeline.data.randaugment import OPERATIONS, Strength, randaugment
+from pipeline.data.transform import crop_decoder
 from shards.errors import UserError
 from shards.hashing import hash_array, uniforms
 
@@ -265,3 +266,21 @@ def test_threads_do_not_disturb_each_other(photographs: list[Pixels]) -> None:
 def test_refusals(num_ops: int, magnitude: int, message: str) -> None:
     with pytest.raises(UserError, match=rf"^data\.randaugment\.{message}"):
         RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 6), (2, 2), (3, 3), (16, 16), (33, 21)])
+def test_the_library_gives_the_same_pixels(height: int, width: int) -> None:
+    decoder = crop_decoder()
+    if decoder is None:
+        pytest.skip("the crop decoder was not built: a C compiler and libjpeg-turbo's headers make it")
+    flat = np.full((height, width, 3), 77, dtype=np.uint8)
+    pictures = (picture(height, width), picture(height, width) // 9 + 90, flat)
+    for magnitude in range(21):
+        pixels, sign, centre = pictures[magnitude % 3], 1 - magnitude % 2 * 2, (0.05 * magnitude % 1, 0.3)
+        for number, (name, operation) in enumerate(OPERATIONS.items()):
+            expected = operation(pixels, Strength(magnitude=magnitude, sign=sign, centre=centre))
+            found = decoder.operate(pixels, number, magnitude=magnitude, sign=sign, centre=centre)
+            assert found is not None
+            np.testing.assert_array_equal(found, expected, err_msg=f"{name} at {magnitude}")
+    assert decoder.operate(flat, 16, magnitude=1, sign=1, centre=(0.5, 0.5)) is None
+    assert decoder.operate(flat, 0, magnitude=21, sign=1, centre=(0.5, 0.5)) is None
