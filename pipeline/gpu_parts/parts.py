@@ -279,7 +279,7 @@ class _Run:
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
         if self.compiled:
-            compile_blocks(model)
+            compile_blocks(model, deterministic=self.job.engine.deterministic)
         self._engine = Engine(
             model,
             config=self.job.engine,
