@@ -21,15 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from PIL import Image
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.config_values import Device
 from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
 from pipeline.models import ModelConfig, build_model, compile_blocks
+from pipeline.models.attention import KERNELS, kernel_seconds
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
 from pipeline.planning.gpus import gpu_of_device
@@ -50,12 +49,6 @@ _SEED = 0
 _WARM_UP_STEPS, _LOSSES = 3, 5
 _ROUNDS = 5
 _MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
-_BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
 _PHOTOGRAPH = (375, 500)
 _LEAST_KERNEL_SHARE, _MOST_KERNELS = 0.002, 25
 Result = dict[str, Any]
@@ -141,29 +134,15 @@ def zero(part: GpuPart, place: world.World) -> Result:
 def attention(part: GpuPart, place: world.World) -> Result:
     """Milliseconds of a forward and backward pass of attention by backend, for the shapes of the models; why a backend
     cannot be used, where it cannot."""
-    kind = torch.bfloat16 if _is_gpu(place) else torch.float32
+    dtype = torch.bfloat16 if _is_gpu(place) else torch.float32
     found: Result = {}
     for shape in map(AttentionShape.from_list, part.shapes):
         size = (shape.batch, shape.heads, shape.tokens, shape.width)
-        tensors = [torch.randn(size, device=place.device, dtype=kind, requires_grad=True) for _ in range(3)]
-        found[shape.name] = {name: _attention_time(each, tensors, part, place) for name, each in _BACKENDS.items()}
+        times = {name: kernel_seconds(name, size, dtype=dtype, device=place.device) for name in KERNELS}
+        found[shape.name] = {
+            name: each if isinstance(each, str) else round(1000 * each, 4) for name, each in times.items()
+        }
     return {"milliseconds": found}
-
-
-def _attention_time(backend: SDPBackend, tensors: list[torch.Tensor], part: GpuPart, place: world.World) -> float | str:
-    def passes() -> None:
-        query, key, value = tensors
-        out = F.scaled_dot_product_attention(query, key, value)
-        torch.autograd.grad(out, tensors, out)
-
-    try:
-        with sdpa_kernel(backend):
-            for _ in range(_WARM_UP_STEPS):
-                passes()
-            rates = _rates(passes, 1, part.seconds / (_ROUNDS * len(_BACKENDS)), place)
-    except RuntimeError as error:  # the device or the shape is none that it computes
-        return str(error).partition("\n")[0][:200]
-    return round(1000 / statistics.median(rates), 4)
 
 
 def loader(part: GpuPart, place: world.World) -> Result:

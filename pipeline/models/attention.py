@@ -7,15 +7,28 @@ half to two thirds of the time up to 577 tokens, the same at 1025, and are as ex
 Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
 
-from itertools import product
+import statistics
+import time
+from contextlib import ExitStack
+from itertools import pairwise, product
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.autograd.function import once_differentiable
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
 _CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+"""PyTorch's kernels by their names in `engine.attention`."""
+_WARM_UP_PASSES, _PASSES = 3, 10
+_held, _used = ExitStack(), [""]
 
 
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
@@ -27,6 +40,44 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = operator(qkv_3BhNd)  # type: ignore[no-untyped-call]
         return result
     return _by_pytorch(qkv_3BhNd)
+
+
+def kernel_seconds(
+    name: str, shape: tuple[int, int, int, int], *, dtype: torch.dtype, device: torch.device
+) -> float | str:
+    """The median seconds of a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d]; why
+    it cannot compute them, if it cannot."""
+    q_BhNd, k_BhNd, v_BhNd = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    ends = []
+    try:
+        with sdpa_kernel(KERNELS[name]):
+            for _ in range(1 + _WARM_UP_PASSES + _PASSES):
+                ends.append(_time(device))
+                a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+                torch.autograd.grad(a_BhNd, (q_BhNd, k_BhNd, v_BhNd), a_BhNd)
+    except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
+        return str(error).partition("\n")[0][:200]
+    return statistics.median(after - before for before, after in pairwise(ends[_WARM_UP_PASSES:]))
+
+
+def kernel_in_use() -> str:
+    """The kernel of `use_kernel`; empty if PyTorch chooses."""
+    return _used[0]
+
+
+def use_kernel(name: str) -> None:
+    """Has this process compute attention by a kernel from now on, and what that cannot compute by plain products."""
+    _held.close()
+    _used[0] = name
+    # PyTorch's own order has its products before cuDNN.
+    _held.enter_context(sdpa_kernel([KERNELS[name], SDPBackend.MATH], set_priority=True))
+
+
+def _time(device: torch.device) -> float:
+    """The time once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,12 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from pipeline.checkpoints.manifest import CheckpointManifest
+from pipeline.models.attention import KERNELS, kernel_seconds, use_kernel
 from pipeline.models.build import compile_fault
+from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.devices import Bf16
 from pipeline.ranks.world import World, set_defaults
 from pipeline.training.settings.job import EngineConfig, TrainingJob
@@ -17,6 +21,7 @@ from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 Precision = Literal["bf16", "fp32"]
+_TRIED_IMAGES = 8
 _COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 8
 
 
@@ -74,6 +79,42 @@ def will_compile(config: EngineConfig, world: World) -> bool:
         raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
     log.warning("%s; the run continues without it, more slowly (--engine.compile off hides this)", missing)
     return False
+
+
+def with_attention(job: TrainingJob, world: World) -> TrainingJob:
+    """The job with its kernel of attention decided, which this process uses from now on; "auto" stays where PyTorch
+    chooses, or nothing is to be chosen. `job`: with its precision decided. UserError if it names a kernel that this
+    device lacks. Collective."""
+    wanted, model = job.engine.attention, job.model
+    if world.device.type != "cuda":
+        if wanted != "auto":
+            raise UserError(
+                f"engine.attention is {wanted!r}, but a CPU has one way to compute attention; allowed here: auto"
+            )
+        return job
+    # What is measured may differ from start to start.
+    if model.is_bit or (wanted == "auto" and job.engine.deterministic):
+        return job
+    height, width = model.grid
+    num_tokens = max(model.grid) if model.attention == "axial" else model.num_prefix_tokens + height * width
+    shape = (_TRIED_IMAGES, model.size.num_heads, num_tokens, model.size.width // model.size.num_heads)
+    dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
+    names = KERNELS if wanted == "auto" else [wanted]
+    found = {name: kernel_seconds(name, shape, dtype=dtype, device=world.device) for name in names}
+    seconds = {name: each for name, each in found.items() if not isinstance(each, str)}
+    if not seconds:
+        raise UserError(
+            f"engine.attention is {wanted!r}, which this GPU cannot compute for {shape[2]} tokens of {shape[1]} heads "
+            f"of width {shape[3]} in {job.engine.precision} ({'; '.join(map(str, found.values()))}); allowed: auto, or "
+            "another kernel"
+        )
+    # Ranks may measure differently: all take the first one's, since the bits should be the same.
+    fastest: str = gather_json(min(seconds, key=lambda name: seconds[name]), device=world.device)[0]
+    if world.is_first:
+        said = (f"{name} {1000 * each:.3g} ms" for name, each in seconds.items())
+        log.info("attention by %s (engine.attention %s; %d images: %s)", fastest, wanted, shape[0], ", ".join(said))
+    use_kernel(fastest)
+    return replace(job, engine=replace(job.engine, attention=fastest))  # type: ignore[arg-type]  # one of KERNELS
 
 
 def with_precision(

@@ -18,6 +18,7 @@ from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, unfi
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
 from pipeline.runs.starts import StartTimes
+from pipeline.training.device_choices import with_attention
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
@@ -42,6 +43,7 @@ def start_engine(
     job, world = prepared.job, prepared.world
     fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
     job = with_checked_overlap(job, fit.plan, world)
+    job = with_attention(job, world)
     engine, plan = _built(job, fit.plan, world, is_compiled=prepared.is_compiled)
     times.ends("model")
     if found:

@@ -33,6 +33,7 @@ _WORDS = {
     "reduce_bucket": "engine.reduce_bucket",
     "micro_batch": "images per pass",
     "is_compiled": "compiled blocks",
+    "attention": "engine.attention",
 }
 _GPU_ONLY = {"ranks_per_node", "deterministic"}  # on CPUs they change nothing: gloo's order of adding knows no nodes
 

@@ -14,6 +14,7 @@ from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, Checkpo
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.checkpoints.saves import NAMES, Saved, Saves
 from pipeline.data.position import StreamPosition
+from pipeline.models.attention import kernel_in_use
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
@@ -205,6 +206,7 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
             "micro_batch": plan.micro_batch,
             "is_compiled": is_compiled,
             "activation_checkpointing": engine.activation_checkpointing,
+            **({"attention": kernel} if (kernel := kernel_in_use()) else {}),
         },
         "job_sha256": fingerprint(job),
         "versions": {name: version(name) for name in _LIBRARIES},

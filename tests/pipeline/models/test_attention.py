@@ -4,15 +4,19 @@ for backward."""
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import profile
 
-from pipeline.models.attention import attend
+from pipeline.models import attention
+from pipeline.models.attention import KERNELS, attend, kernel_in_use, kernel_seconds, use_kernel
 
+CPU = torch.device("cpu")
 CHECKOUT = Path(__file__).resolve().parents[3]
 SHAPES = [
     pytest.param((5, 12, 197, 64), id="B/16, more images than go at a time"),
@@ -121,3 +125,24 @@ def test_importing_it_loads_no_compiler() -> None:
     """That would add a second to each start of the command line."""
     code = "import sys, pipeline.models; sys.exit('torch._inductor.compile_fx' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+
+
+def test_a_kernel_is_timed_or_says_why_it_cannot_be_used() -> None:
+    timed = {name: kernel_seconds(name, (2, 3, 5, 8), dtype=torch.float32, device=CPU) for name in KERNELS}
+    assert [name for name, found in timed.items() if isinstance(found, float)] == ["flash", "math"]  # a CPU's
+    assert isinstance(timed["cudnn"], str)
+
+
+@pytest.mark.parametrize("name", ["math", "flash"])
+def test_a_named_kernel_computes_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv = fused((2, 3, 5, 8), torch.float32)
+    with ExitStack() as held:
+        monkeypatch.setattr(attention, "_held", held)
+        monkeypatch.setattr(attention, "_used", [""])
+        use_kernel(name)
+        assert kernel_in_use() == name
+        with profile() as seen:
+            found = attend(qkv)
+    names = {event.key for event in seen.key_averages()}
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in names) is (name == "flash"), names
+    torch.testing.assert_close(found, attend(qkv))

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from pipeline.models.initial import initial_tensor
 from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
-from pipeline.training import start
+from pipeline.training import device_choices, start
 from pipeline.training.prepare import starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
@@ -163,3 +163,49 @@ def test_a_run_on_a_cpu_overlaps_only_if_asked() -> None:
     plan = BatchPlan(global_batch=4, micro_batch=2, accumulation=1, num_ranks=2)
     job = with_classes(digits_smoke())
     assert start.with_checked_overlap(job, plan, one_world()).engine.overlap == "off"
+
+
+def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a GPU that nothing here uses: what a kernel takes is said by the test."""
+    took: dict[str, float | str] = {"flash": 3e-3, "cudnn": "no kernel for 17 tokens", "efficient": 2e-3, "math": 4e-3}
+    used: list[str] = []
+    shapes = set()
+
+    def seconds(name: str, shape: tuple[int, ...], **_: object) -> float | str:
+        shapes.add(shape)
+        return took[name]
+
+    monkeypatch.setattr(device_choices, "kernel_seconds", seconds)
+    monkeypatch.setattr(device_choices, "use_kernel", used.append)
+    monkeypatch.setattr(device_choices, "gather_json", lambda value, **_: [value, "flash"])
+    world = replace(one_world(0, 2), device=torch.device("cuda"))
+
+    def decided(asked: str, *, deterministic: bool = False) -> str:
+        config = EngineConfig(attention=cast("Any", asked), precision="bf16", deterministic=deterministic)
+        job = replace(with_classes(digits_smoke()), engine=config)
+        return device_choices.with_attention(job, world).engine.attention
+
+    with caplog.at_level(logging.INFO):
+        assert decided("auto") == "efficient"
+    assert (
+        "attention by efficient (engine.attention auto; 8 images: flash 3 ms, efficient 2 ms, math 4 ms)" in caplog.text
+    )
+    size = digits_smoke().model.size
+    assert shapes == {(8, size.num_heads, 17, size.width // size.num_heads)}
+    assert decided("math") == "math"
+    assert used == ["efficient", "math"]
+    assert decided("auto", deterministic=True) == "auto"  # PyTorch chooses, without a measurement
+    with pytest.raises(
+        UserError, match=r"'cudnn', which this GPU cannot compute for 17 .* \(no kernel for 17 tokens\)"
+    ):
+        decided("cudnn")
+    assert used == ["efficient", "math"]
+
+
+def test_a_cpu_has_one_way_to_compute_attention() -> None:
+    job = with_classes(digits_smoke())
+    assert device_choices.with_attention(job, one_world()) == job
+    with pytest.raises(UserError, match=r"engine\.attention is 'flash', but a CPU has one way"):
+        device_choices.with_attention(replace(job, engine=EngineConfig(attention="flash")), one_world())
