@@ -58,6 +58,7 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
     """Runs one after the other in a folder with the dataset `digits`. They print nothing and leave no list of
     replaced samples."""

@@ -118,7 +118,10 @@ def test_work_continues_if_nobody_reads_the_log(tmp_path: Path, stream: str) -> 
     assert (again.returncode, "no fault found" in again.stderr) == (0, True)
 
 
-@pytest.mark.parametrize("more", [(), ("--processes", "2")], ids=["alone", "two ranks"])
+@pytest.mark.parametrize(
+    "more",
+    [pytest.param((), id="alone"), pytest.param(("--processes", "2"), id="two ranks", marks=pytest.mark.long)],
+)
 def test_training_continues_if_nobody_reads_its_log(digits_url: str, tmp_path: Path, more: tuple[str, ...]) -> None:
     words = pretrain_words(digits_url, tmp_path / "run", "--steps", "4", *more)
     ended = deaf(lambda pipe: run(words, stdout=pipe, stderr=pipe))

@@ -62,6 +62,7 @@ def test_the_same_data_in_card_and_verify(url: str, tmp_path: Path) -> None:
         assert "Traceback" not in command.said
 
 
+@pytest.mark.long
 def test_an_index_that_is_replaced_under_way(url: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     words = pretrain_words(url, run_dir, *ENDLESS)

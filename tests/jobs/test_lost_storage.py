@@ -59,6 +59,7 @@ def assert_one_line(command: Command, *texts: str) -> None:
     assert not [line for line in others if "error:" in line], command.said
 
 
+@pytest.mark.long
 def test_training(server: KilledServer, digits_url: str, tmp_path: Path) -> None:
     url, run_dir = f"s3://{server.bucket}/digits", tmp_path / "run"
     for path in Path(digits_url).rglob("*"):

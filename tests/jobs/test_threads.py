@@ -44,6 +44,7 @@ def trained(url: str, run_dir: Path, **environ: str) -> tuple[bytes, set[str]]:
     return weights, set(re.findall(r"OMP_WAIT_POLICY = '(\w+)'", done.stderr))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_libgomp_hears_it_and_the_weights_are_the_same(digits_url: str, tmp_path: Path) -> None:
     outside = {name: value for name, value in os.environ.items() if name not in NAMES}

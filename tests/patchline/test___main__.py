@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_ranks_and_the_demos_server_find_ours(folder: Path) -> None:
     """Both are started as the demo starts them, from within the folder."""
     program = (

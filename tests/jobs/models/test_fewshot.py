@@ -64,6 +64,7 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, url: str
     assert json.loads(again.output) == facts
 
 
+@pytest.mark.long
 def test_two_processes_have_the_same_scores(url: str, weights: str) -> None:
     words = (weights, "--data.url", url, "--shots", "5", "--seeds", "2", "--json", "--device", "cpu")
     one, two = (json.loads(patchline("fewshot", *words, *more).output) for more in ((), ("--processes", "2")))

@@ -54,6 +54,7 @@ def test_figures_and_numbers_of_a_run(finished_runs: FinishedRuns, images: Path,
             assert min(picture.size) > 200
 
 
+@pytest.mark.long
 def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, images: Path, tmp_path: Path) -> None:
     """In a folder of their own, and in place of those of an earlier look at the same step."""
     run_dir = shutil.copytree(finished_runs.get(1), tmp_path / "run")
@@ -72,6 +73,7 @@ def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, im
     assert not any("inspect/" in tag for tag in own)
 
 
+@pytest.mark.long
 def test_timms_layout_has_the_same_numbers(tmp_path: Path, images: Path) -> None:
     """Of images that are resized with antialiasing: timm knows no other way, and its folder says so."""
     found, weights = open_weights(weights_that_say(tmp_path / "plain", 3)), str(tmp_path / "ours")
@@ -99,6 +101,7 @@ def test_a_model_of_masked_patches_has_filters_and_attention(tmp_path: Path, ima
     assert len(ended.output.splitlines()) == 2 * len(FILES) + 1
 
 
+@pytest.mark.long
 def test_a_resnet_shows_what_a_shift_changes(tmp_path: Path, images: Path) -> None:
     config = ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32)
     state, weights = build_model(config).state_dict(), tmp_path / "weights"

@@ -89,6 +89,7 @@ def has_taken_a_step(run_dir: Path, last_block: int) -> None:
     assert float(moved.median()) == pytest.approx(job.schedule.learning_rate, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_layers_of_vit_h14_take_a_step_in_their_share_of_the_memory(digits_url: str, large_folder: Path) -> None:
     """Two ranks take 3.24 to 3.29 GB. One more fp32 copy of these layers on each rank would be 0.63 GB, so the bound

@@ -514,6 +514,7 @@ print(next(coming).step)
 """
 
 
+@pytest.mark.long
 def test_a_process_may_end_with_a_stream_left_open(packed: Path, tmp_path: Path) -> None:
     """Its threads are daemons, which must not be stopped with a lock in hand that the end waits for."""
     words = [sys.executable, "-c", LEFT_OPEN, str(packed)]

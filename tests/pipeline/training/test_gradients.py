@@ -130,6 +130,7 @@ def test_a_run_is_the_same_on_any_topology_after_a_kill_and_is_fine_tuned(digits
     assert load_file(whole / "weights" / "model.safetensors")["head.mask.token"].abs().sum() > 0
 
 
+@pytest.mark.long
 def test_pixels_are_learned_on_several_ranks(digits_url: str, tmp_path: Path) -> None:
     """Means over the same number of values in each image: micro-batches and ranks change the loss to rounding."""
     pixels = (*MASKED[:2], "192", *MASKED[3:], "--model.masked-target", "pixels", "--model.masked-share", "0.2")

@@ -130,6 +130,7 @@ def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: 
             ("center", 1.0, "bicubic"),
             45,
             id="DeiT III's",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             EvaluationTransform(mode="fewshot", antialias=True), ("squash", 96 / 110, "bilinear"), 45, id="few-shot"
@@ -430,6 +431,7 @@ def test_registers_of_timms_own_models(
         torch.testing.assert_close(ours(images), other(theirs_of(images)), rtol=0, atol=2e-5)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_timm_scores_a_run_as_we_do_to_the_sample(
     timm: ModuleType, tmp_path: Path, finished_runs: FinishedRuns

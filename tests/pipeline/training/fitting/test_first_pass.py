@@ -191,7 +191,7 @@ def checked_beside(world: World, stage: int) -> tuple[float, float]:
     return norms[0], norms[1]
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_check_of_gradients_beside_an_engine_leaves_no_trace(stage: int) -> None:
     for found, reference in run_ranks(checked_beside, stage, num_ranks=NUM_RANKS):
         assert found == reference > 0
