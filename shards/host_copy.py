@@ -57,9 +57,10 @@ def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) 
     return ranks.opened[name]
 
 
-def passing_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """The same for a table that every rank asks for once, at any time of the run, and drops when it has moved on."""
-    return make() if ranks is None or ranks.num_ranks == 1 else _shared(ranks, name, make)
+def passing_copy(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    """The same for several ranks and a table that each asks for once, at any time of the run, and drops when it has
+    moved on."""
+    return _shared(ranks, name, make)
 
 
 def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:

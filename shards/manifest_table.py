@@ -91,8 +91,6 @@ def write_manifest(store: Store, manifest: Manifest) -> Manifest:
         files = {**manifest.files, SHARDS_PATH: sha256_hex(data)}
         manifest = replace(manifest, format_version=TABLE_FORMAT_VERSION, files=files)
     store.write(MANIFEST_PATH, manifest.to_bytes())
-    if manifest.format_version != TABLE_FORMAT_VERSION:
-        store.delete(SHARDS_PATH)  # of an earlier packing with more shards
     return manifest
 
 

@@ -10,12 +10,12 @@ are always available. nvImageCodec can decode regions without a GPU too, but it 
 
 import ctypes
 import hashlib
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from pipeline.data.config import AugmentConfig, RandAugmentConfig
@@ -131,7 +131,7 @@ class CropDecoder:
         if interface() != _INTERFACE or [size() for size in sizes] != expected:
             raise ValueError(f"{path} is of version {interface()}, this code of version {_INTERFACE}")
         self.name = str(name().decode())  # for example libjpeg-turbo 2.1.5
-        self.checks_crc32 = bool(checks_crc32())  # in C; otherwise zlib does
+        self.checks_crc32 = bool(checks_crc32())  # in C; otherwise ISA-L does
         settings, request = ctypes.POINTER(ViewSettings), ctypes.POINTER(_Request)
         self._view.argtypes = (ctypes.c_void_p, ctypes.c_size_t, request, ctypes.c_void_p)
         self._fill.restype = None
@@ -188,7 +188,7 @@ class CropDecoder:
         samples["data"] = [_address_of(own) if own else 0 for own in data]
         if not self.checks_crc32:
             pairs = zip(data, samples["crc32"].tolist(), strict=True)
-            samples["data"][[not own or zlib.crc32(own) != crc32 for own, crc32 in pairs]] = 0
+            samples["data"][[not own or crc32(own) != expected for own, expected in pairs]] = 0
         are_done = np.zeros(len(data), dtype=np.bool_)
         self._fill(samples.ctypes.data, len(data), ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
         return are_done

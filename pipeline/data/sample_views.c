@@ -105,7 +105,7 @@ static uint32_t crc_of_blocks(const uint8_t *data, size_t num_bytes)
 }
 #endif
 
-/* 1 if this processor computes CRC-32 fast. If not, the caller has checked the bytes with zlib. */
+/* 1 if this processor computes CRC-32 fast. If not, the caller has checked the bytes. */
 int32_t crop_decoder_checks_crc32(void)
 {
 #ifdef HAS_CARRYLESS

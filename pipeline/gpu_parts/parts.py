@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def attention(part: GpuPart, place: world.World) -> Result:
 
 def loader(part: GpuPart, place: world.World) -> Result:
     """Images per second that this machine's cores read, decode and augment for one rank, while nothing trains."""
-    config = DataConfig(lanes=1, num_threads=place.num_threads)
+    config, num_batches = DataConfig(lanes=1, num_threads=place.num_threads), count()
     with tempfile.TemporaryDirectory() as folder:
         batches = train_batches(
             part.data_url,
@@ -160,9 +161,9 @@ def loader(part: GpuPart, place: world.World) -> Result:
             for _ in range(_WARM_UP_STEPS):
                 next(batches)
             before = time.process_time()
-            rates = _rates(lambda: next(batches), part.batch, part.seconds, place)
+            rates = _rates(lambda: (next(batches), next(num_batches)), part.batch, part.seconds, place)
             cpu = time.process_time() - before
-    num_images = sum(rate * part.seconds / _ROUNDS for rate in rates)
+    num_images = part.batch * next(num_batches)
     return {
         "images_per_second": rates,
         "threads": place.num_threads,

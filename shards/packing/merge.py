@@ -37,6 +37,7 @@ from shards.manifest import (
     QUARANTINE_CSV_PATH,
     QUARANTINE_PATH,
     ROWS_PATH,
+    SHARDS_PATH,
     Manifest,
     ShardRecord,
     index_path,
@@ -209,6 +210,8 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
         unlabeled=spec.unlabeled == "keep",
     )
     manifest = write_manifest(store, manifest)
+    if SHARDS_PATH not in manifest.files:
+        store.delete(SHARDS_PATH)  # of an earlier packing with more shards
     discard_work(store)
     return manifest
 

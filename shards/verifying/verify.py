@@ -292,7 +292,7 @@ def _files(dataset: Dataset) -> Iterator[DatasetFault]:
 
 
 def _sha256_of(store: Store, path: str) -> str:
-    """Of an object of any size."""
+    """The sha256 of an object of any size."""
     digest = hashlib.sha256()
     with store.open_read(path) as file:
         while data := file.read(shard_checks.PIECE_BYTES):

@@ -83,6 +83,13 @@ def test_a_smaller_packing_removes_it(store: Store, both: tuple[Path, Path]) -> 
     assert file_hashes(Path(store.url)) == file_hashes(both[0])
 
 
+def test_a_file_of_the_same_name_beside_tars_of_others_stays(both: tuple[Path, Path], tmp_path: Path) -> None:
+    tars = Path(shutil.copytree(both[0] / "shards", tmp_path / "tars"))
+    (tars / SHARDS_PATH).write_text("somebody's own")
+    assert index_stage.run(IndexJob(url=str(tars))) == 0
+    assert (tars / SHARDS_PATH).read_text() == "somebody's own"
+
+
 def test_tars_of_others_have_one_too(both: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shards.manifest_table.MOST_LISTED_SHARDS", NUM_SHARDS - 1)
     url = str(shutil.copytree(both[0] / "shards", tmp_path / "tars"))

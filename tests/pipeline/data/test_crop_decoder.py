@@ -244,7 +244,7 @@ def test_its_crc32_is_zlibs(decoder: CropDecoder, num_bytes: int) -> None:
     assert decoder.crc32(data) == zlib.crc32(data)
 
 
-@pytest.mark.parametrize("checks_crc32", [True, False], ids=["by the library", "by zlib"])
+@pytest.mark.parametrize("checks_crc32", [True, False], ids=["by the library", "by ISA-L"])
 def test_a_chunk_says_which_of_its_samples_are_done(decoder: CropDecoder, checks_crc32: bool) -> None:
     decoder = CropDecoder(Path(transform.__file__).parent / LIBRARY_NAME)
     decoder.checks_crc32 = decoder.checks_crc32 and checks_crc32
