@@ -29,13 +29,14 @@ from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
 from pipeline.models import ModelConfig, build_model, compile_blocks
-from pipeline.models.attention import KERNELS, kernel_seconds
+from pipeline.models.attention import KERNELS, kernel_in_use, kernel_seconds
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
 from pipeline.planning.gpus import gpu_of_device
 from pipeline.planning.step_time import EIGHT_A_NODE, step_time
 from pipeline.ranks import world
 from pipeline.ranks.free_port import free_port
+from pipeline.training.device_choices import with_attention
 from pipeline.training.fitting.budget import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
@@ -114,6 +115,7 @@ def _step(part: GpuPart, place: world.World) -> Result:
     run.free()
     return {
         "micro_batch": job.global_batch,
+        "attention": kernel_in_use() or "by PyTorch",
         "first_step_seconds": round(first, 2),
         "images_per_second": rates,
         "allocated_bytes": allocated,
@@ -255,6 +257,7 @@ class _Run:
     compiled: bool
 
     def __post_init__(self) -> None:
+        with_attention(self.job, self.place)
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
@@ -297,7 +300,7 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
         engine=EngineConfig(zero_stage=part.zero_stage, precision=precision, deterministic=part.deterministic),
         optimizer=OptimizerConfig(name="adamw"),
         device=part.device,
-        global_batch=part.batch,
+        global_batch=part.batch or _MICRO_BATCHES[-1],
     )
     if part.batch:
         return job
@@ -338,10 +341,13 @@ def _entered(place: world.World, *, has_backend: bool = False) -> Iterator[None]
 
 def _rates(do: Callable[[], object], num_images: int, seconds: float, place: world.World) -> list[float]:
     """Images per second in each of several rounds, which together take about `seconds`."""
-    began = _waited(place)
-    do()
-    once = max(_waited(place) - began, 1e-6)
-    repeats = max(1, round(seconds / _ROUNDS / once))
+    # Not from one call: a loader has read the first batches ahead, and gives them at once.
+    began, until, tries = _waited(place), time.perf_counter() + seconds / _ROUNDS / 2, 0
+    while not tries or time.perf_counter() < until:
+        do()
+        _wait(place)
+        tries += 1
+    repeats = max(1, round(seconds / _ROUNDS * tries / (time.perf_counter() - began)))
     rates = []
     for _ in range(_ROUNDS):
         began = _waited(place)

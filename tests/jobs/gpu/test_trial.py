@@ -3,17 +3,24 @@
 import copy
 import json
 import subprocess
+import time
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from jobs import exit_codes
 from jobs.gpu import trial
 from jobs.gpu.page import gpu_page
 from jobs.monitor import doctor
 from jobs.settings.models import DoctorJob
+from pipeline.gpu_parts import parts as gpu_parts
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from pipeline.ranks import world
 from shards.errors import UserError
 from tests.rigs.writer_kills import until
 
@@ -61,6 +68,25 @@ def test_a_part_that_hangs_is_given_up_with_all_that_it_started() -> None:
     child = int(process.stdout.readline())
     assert trial._ended([process], 0.05) is None
     until(lambda: not Path(f"/proc/{child}").exists(), why="its child has not ended")
+
+
+@pytest.mark.parametrize(("gigabytes", "micro_batch"), [(150.1, 256), (85.0, 128), (24.0, 16)])
+def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: float, micro_batch: int
+) -> None:
+    gpu = SimpleNamespace(total_memory=int(gigabytes * 1e9))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    place = replace(world.current_world("cpu"), device=torch.device("cuda"))
+    part = parts_of("cuda", num_gpus=1)["step vit_h14 eager"]
+    assert gpu_parts._job(part, place).global_batch == micro_batch
+
+
+def test_rounds_last_as_long_as_they_should_although_the_first_calls_take_no_time() -> None:
+    calls = count()
+    began = time.monotonic()
+    rates = gpu_parts._rates(lambda: time.sleep(0.01 * (next(calls) > 3)), 1, 0.5, world.current_world("cpu"))
+    assert all(rate < 101 for rate in rates)
+    assert time.monotonic() - began < 5
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
