@@ -11,7 +11,7 @@ from shards.output.quantities import duration, number, percent, size
 from shards.pages.page import page
 from shards.pages.plots import svg, text_width
 
-_BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 560, 90
+_BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 540, 130
 Entry = Mapping[str, Any]
 
 
@@ -122,7 +122,8 @@ def _step_words(result: Mapping[str, Any]) -> str:
     memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
     first = duration(result["first_step_seconds"])
     rate = number(statistics.median(result["images_per_second"]))
-    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {memory}, first step {first}"
+    attention = f"attention {result['attention']}"
+    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
 
 
 def _determinism_words(result: Mapping[str, Any]) -> str:

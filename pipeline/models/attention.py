@@ -27,7 +27,7 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 """PyTorch's kernels by their names in `engine.attention`."""
-_WARM_UP_PASSES, _PASSES = 3, 10
+_WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
 _held, _used = ExitStack(), [""]
 
 
@@ -51,13 +51,14 @@ def kernel_seconds(
     ends = []
     try:
         with sdpa_kernel(KERNELS[name]):
-            for _ in range(1 + _WARM_UP_PASSES + _PASSES):
+            for _ in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
                 ends.append(_time(device))
-                a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
-                torch.autograd.grad(a_BhNd, (q_BhNd, k_BhNd, v_BhNd), a_BhNd)
+                for _ in range(_PASSES):  # launched ahead, as in a step
+                    a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+                    torch.autograd.grad(a_BhNd, (q_BhNd, k_BhNd, v_BhNd), a_BhNd)
     except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
         return str(error).partition("\n")[0][:200]
-    return statistics.median(after - before for before, after in pairwise(ends[_WARM_UP_PASSES:]))
+    return statistics.median(after - before for before, after in pairwise(ends[_WARM_UP_ROUNDS:])) / _PASSES
 
 
 def kernel_in_use() -> str:

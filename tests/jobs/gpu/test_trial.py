@@ -110,6 +110,7 @@ STEP = {
     "mfu": 0.31,
     "allocated_bytes": 41_000_000_000,
     "predicted_bytes": 44_000_000_000,
+    "attention": "cudnn",
     "micro_batch": 128,
     "first_step_seconds": 30.0,
 }
