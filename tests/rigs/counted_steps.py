@@ -55,11 +55,13 @@ Case = tuple[Literal[1, 2, 3], int]  # ZeRO stage, accumulation
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """By the function that calls: collectives (their kind, how often, bytes in all), and how often the host waits.
-    `inside_bytes`: of the collectives that begin in the backward pass, before its last gradient."""
+    `inside_bytes`: of the collectives that begin in the backward pass, before its last gradient. `num_operations`: all
+    that the host has the device do, views among it."""
 
     collectives: dict[str, tuple[str, int, int]]
     waits: dict[str, int]
     inside_bytes: int
+    num_operations: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,12 @@ def _one_step(step: TrainStep, batch: Batch, waits: Counter[str]) -> Counted:
     counter = _Collectives(collectives)
     with counter, _Reads(waits):
         step.read(step.launch(batch))
-    return Counted(collectives=collectives, waits=dict(waits), inside_bytes=counter.inside_bytes)
+    return Counted(
+        collectives=collectives,
+        waits=dict(waits),
+        inside_bytes=counter.inside_bytes,
+        num_operations=counter.num_operations,
+    )
 
 
 def _train_step(num_ranks: int, case: Case, overlap: Literal["on", "off"]) -> TrainStep:
@@ -179,11 +186,12 @@ class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, found: dict[str, tuple[str, int, int]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found, self.inside_bytes = found, 0
+        self.found, self.inside_bytes, self.num_operations = found, 0, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        self.num_operations += 1
         room, _, name = func._schema.name.partition("::")
         if room == "c10d":
             kind = name.strip("_").removesuffix("_base").replace("_", "")
