@@ -104,18 +104,24 @@ def with_attention(job: TrainingJob, world: World) -> TrainingJob:
     names = KERNELS if wanted == "auto" else [wanted]
     found = {name: kernel_seconds(name, shape, dtype=dtype, device=world.device) for name in names}
     seconds = {name: each for name, each in found.items() if not isinstance(each, str)}
-    if not seconds:
+    why = "; ".join(each for each in found.values() if isinstance(each, str))
+    # Ranks may measure differently, or lack a kernel: all take the one that is the first rank's fastest of those that
+    # all have, since the bits should be the same.
+    of_ranks = gather_json({"seconds": seconds, "why": why}, device=world.device)
+    shared = [name for name in names if all(name in each["seconds"] for each in of_ranks)]
+    if not shared:
+        rank, lacking = min(enumerate(of_ranks), key=lambda each: len(each[1]["seconds"]))
         raise UserError(
-            f"engine.attention is {wanted!r}, which this GPU cannot compute for {shape[2]} tokens of {shape[1]} heads "
-            f"of width {shape[3]} in {job.engine.precision} ({'; '.join(map(str, found.values()))}); allowed: auto, or "
+            f"engine.attention is {wanted!r}, which the GPU of rank {rank} cannot compute for {shape[2]} tokens of "
+            f"{shape[1]} heads of width {shape[3]} in {job.engine.precision} ({lacking['why']}); allowed: auto, or "
             "another kernel"
         )
-    # Ranks may measure differently: all take the first one's, since the bits should be the same.
-    fastest: str = gather_json(min(seconds, key=lambda name: seconds[name]), device=world.device)[0]
+    fastest = min(shared, key=lambda name: of_ranks[0]["seconds"][name])
     if world.is_first:
         said = (f"{name} {1000 * each:.3g} ms" for name, each in seconds.items())
         log.info("attention by %s (engine.attention %s; %d images: %s)", fastest, wanted, shape[0], ", ".join(said))
     use_kernel(fastest)
+    torch.cuda.empty_cache()  # plain products may have taken gigabytes
     return replace(job, engine=replace(job.engine, attention=fastest))  # type: ignore[arg-type]  # one of KERNELS
 
 

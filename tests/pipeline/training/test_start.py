@@ -179,7 +179,8 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
 
     monkeypatch.setattr(device_choices, "kernel_seconds", seconds)
     monkeypatch.setattr(device_choices, "use_kernel", used.append)
-    monkeypatch.setattr(device_choices, "gather_json", lambda value, **_: [value, "flash"])
+    other = {"seconds": {"flash": 1e-3, "efficient": 2e-3, "math": 4e-3}, "why": ""}
+    monkeypatch.setattr(device_choices, "gather_json", lambda value, **_: [value, other])
     world = replace(one_world(0, 2), device=torch.device("cuda"))
 
     def decided(asked: str, *, deterministic: bool = False) -> str:
@@ -197,10 +198,15 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     assert used == ["efficient", "math"]
     assert decided("auto", deterministic=True) == "auto"  # PyTorch chooses, without a measurement
     with pytest.raises(
-        UserError, match=r"'cudnn', which this GPU cannot compute for 17 .* \(no kernel for 17 tokens\)"
+        UserError, match=r"'cudnn', which the GPU of rank 0 cannot compute for 17 .* \(no kernel for 17 tokens\)"
     ):
         decided("cudnn")
-    assert used == ["efficient", "math"]
+    other["seconds"] = {"math": 5e-3}  # an older GPU: all take what it has
+    assert decided("auto") == "math"
+    other |= {"seconds": {}, "why": "no memory"}
+    with pytest.raises(UserError, match=r"'flash', which the GPU of rank 1 cannot .* \(no memory\); allowed: auto"):
+        decided("flash")
+    assert used == ["efficient", "math", "math"]
 
 
 def test_a_cpu_has_one_way_to_compute_attention() -> None:
