@@ -198,10 +198,10 @@ class _TimedWork(dist.Work):
 
 
 def _look_at_norms_once(zero: Any, clip_norm: float) -> None:
-    """Makes stages 1 and 2 tell by the norm alone whether gradients are finite, and read it once an update. DeepSpeed
-    also looks into every tensor, which is 14 kernels for each and most of what an update launches; the norm is not
-    finite if and only if such a value is there or their squares are too large, and DeepSpeed skips the update for both.
-    It reads the norm again for each group that it clips, which must not happen to a norm that was found invalid."""
+    """Makes stages 1 and 2 tell by the norm alone whether gradients are finite, and makes the host read it once an
+    update. In bf16, DeepSpeed also looks into every tensor, with 14 kernels each. That finds nothing more: a value that
+    is not finite makes the norm so, too, and DeepSpeed skips an update whose norm is not finite. It would also read the
+    norm again before it clips each group, although `step` has refused an invalid one by then."""
 
     def clip(gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
         factor = 1.0 / torch.clamp((norm + 1e-6) / clip_norm, min=1.0)

@@ -83,10 +83,9 @@ def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
 
 def test_rounds_last_as_long_as_they_should_although_the_first_calls_take_no_time() -> None:
     calls = count()
-    began = time.monotonic()
     rates = gpu_parts._rates(lambda: time.sleep(0.01 * (next(calls) > 3)), 1, 0.5, world.current_world("cpu"))
     assert all(rate < 101 for rate in rates)
-    assert time.monotonic() - began < 5
+    assert next(calls) < 200  # about 100; thousands, if the first call told how many a round has
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
