@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,7 @@ _LEAST_SHARED_BLOCKS = 1 << 18  # sorting fewer takes less time than agreeing on
 Arrays = tuple[NDArray[np.int64], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WindowId:
+class WindowId(NamedTuple):
     """One lane's W consecutive (permuted) blocks: the unit that is read ahead and freed."""
 
     epoch: int
@@ -175,6 +175,11 @@ class SampleOrder:
                 found.append((window, chosen[first:end], offsets[first:end]))
         return found
 
+    def window_size(self, window: WindowId) -> int:
+        """The number of samples of a window."""
+        start, end = self._epoch(window.epoch).window_bounds(window.lane, window.window)
+        return end - start
+
     def window_samples(self, window: WindowId) -> NDArray[np.int64]:
         """Shuffled sample ids of a window, int64[its size]."""
         if window not in self._windows:
@@ -215,14 +220,13 @@ class SampleOrder:
     def _epoch(self, epoch: int) -> _Epoch:
         """Made once, by whoever asks first; only those who need this very epoch wait for it: of millions of blocks it
         takes a second."""
-        ours: Future[_Epoch] = Future()
         with self._lock:
-            found = self._epochs.get(epoch, ours)
-            if found is ours:
+            found, is_ours = self._epochs.get(epoch), False
+            if found is None:
                 while len(self._epochs) >= _EPOCHS_KEPT:
                     del self._epochs[min(self._epochs)]
-                self._epochs[epoch] = ours
-        if found is ours:
+                found, is_ours = self._epochs.setdefault(epoch, Future()), True
+        if is_ours:
             try:
                 table = _Epoch(*self._permuted(epoch), lanes=self.lanes, window_blocks=self.window_blocks)
             except BaseException as error:

@@ -7,10 +7,12 @@ lock file: a killed run leaves nothing.
 """
 
 import logging
+import math
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -81,35 +83,35 @@ class _Draws:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chunk:
-    """Consecutive samples of a batch: whose they are, their epochs int64[n], and what the library needs to know of
-    them, SAMPLE[n]."""
+class _Planned:
+    """The samples of a batch: SAMPLE[n], what the library needs to know of them; int64[n] of which source each is,
+    which of the samples `read` of it, and of which epoch."""
 
-    sources: Sequence[_Source]
-    samples: Sequence[RawSample]
-    epochs: NDArray[np.int64]
     table: NDArray[Any]
+    sources: NDArray[np.int64]
+    places: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    read: Mapping[int, RawBatch]
+    work_seconds: list[float] = field(default_factory=list)  # of each part of it that is decoded
 
-    def part(self, first: int, end: int) -> "_Chunk":
-        """Samples first..end-1."""
-        chosen = slice(first, end)
-        return _Chunk(
-            sources=self.sources[chosen],
-            samples=self.samples[chosen],
-            epochs=self.epochs[chosen],
-            table=self.table[chosen],
-        )
+    def sample(self, entry: int) -> RawSample:
+        """One of the samples."""
+        return self.read[int(self.sources[entry])].sample(int(self.places[entry]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Coming:
-    """A batch whose samples are being decoded."""
+    """A batch whose samples are being decoded. `labels` int64[n]: the only label of a sample, -1 without one; `others`:
+    all labels of those to which this does not apply. Each piece returns those of samples that it made one by one."""
 
     step: int
     images: torch.Tensor
     sample_ids: NDArray[np.int64]
     datasets: NDArray[np.int64]
-    pieces: list[Future[list[Labels]]]
+    labels: NDArray[np.int64]
+    others: Mapping[int, Labels]
+    pieces: list[Future[dict[int, Labels]]]
+    work_seconds: list[float]
     has_weights: bool = False
 
     @property
@@ -119,15 +121,49 @@ class _Coming:
 
     def wait(self) -> Batch:
         """The batch once it is complete; raises what a decoding thread raised."""
-        found = [labels for piece in self.pieces for labels in piece.result()]
+        others = dict(self.others)
+        for piece in self.pieces:
+            others |= piece.result()
         return Batch(
             step=self.step,
             images=self.images,
-            labels=label_matrix(found),
+            labels=label_matrix(self.labels, others),
             sample_ids=self.sample_ids,
             datasets=self.datasets,
-            weights=weight_matrix(found) if self.has_weights else None,
+            weights=weight_matrix(self.labels, others) if self.has_weights else None,
         )
+
+
+class _Pace:
+    """How many decoding threads keep up with the requests for batches.
+
+    Fewer threads over the whole step disturb the thread that launches it less than all of them in one burst. All work
+    until several batches in a row have been complete when they were requested; then as many as the shortest of their
+    steps needs, with a margin. A batch that comes late with so few is not tried with as few again.
+    """
+
+    _NUM_WATCHED = 8  # batches in a row
+    _MARGIN = 1.5
+
+    def __init__(self, most: int) -> None:
+        self.most, self.limit = most, most
+        self._least = 1
+        self._steps: deque[tuple[float, float]] = deque(maxlen=self._NUM_WATCHED)  # seconds of work, and of the step
+
+    def request(self, *, is_complete: bool, work_seconds: float, step_seconds: float) -> None:
+        """Sets the limit after a request for a batch, on which threads worked for `work_seconds` in all;
+        `step_seconds`: since the last request."""
+        if is_complete:
+            self._steps.append((work_seconds, step_seconds))
+        elif self._steps:
+            self._steps.clear()
+            self._least = min(self.most, self.limit + 1)
+        if len(self._steps) < self._NUM_WATCHED:
+            self.limit = self.most
+            return
+        most_work, shortest = max(work for work, _ in self._steps), min(step for _, step in self._steps)
+        needed = math.ceil(self._MARGIN * most_work / shortest) if shortest > 0 else self.most
+        self.limit = min(self.most, max(self._least, needed))
 
 
 class TrainBatches:
@@ -172,16 +208,25 @@ class TrainBatches:
         self._has_warned = False
         self._waiting: deque[Future[_Coming]] = deque()
         self._num_threads = max(1, config.num_threads)
+        self._pace = _Pace(self._num_threads)
         self._decoders = self._reader.pool(self._num_threads, name="decode")
         self._planner = self._reader.pool(1, name="plan")  # one: steps are read in rising order
 
     def __call__(self, start_step: int, *, skipped: Skipped = ()) -> Iterator[Batch]:
         """Batches of steps start_step, start_step + 1, ..., without the skipped data steps."""
         waiting = self._waiting = deque()
+        last = time.monotonic()
         for step in count(start_step):
             waiting.append(self._planner.submit(partial(self._plan, step, data_step_of(step, skipped))))
             if len(waiting) > self.config.steps_ahead:
-                yield waiting.popleft().result().wait()
+                is_complete, now = self.is_ready, time.monotonic()
+                coming = waiting.popleft().result()
+                batch = coming.wait()
+                self._pace.request(
+                    is_complete=is_complete, work_seconds=sum(coming.work_seconds), step_seconds=now - last
+                )
+                self._decoders.limit, last = self._pace.limit, now
+                yield batch
 
     @property
     def is_ready(self) -> bool:
@@ -207,81 +252,96 @@ class TrainBatches:
         order = self._sources[0].reader.order
         positions = order.positions(data_step, share.global_batch, share.rank, share.num_ranks)
         datasets, own = self._mixture.split(positions)
-        read = [
-            (source, np.flatnonzero(datasets == number), source.reader.read(own[datasets == number]))
-            for number, source in enumerate(self._sources)
-            if (datasets == number).any()
-        ]
-        chunk = self._joined(read, num_samples=positions.size)
-        self._say_unused_weights(chunk)
+        places, read = np.zeros_like(positions), dict[int, RawBatch]()
+        for number, source in enumerate(self._sources):
+            entries = np.flatnonzero(datasets == number)
+            if entries.size:
+                places[entries], read[number] = np.arange(entries.size), source.reader.read(own[entries])
+        planned = self._planned(datasets, places, read)
+        labels, others = self._labels(planned)
+        self._say_unused_weights(planned, others)
         images = self._buffers[step % len(self._buffers)]
         views = images.numpy()
         size = -(-positions.size // (_CHUNKS_A_THREAD * self._num_threads))
         pieces = [
-            self._decoders.submit(partial(self._fill_all, chunk.part(first, first + size), views[first : first + size]))
+            self._decoders.submit(partial(self._fill_all, planned, first, views[first : first + size]))
             for first in range(0, positions.size, size)
         ]
         return _Coming(
             step=step,
             images=images,
-            sample_ids=chunk.table["sample_id"].copy(),
+            sample_ids=planned.table["sample_id"].copy(),
             datasets=datasets,
+            labels=labels,
+            others=others,
             pieces=pieces,
+            work_seconds=planned.work_seconds,
             has_weights=self.config.label_weights,
         )
 
-    def _joined(self, read: list[tuple[_Source, NDArray[np.int64], RawBatch]], *, num_samples: int) -> _Chunk:
-        """The samples of all datasets in the order of the batch; `read` has each dataset's with their places."""
-        sources: list[_Source] = [read[0][0]] * num_samples
-        samples: list[RawSample] = list(read[0][2].samples)
-        epochs, table = np.empty(num_samples, dtype=np.int64), np.empty(num_samples, dtype=SAMPLE)
-        if len(read) > 1:
-            samples = [samples[0]] * num_samples
-            for source, places, raw in read:
-                for place, sample in zip(places.tolist(), raw.samples, strict=True):
-                    sources[place], samples[place] = source, sample
-        for name in ("sample_id", "crc32", "height", "width", "orientation"):
-            table[name] = [getattr(sample, name) for sample in samples]
-        for source, places, raw in read:
-            epochs[places] = raw.epochs
-            for epoch in np.unique(raw.epochs).tolist():
-                chosen = places[raw.epochs == epoch]
-                table["crop_key"][chosen] = CROPS.key(source.seed, epoch)
-                table["operation_key"][chosen] = OPERATIONS.key(source.seed, epoch)
-        return _Chunk(sources=sources, samples=samples, epochs=epochs, table=table)
+    def _planned(
+        self, datasets: NDArray[np.int64], places: NDArray[np.int64], read: Mapping[int, RawBatch]
+    ) -> _Planned:
+        """The samples of all datasets in the order of the batch."""
+        epochs, table = np.empty(datasets.size, dtype=np.int64), np.empty(datasets.size, dtype=SAMPLE)
+        for number, raw in read.items():
+            entries = datasets == number
+            for name in ("sample_id", "crc32", "height", "width", "orientation"):
+                table[name][entries] = raw.table[name]
+            table["data"][entries], table["num_bytes"][entries] = raw.addresses, raw.table["size"]
+            epochs[entries] = raw.epochs
+            for epoch in set(raw.epochs.tolist()):
+                chosen = entries & (epochs == epoch)
+                table["crop_key"][chosen] = CROPS.key(self._sources[number].seed, epoch)
+                table["operation_key"][chosen] = OPERATIONS.key(self._sources[number].seed, epoch)
+        return _Planned(table=table, sources=datasets, places=places, epochs=epochs, read=read)
 
-    def _say_unused_weights(self, chunk: _Chunk) -> None:
+    def _labels(self, planned: _Planned) -> tuple[NDArray[np.int64], dict[int, Labels]]:
+        """The samples' labels, as a batch that is coming has them."""
+        labels, others = np.full(planned.sources.size, -1, dtype=np.int64), dict[int, Labels]()
+        for number, raw in planned.read.items():
+            known, entries = self._sources[number].labels, np.flatnonzero(planned.sources == number)
+            own = raw.table["label"]
+            labels[entries[own >= 0]] = known[own[own >= 0]]
+            for place in np.flatnonzero(raw.table["has_more_labels"]).tolist():
+                of_sample, weights = raw.labels_of(place)
+                others[int(entries[place])] = known[list(of_sample)], weights
+        return labels, others
+
+    def _say_unused_weights(self, planned: _Planned, others: Mapping[int, Labels]) -> None:
         """One warning if labels have weights that are not used."""
         if self.share.rank != 0 or self.config.label_weights or self._has_warned:
             return
-        found = next((entry for entry, sample in enumerate(chunk.samples) if sample.weights), None)
+        found = next((entry for entry, (_, weights) in others.items() if weights), None)
         if found is not None:
             self._has_warned = True
-            where = chunk.sources[found].dataset.url
+            where = self._sources[int(planned.sources[found])].dataset.url
             log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
-    def _fill_all(self, chunk: _Chunk, views: NDArray[np.uint8]) -> list[Labels]:
-        """One call of the library for all; what it leaves is done one by one."""
+    def _fill_all(self, planned: _Planned, first: int, views: NDArray[np.uint8]) -> dict[int, Labels]:
+        """One call of the library for the samples from `first` on; what it leaves is done one by one. Returns the
+        labels of the latter."""
         self._check_open()
-        self.quarantine.count(len(chunk.samples))
-        data = [sample.data for sample in chunk.samples]
-        are_done = train_views(data, chunk.table, self._settings, out=views).tolist()
-        labels = []
-        for entry, (source, sample) in enumerate(zip(chunk.sources, chunk.samples, strict=True)):
-            if are_done[entry] and not self.config.augment.num_colour_draws:
-                labels.append((source.labels[list(sample.labels)], sample.weights))
-                continue
+        began = time.monotonic()
+        self.quarantine.count(len(views))
+        are_done = train_views(planned.table[first : first + len(views)], self._settings, out=views)
+        has_colours = self.config.augment.num_colour_draws > 0
+        found = dict[int, Labels]()
+        for number in range(len(views)) if has_colours else np.flatnonzero(~are_done).tolist():
             self._check_open()
-            draws = self._draws_of(source, sample, chunk.epochs[entry : entry + 1])
-            if are_done[entry]:
-                self._recolour(views[entry], draws)
-                labels.append((source.labels[list(sample.labels)], sample.weights))
+            entry = first + number
+            source = self._sources[int(planned.sources[entry])]
+            draws = self._draws_of(source, planned.table["sample_id"][entry], planned.epochs[entry : entry + 1])
+            if are_done[number]:
+                self._recolour(views[number], draws)
             else:
-                labels.append(self._fill(source, sample, draws, views[entry]))
-        return labels
+                used = self._fill(source, planned.sample(entry), draws, views[number])
+                found[entry] = source.labels[list(used.labels)], used.weights
+        planned.work_seconds.append(time.monotonic() - began)
+        return found
 
-    def _draws_of(self, source: _Source, sample: RawSample, epochs: NDArray[np.int64]) -> _Draws:
-        ids, seed = np.array([sample.sample_id], dtype=np.int64), source.seed
+    def _draws_of(self, source: _Source, sample_id: int, epochs: NDArray[np.int64]) -> _Draws:
+        ids, seed = np.array([sample_id], dtype=np.int64), source.seed
         crops = draws_of(ids, epochs, seed=seed)
         colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
         operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
@@ -297,14 +357,14 @@ class TrainBatches:
         if self._reader.is_closed:
             raise CancelledError("the batches are closed")
 
-    def _fill(self, source: _Source, sample: RawSample, draws: _Draws, view: Pixels) -> Labels:
-        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns its labels."""
+    def _fill(self, source: _Source, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
+        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns which it is."""
         url, original = source.dataset.url, sample.sample_id
         for number in range(_MAX_SUBSTITUTES + 1):
             sample = self._view(source.dataset, sample, draws, view)
             if not sample.fault:
                 self._recolour(view, draws)
-                return source.labels[list(sample.labels)], sample.weights
+                return sample
             if number == _MAX_SUBSTITUTES:
                 break
             self._check_open()

@@ -150,7 +150,7 @@ class DataConfig:
     reading: ReadConfig = ReadConfig()
     """Requests to the store."""
     num_threads: Annotated[int, Range(0, zero="the rank's share of the cores")] = 0
-    """Decoding threads per rank; 0: the rank's share of the machine's cores."""
+    """Decoding threads per rank at most; fewer work while they keep up. 0: the rank's share of the machine's cores."""
     steps_ahead: Annotated[int, Range(1)] = 3
     """Batches prepared ahead of the step that needs them."""
     memory_limit_bytes: Annotated[int, Range(1)] = 16_000_000_000

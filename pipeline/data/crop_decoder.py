@@ -10,7 +10,6 @@ are always available. nvImageCodec can decode regions without a GPU too, but it 
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ SOURCES = (
 _INTERFACE = 2  # of crop_decoder.c
 _CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; the others take the whole image
 _LATE_CROPS = {"resize_crop": 1, "short_side_crop": 2}  # enum late_crop
-# struct sample of sample_views.c. `fill_all` sets the first two columns. Height and width are as stored; the keys are
-# those of shards/hashing.py for the crop and for the operations.
+# struct sample of sample_views.c. `data` is the address of the bytes; 0: there are none. Height and width are as
+# stored; the keys are those of shards/hashing.py for the crop and for the operations.
 SAMPLE = np.dtype(
     [
         *((name, np.uint64) for name in ("data", "num_bytes")),
@@ -165,32 +164,23 @@ class CropDecoder:
         )
         return bool(self._view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))
 
-    def fill_all(
-        self,
-        data: Sequence[bytes | memoryview | None],
-        samples: NDArray[Any],
-        settings: ViewSettings,
-        *,
-        out: NDArray[np.uint8],
-    ) -> NDArray[np.bool_]:
-        """The views of samples, whose bytes are `data` and whose other columns are in `samples`, SAMPLE[n], into `out`,
-        uint8[n, size, size, 3]. Returns bool[n]: which of them are done. The others, with anything in their views, are
-        those that `fill` would refuse, and those without bytes or with another CRC-32 than the index says.
+    def fill_all(self, samples: NDArray[Any], settings: ViewSettings, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """The views of `samples`, SAMPLE[n], into `out`, uint8[n, size, size, 3]. Returns bool[n]: which of them are
+        done. The others, with anything in their views, are those that `fill` would refuse, and those without bytes or
+        with another CRC-32 than the index says. The caller keeps the bytes in memory meanwhile.
 
         Releases the interpreter lock; any number of threads may call it at once.
         """
-        shape = (len(data), settings.size, settings.size, 3)
+        shape = (samples.size, settings.size, settings.size, 3)
+        if samples.dtype != SAMPLE or samples.ndim != 1 or not samples.flags.c_contiguous:
+            raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is a contiguous SAMPLE[n]")
         if out.dtype != np.uint8 or out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8{list(shape)}")
-        if samples.dtype != SAMPLE or samples.shape != shape[:1] or not samples.flags.c_contiguous:
-            raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is SAMPLE[{len(data)}]")
-        samples["num_bytes"] = [len(own) if own else 0 for own in data]
-        samples["data"] = [_address_of(own) if own else 0 for own in data]
         if not self.checks_crc32:
-            pairs = zip(data, samples["crc32"].tolist(), strict=True)
-            samples["data"][[not own or crc32(own) != expected for own, expected in pairs]] = 0
-        are_done = np.zeros(len(data), dtype=np.bool_)
-        self._fill(samples.ctypes.data, len(data), ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
+            samples = samples.copy()
+            samples["data"][[not _is_whole(sample) for sample in samples]] = 0
+        are_done = np.zeros(samples.size, dtype=np.bool_)
+        self._fill(samples.ctypes.data, samples.size, ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
         return are_done
 
     def crc32(self, data: bytes) -> int:
@@ -214,5 +204,7 @@ class CropDecoder:
         return result if is_done else None
 
 
-def _address_of(data: bytes | memoryview) -> int:
-    return int(np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0])
+def _is_whole(sample: np.void) -> bool:
+    """Whether there are bytes with the CRC-32 of the index."""
+    address, num_bytes = int(sample["data"]), int(sample["num_bytes"])
+    return address != 0 and crc32((ctypes.c_uint8 * num_bytes).from_address(address)) == sample["crc32"]

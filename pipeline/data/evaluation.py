@@ -129,15 +129,15 @@ class _Maker:
         ]
         for view in views:
             view.result()
-        labels = [(np.array(sample.labels, dtype=np.int64), sample.weights) for sample in samples]
-        labels += [(np.array([], dtype=np.int64), ())] * (self.batch_size - len(samples))
+        labels = {row: (np.array(one.labels, dtype=np.int64), one.weights) for row, one in enumerate(samples)}
+        none = np.full(self.batch_size, -1, dtype=np.int64)
         batch = Batch(
             step=step,
             images=torch.from_numpy(images),
-            labels=label_matrix(labels),
+            labels=label_matrix(none, labels),
             sample_ids=ids,
             datasets=np.zeros_like(ids),
-            weights=weight_matrix(labels) if self.label_weights else None,
+            weights=weight_matrix(none, labels) if self.label_weights else None,
         )
         return batch, torch.arange(self.batch_size) < len(samples)
 

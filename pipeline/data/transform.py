@@ -8,7 +8,6 @@ library must prove that when it is loaded.
 import hashlib
 import logging
 import zlib
-from collections.abc import Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -60,20 +59,14 @@ def train_view(
     _fill(sample, plan, out=out, use_library=use_library)
 
 
-def train_views(
-    data: Sequence[bytes | memoryview | None],
-    samples: NDArray[Any],
-    settings: ViewSettings | None,
-    *,
-    out: NDArray[np.uint8],
-) -> NDArray[np.bool_]:
+def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """The views that the library makes of a chunk of a batch, as CropDecoder.fill_all: bool[n], which of them are done.
     None of them without the library or without settings. RandAugment is done with them unless 3-Augment or the colour
     jitter, which are not, come before it."""
     decoder = crop_decoder() if settings else None
     if decoder is None or settings is None:
-        return np.zeros(len(data), dtype=np.bool_)
-    return decoder.fill_all(data, samples, settings, out=out)
+        return np.zeros(samples.size, dtype=np.bool_)
+    return decoder.fill_all(samples, settings, out=out)
 
 
 def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:

@@ -5,10 +5,11 @@ batches after a start read single samples by their offset while the windows are 
 first batch grows neither with the window nor with the position in the epoch.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import as_completed
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +29,16 @@ from shards.reading.samples import (
     verified,
 )
 from shards.reading.windows import (
+    PLACED,
     SINGLE_READS_SHARE,
-    Fetched,
+    Contents,
     HeldBytes,
+    LoadedSlice,
+    ReadPiece,
     Window,
+    as_matrix,
     largest_blocks_bytes,
+    placed,
     window_bound_bytes,
 )
 from shards.sample_rows import SampleRows
@@ -56,10 +62,38 @@ _WINDOWS_A_LANE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RawBatch:
-    """A rank's samples of one batch, in its order, with the epoch that each belongs to (int64[n])."""
+    """A rank's samples of one batch, in its order, as arrays: PLACED[n], in int64[n] the epoch that each belongs to,
+    and in uint64[n] the address of its bytes, which this object keeps in memory; 0 if they are not there.
 
-    samples: tuple[RawSample, ...]
+    `pieces`: the ranges that were read, by number. `exceptions`: by place, the samples that were read again or may not
+    be read.
+    """
+
+    table: NDArray[Any]
     epochs: NDArray[np.int64]
+    addresses: NDArray[np.uint64]
+    pieces: Mapping[int, ReadPiece]
+    exceptions: Mapping[int, RawSample]
+
+    def sample(self, place: int) -> RawSample:
+        """The sample at this place. One whose bytes are unavailable carries the reason as its `fault`."""
+        if place in self.exceptions:
+            return self.exceptions[place]
+        row = self.table[place]
+        piece, begin = self.pieces[int(row["piece"])], int(row["begin"])
+        data = piece.body.data[begin : begin + int(row["size"])] if self.addresses[place] else None
+        return sample_of(piece.rows, int(row["row"]), sample_id=int(row["sample_id"]), data=data)
+
+    @property
+    def samples(self) -> tuple[RawSample, ...]:
+        """All samples."""
+        return tuple(map(self.sample, range(self.table.size)))
+
+    def labels_of(self, place: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """The labels of a sample, and their weights: one per label, or none."""
+        row = self.table[place]
+        rows, number = self.pieces[int(row["piece"])].rows, int(row["row"])
+        return rows.labels_of(number), rows.weights_of(number)
 
 
 @dataclass(kw_only=True)
@@ -93,19 +127,66 @@ class _Wanted:
     lane: _Lane
     name: WindowId
     window: Window | None  # None: it has not been begun
-    entries: list[int]
-    places: list[int]
+    entries: NDArray[np.int64]
+    places: NDArray[np.int64]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Found:
-    """A sample and its row of the index; `fetched` None: it must not be read, for its `fault`."""
+@dataclass(kw_only=True)
+class _Gathered:
+    """The samples of a batch, in the order in which they were found: rows of PLACED and their entries of the batch."""
 
-    sample_id: int
-    rows: SampleRows
-    row: int
-    fetched: Fetched | None
-    fault: str = ""
+    rows: list[NDArray[np.int64]] = field(default_factory=list)
+    entries: list[NDArray[np.int64]] = field(default_factory=list)
+    pieces: dict[int, ReadPiece] = field(default_factory=dict)
+    first_pieces: list[int] = field(default_factory=list)  # what the pieces of `rows` count from
+    num_pieces: int = 0
+
+    def add_single(self, entry: int, number: int, single: LoadedSlice) -> None:
+        """Waits for a sample that is read singly, and adds it."""
+        row = placed(single.rows, np.zeros(1, dtype=np.int64), first_sample_id=number)
+        row["begin"] = 0
+        self._add(np.array([entry]), as_matrix(row), {0: single}, num_slices=1)
+
+    def add(self, entries: NDArray[np.int64], places: NDArray[np.int64], contents: Contents) -> None:
+        """Waits for samples of a window, and adds them."""
+        rows = contents.rows.take(places, axis=0)
+        self._add(entries, rows, contents.slices, num_slices=len(contents.slices))
+
+    def _add(
+        self,
+        entries: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        slices: Mapping[int, LoadedSlice] | Sequence[LoadedSlice],
+        *,
+        num_slices: int,
+    ) -> None:
+        first = self.num_pieces
+        for number in set(rows[:, 0].tolist()):
+            self.pieces[first + number] = slices[number].wait()
+        self.entries.append(entries)
+        self.rows.append(rows)
+        self.first_pieces.append(first)
+        self.num_pieces += num_slices
+
+    def table(self) -> NDArray[Any]:
+        """PLACED[n], in the order of the batch."""
+        if not self.rows:
+            return np.empty(0, dtype=PLACED)
+        rows = np.concatenate(self.rows)
+        rows[:, 0] += np.repeat(self.first_pieces, [entries.size for entries in self.entries])
+        in_order = np.empty_like(rows)
+        in_order[np.concatenate(self.entries)] = rows
+        return in_order.view(PLACED)[:, 0]
+
+
+def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> None:
+    """Adds what a batch takes of a window, but for what is read singly."""
+    entries, places = wanted.entries, wanted.places
+    if singles:
+        waits = np.array([entry not in singles for entry in entries.tolist()])
+        entries, places = entries[waits], places[waits]
+    if entries.size and wanted.window:  # a window that something waits for has been begun
+        gathered.add(entries, places, wanted.window.wait())
 
 
 class SampleReader:
@@ -145,17 +226,21 @@ class SampleReader:
         A sample whose bytes are unavailable carries the reason as its `fault`. Raises what an unreachable store raises.
         """
         asked = self._ask(positions)
-        found = self._ask_for_singles(asked)
+        singles = self._ask_for_singles(asked)
         for wanted in asked:
-            self._begin_needed(wanted, found)
-        found |= {entry: sample for wanted in asked for entry, sample in self._of_windows(wanted, found)}
-        samples = self._samples([found[entry] for entry in range(positions.size)])
+            self._begin_needed(wanted, singles)
+        gathered = _Gathered()
+        for entry, (number, single) in singles.items():
+            gathered.add_single(entry, number, single)
+        for wanted in asked:
+            _gather(gathered, wanted, singles)
+        batch = self._checked(gathered, epochs=positions // self.order.num_samples)
         for wanted in asked:
             if wanted.window:
                 wanted.window.hand_over(wanted.places)
         for wanted in {id(wanted.lane): wanted for wanted in asked}.values():  # the last of each lane
             self._move_on(wanted)
-        return RawBatch(samples=samples, epochs=positions // self.order.num_samples)
+        return batch
 
     def _ask(self, positions: NDArray[np.int64]) -> list[_Wanted]:
         asked = []
@@ -168,17 +253,18 @@ class SampleReader:
                 lane.num_reads += 1
                 lane.pass_before(name)
             window = lane.windows.get(name)
-            asked.append(_Wanted(lane=lane, name=name, window=window, entries=entries.tolist(), places=places.tolist()))
+            asked.append(_Wanted(lane=lane, name=name, window=window, entries=entries, places=places))
         return asked
 
-    def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, _Found]:
-        """Entry -> sample, for a lane's first batches: samples whose block has not arrived, all requested at once."""
+    def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, tuple[int, LoadedSlice]]:
+        """Entry -> id and slice of a sample, for a lane's first batches: samples whose block has not arrived, all
+        requested at once."""
         missing: list[tuple[int, int]] = []
         for wanted in asked:
             if wanted.lane.num_reads <= FIRST_READS:
-                window = wanted.window
-                ids = self.order.window_samples(wanted.name)[wanted.places].tolist()
-                each = zip(wanted.entries, wanted.places, ids, strict=True)
+                window, places = wanted.window, wanted.places.tolist()
+                ids = self.order.window_samples(wanted.name)[places].tolist()
+                each = zip(wanted.entries.tolist(), places, ids, strict=True)
                 missing += [(entry, number) for entry, place, number in each if not (window and window.arrived(place))]
         if not missing:
             return {}
@@ -193,9 +279,9 @@ class SampleReader:
         found = {}
         for load in as_completed(loads):  # no sample waits for the rows of another shard
             for (entry, number), rows in zip(loads[load], load.result(), strict=True):
-                sample = self._ask_for_single(number, rows, allowed=allowed)
-                if sample is not None:
-                    found[entry] = sample
+                single = self._ask_for_single(number, rows, allowed=allowed)
+                if single is not None:
+                    found[entry] = number, single
         return found
 
     def _rows_of_each(self, numbers: list[int]) -> list[SampleRows]:
@@ -209,27 +295,28 @@ class SampleReader:
             self._allowed = len(self._lanes), of_windows // SINGLE_READS_SHARE
         return self._allowed[1]
 
-    def _ask_for_single(self, number: int, rows: SampleRows, *, allowed: int) -> _Found | None:
-        """Requests a single sample; None if it would exceed what single reads may hold: it has to wait for its
-        block."""
-        if fault := too_large(rows, 0, most_bytes=self.most_sample_bytes):
-            return _Found(sample_id=number, rows=rows, row=0, fetched=None, fault=fault)
-        first, end = int(rows.offset[0]), int(rows.offset[0] + rows.size[0])
-        if self._singles.now + end - first > allowed:
-            return None
+    def _ask_for_single(self, number: int, rows: SampleRows, *, allowed: int) -> LoadedSlice | None:
+        """Requests a single sample, unless it is too large to be read; None if it would exceed what single reads may
+        hold: it has to wait for its block."""
         shard, _ = locate_row(self.dataset, number)
-        fetched = self._singles.fetch(self._tars, self.dataset.shard_path(shard), first, end, urgent=True)
-        return _Found(sample_id=number, rows=rows, row=0, fetched=fetched)
+        single = LoadedSlice(path=self.dataset.shard_path(shard), rows=rows, fetched=None, num_left=1)
+        first, size = int(rows.offset[0]), int(rows.size[0])
+        if size > self.most_sample_bytes:
+            return single
+        if self._singles.now + size > allowed:
+            return None
+        single.fetched = self._singles.fetch(self._tars, single.path, first, first + size, urgent=True)
+        return single
 
-    def _begin_needed(self, wanted: _Wanted, singles: dict[int, _Found]) -> None:
+    def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
         """Begins a window that this batch needs or, if the batch is read singly, one of the next batches."""
         if wanted.window:
             return
-        waits = any(entry not in singles for entry in wanted.entries)
+        waits = any(entry not in singles for entry in wanted.entries.tolist())
         if not waits and not wanted.lane.has_room():
             return
-        first = wanted.places[0] if waits else wanted.places[-1] + 1
-        if first < self.order.window_samples(wanted.name).size:
+        first = int(wanted.places[0] if waits else wanted.places[-1] + 1)
+        if first < self.order.window_size(wanted.name):
             wanted.window = self._begin(wanted.lane, wanted.name, first=first)
 
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
@@ -239,41 +326,34 @@ class SampleReader:
         self._loaders.submit(load).add_done_callback(window.over)
         return window
 
-    def _of_windows(self, wanted: _Wanted, singles: dict[int, _Found]) -> Iterator[tuple[int, _Found]]:
-        waiting = [both for both in zip(wanted.entries, wanted.places, strict=True) if both[0] not in singles]
-        if not waiting or not wanted.window:  # a window that something waits for has been begun
-            return
-        contents = wanted.window.contents.result()
-        for entry, place in waiting:
-            of_block, row = contents.slices[contents.slice_of[place]], int(contents.row[place])
-            fault = too_large(of_block.rows, row, most_bytes=self.most_sample_bytes)
-            number, fetched = int(contents.ids[place]), of_block.fetched
-            yield entry, _Found(sample_id=number, rows=of_block.rows, row=row, fetched=fetched, fault=fault)
-
-    def _samples(self, found: list[_Found]) -> tuple[RawSample, ...]:
-        """Waits for the bytes. Samples that a block's read did not bring are read again, one by one."""
-        samples, again = [], []
-        for entry, item in enumerate(found):
-            data = item.fetched.sample(item.rows, item.row) if item.fetched and not item.fault else None
-            sample = sample_of(item.rows, item.row, sample_id=item.sample_id, data=data)
-            if item.fault:
-                sample = faulty(self.dataset, sample, item.fault)
-            elif data is None:
-                again.append(entry)
-            samples.append(sample)
-        if any(sample.data for sample in samples):
+    def _checked(self, gathered: "_Gathered", *, epochs: NDArray[np.int64]) -> RawBatch:
+        """The batch with an address for each sample that lies within the bytes of its piece. The others are read again,
+        one by one, unless they are too large."""
+        table, pieces = gathered.table(), gathered.pieces
+        bodies = [pieces[number].body for number in table["piece"].tolist()]
+        begin, size = table["begin"], table["size"]
+        is_there = (begin >= 0) & (size > 0) & (begin + size <= [len(body.data) for body in bodies])
+        is_too_large = size > self.most_sample_bytes
+        addresses = np.where(is_there & ~is_too_large, begin + [body.address for body in bodies], 0).astype(np.uint64)
+        exceptions = dict[int, RawSample]()
+        batch = RawBatch(table=table, epochs=epochs, addresses=addresses, pieces=pieces, exceptions=exceptions)
+        if addresses.any():
             self.dataset.tar_was_found()
-        mended = [
-            self._loaders.submit(partial(refetched, self.dataset, samples[entry]), urgent=True) for entry in again
-        ]
-        for entry, mending in zip(again, mended, strict=True):
-            samples[entry] = mending.result()
-        return tuple(samples)
+        again: dict[int, Future[RawSample]] = {}
+        for place in np.flatnonzero(addresses == 0).tolist():
+            sample = batch.sample(place)
+            if is_too_large[place]:
+                fault = too_large(int(size[place]), most_bytes=self.most_sample_bytes)
+                exceptions[place] = faulty(self.dataset, sample, fault)
+            else:
+                again[place] = self._loaders.submit(partial(refetched, self.dataset, sample), urgent=True)
+        exceptions |= {place: mending.result() for place, mending in again.items()}
+        return batch
 
     def _move_on(self, wanted: _Wanted) -> None:
         """Drops windows that are passed, and begins the next one if the lane has room for it."""
-        lane, name, first = wanted.lane, wanted.name, wanted.places[-1] + 1
-        if first == self.order.window_samples(name).size:
+        lane, name, first = wanted.lane, wanted.name, int(wanted.places[-1]) + 1
+        if first == self.order.window_size(name):
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)
         while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():

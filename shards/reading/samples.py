@@ -58,9 +58,8 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
     )
 
 
-def too_large(rows: SampleRows, row: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """The fault of a sample that is too large to be read; empty for all others."""
-    size = int(rows.size[row])
+def too_large(size: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
+    """The fault of a sample of so many bytes, too many to be read; empty for all others."""
     return f"too large: {size} bytes, allowed: {most_bytes}" if size > most_bytes else ""
 
 
@@ -85,7 +84,7 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
     """
     shard, row = locate_row(dataset, sample.sample_id)
     rows = dataset.rows_of(sample.sample_id, 1)
-    if fault := too_large(rows, 0):
+    if fault := too_large(int(rows.size[0])):
         return faulty(dataset, sample, fault)
     begin = int(rows.offset[0])
     try:
@@ -102,7 +101,7 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
 def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
     """One sample by its offset, checked; a substitute is read this way."""
     rows = dataset.rows_of(sample_id, 1)
-    if fault := too_large(rows, 0):
+    if fault := too_large(int(rows.size[0])):
         return faulty(dataset, sample_of(rows, 0, sample_id=sample_id, data=None), fault)
     return verified(dataset, read_slice(dataset, BlockSlice(first_sample_id=sample_id, num_samples=1))[0])
 

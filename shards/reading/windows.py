@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,21 @@ from shards.dataset import Dataset
 from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
-from shards.sample_rows import BlockTable, SampleRows
+from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows
 from shards.storage.ranges import StreamStore
 from shards.tables import refuse_block_reads
 
 SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
+# A sample as arrays of them hold it: its bytes are `size` from `begin` on of the range number `piece` that was read.
+# `row` is its row of that piece's rows; `label` its only label, -1 without one; `has_more_labels`: than that, or
+# weights. All columns are of one type, since NumPy moves such rows five times as fast.
+PLACED = np.dtype(
+    [
+        *((name, np.int64) for name in ("piece", "sample_id", "row", "begin", "size", "crc32")),
+        *((name, np.int64) for name in ("height", "width", "orientation", "label", "has_more_labels")),
+    ]
+)
+_OF_INDEX = ("size", "crc32", "height", "width", "orientation")
 
 
 class HeldBytes:
@@ -43,13 +54,13 @@ class HeldBytes:
 
     def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
         """Bytes first..end-1, counted from now until nothing refers to them any more."""
-        body: Future[memoryview] = Future()
+        body: Future[RangeBytes] = Future()
         read = tars.submit(path, first, end, urgent=urgent)
         self.add(end - first)
         read.add_done_callback(partial(self._arrived, body, end - first))
         return Fetched(body=body, read=read, first=first, end=end)
 
-    def _arrived(self, body: Future[memoryview], count: int, read: Future[bytes]) -> None:
+    def _arrived(self, body: Future["RangeBytes"], count: int, read: Future[bytes]) -> None:
         # Raises nothing: a traceback would keep the frames of the thread that cancels, and their bytes, in memory.
         error = CancelledError() if read.cancelled() else read.exception()
         if error is not None:
@@ -58,27 +69,44 @@ class HeldBytes:
             return
         data = np.frombuffer(read.result(), dtype=np.uint8)  # an array: bytes do not tell when they are freed
         weakref.finalize(data, self.add, -count).atexit = False
-        body.set_result(data.data.toreadonly())
+        body.set_result(RangeBytes(data.data.toreadonly(), data.__array_interface__["data"][0]))
 
 
-@dataclass(frozen=True, kw_only=True)
+class RangeBytes(NamedTuple):
+    """The bytes of a range, and their address in memory, which is theirs as long as something refers to them."""
+
+    data: memoryview
+    address: int
+
+
+NO_BYTES = RangeBytes(memoryview(b""), 0)
+
+
+@dataclass(kw_only=True, slots=True)
 class Fetched:
     """A range of a tar that is being read or in memory."""
 
-    body: Future[memoryview]
+    body: Future[RangeBytes]
     read: Future[bytes]
     first: int
     end: int
+    _arrived: RangeBytes | None = None
 
-    def sample(self, rows: SampleRows, row: int) -> memoryview | None:
-        """Waits for a sample's bytes; None if the tar does not have them.
+    def wait(self) -> RangeBytes:
+        """Waits for the bytes; NO_BYTES if the tar does not have them. Raises what an unreachable store raises."""
+        if self._arrived is None:
+            try:
+                self._arrived = self.body.result()
+            except BYTES_MISSING:
+                self._arrived = NO_BYTES
+        return self._arrived
 
-        Raises what an unreachable store raises.
-        """
-        if isinstance(self.body.exception(), BYTES_MISSING):
-            return None
-        begin = int(rows.offset[row]) - self.first
-        return self.body.result()[begin : begin + int(rows.size[row])]
+
+class ReadPiece(NamedTuple):
+    """A range that was read, and the rows of the index that it holds."""
+
+    body: RangeBytes
+    rows: SampleRows
 
 
 @dataclass(kw_only=True)
@@ -91,6 +119,11 @@ class LoadedSlice:
     fetched: Fetched | None
     num_left: int
 
+    def wait(self) -> ReadPiece:
+        """Waits for the bytes, which are NO_BYTES if the tar does not have them. Raises as Fetched.wait."""
+        fetched = self.fetched
+        return ReadPiece(fetched.wait() if fetched else NO_BYTES, self.rows)
+
     def drop(self) -> None:
         """Drops its bytes, or stops reading them."""
         if self.fetched:
@@ -100,11 +133,10 @@ class LoadedSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """A window's samples in shuffled order: ids, in which slice each is, and which row of that slice's rows it is."""
+    """A window's samples in shuffled order, PLACED[n] as a matrix, from the window's `first` on (zeros before). Their
+    pieces are the slices."""
 
-    ids: NDArray[np.int64]
-    slice_of: NDArray[np.int64]
-    row: NDArray[np.int64]
+    rows: NDArray[np.int64]
     slices: tuple[LoadedSlice, ...]
 
     def drop(self) -> None:
@@ -122,7 +154,19 @@ class Window:
     held: HeldBytes
     contents: Future[Contents] = field(default_factory=Future)
     dropped: bool = False
+    _loaded: Contents | None = None
     _handed_over: list[int] = field(default_factory=list)
+
+    @property
+    def loaded(self) -> Contents | None:
+        """The contents, once they are there."""
+        if self._loaded is None and self.contents.done() and not self.contents.exception():
+            self._loaded = self.contents.result()
+        return self._loaded
+
+    def wait(self) -> Contents:
+        """Waits for the contents. Raises what prevented them."""
+        return self.loaded or self.contents.result()
 
     def load(self, dataset: Dataset, order: SampleOrder, tars: StreamStore) -> None:
         """Reads the rows of the index, requests the blocks that are still needed, and sets `contents`."""
@@ -154,28 +198,27 @@ class Window:
     def drop(self) -> None:
         """Drops its bytes, including those that are still being read."""
         self.dropped = True
-        if self.contents.done() and not self.contents.exception():
-            self.contents.result().drop()
+        if self.loaded:
+            self.loaded.drop()
 
-    def hand_over(self, places: list[int]) -> None:
+    def hand_over(self, places: NDArray[np.int64]) -> None:
         """Records that these samples were handed over; blocks with none left are dropped."""
-        self._handed_over += places
-        if not self.contents.done() or self.contents.exception():
+        self._handed_over += places.tolist()
+        if not (found := self.loaded):
             return  # they were read singly; a later call counts them
-        found = self.contents.result()
-        for place in self._handed_over:
-            one = found.slices[found.slice_of[place]]
-            one.num_left -= place >= self.first
+        counted = [place for place in self._handed_over if place >= self.first]
+        for number in found.rows.take(counted, axis=0)[:, 0].tolist():
+            one = found.slices[number]
+            one.num_left -= 1
             if one.num_left == 0:
                 one.drop()
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:
         """Whether sample number `place` of the window has arrived."""
-        if not self.contents.done() or self.contents.exception():
+        if place < self.first or not (found := self.loaded):
             return False
-        found = self.contents.result()
-        fetched = found.slices[found.slice_of[place]].fetched
+        fetched = found.slices[found.rows[place, 0]].fetched
         return fetched is not None and fetched.body.done()
 
     def _plan(self, dataset: Dataset, order: SampleOrder) -> Contents:
@@ -183,23 +226,49 @@ class Window:
         ids = np.concatenate([block.ids() for block in blocks])
         shuffled = order.shuffle(self.name, ids)
         starts = np.cumsum([0] + [block.num_samples for block in blocks])
-        slice_of = np.searchsorted(starts, shuffled, side="right") - 1
-        row = shuffled - starts[slice_of]
-        in_block, slices = slice_of.copy(), list[LoadedSlice]()
+        in_block = np.searchsorted(starts, shuffled, side="right") - 1
+        in_block[: self.first] = -1
+        table, slices = np.zeros(ids.size, dtype=PLACED), list[LoadedSlice]()
         for number, block in enumerate(blocks):
             places = np.flatnonzero(in_block == number)
-            needed = row[places[places >= self.first]]
-            low, high = (int(needed.min()), int(needed.max())) if needed.size else (0, 0)
+            wanted = shuffled[places] - starts[number]
+            low, high = (int(wanted.min()), int(wanted.max())) if wanted.size else (0, 0)
             path, rows = _needed_rows(dataset, block, low, high)
             begins = rows.reads()
-            of_read = np.maximum(np.searchsorted(begins, row[places] - low, side="right") - 1, 0)
-            num_left = np.bincount(of_read[places >= self.first], minlength=begins.size)
-            slice_of[places] = len(slices) + of_read
-            row[places] -= low + begins[of_read]
+            of_read = np.searchsorted(begins, wanted - low, side="right") - 1
+            own = placed(rows, wanted - low, first_sample_id=block.first_sample_id + low)
+            own["piece"] = len(slices) + of_read
+            own["begin"] -= rows.offset[begins[of_read]]
+            own["row"] -= begins[of_read]
+            table[places] = own
+            num_left = np.bincount(of_read, minlength=begins.size)
             for first, end, num in zip(begins, [*begins[1:], rows.size.size], num_left, strict=True):
                 some = rows if begins.size == 1 else rows.slice(int(first), int(end))
                 slices.append(LoadedSlice(path=path, rows=some, fetched=None, num_left=int(num)))
-        return Contents(ids=ids[shuffled], slice_of=slice_of, row=row, slices=tuple(slices))
+        return Contents(rows=as_matrix(table), slices=tuple(slices))
+
+
+def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:
+    """PLACED[n] -> int64[n, columns], the same memory."""
+    return table.view(np.int64).reshape(table.size, -1)
+
+
+def placed(rows: SampleRows, chosen: NDArray[np.int64], *, first_sample_id: int) -> NDArray[Any]:
+    """PLACED[number of chosen]: the chosen rows, the first of all rows being of `first_sample_id`. All are of piece 0,
+    which begins with the shard."""
+    table = np.zeros(chosen.size, dtype=PLACED)
+    table["sample_id"], table["row"], table["begin"] = first_sample_id + chosen, chosen, rows.offset[chosen]
+    for name in _OF_INDEX:
+        table[name] = getattr(rows, name)[chosen]
+    ends = rows.label_ends
+    begins, nums = ends[chosen], ends[chosen + 1] - ends[chosen]
+    has_one = nums > 0
+    table["label"] = -1
+    table["label"][has_one] = rows.label_values[begins[has_one]]
+    table["has_more_labels"] = nums > 1
+    if rows.weight_values.size:
+        table["has_more_labels"][has_one] |= rows.weight_values[begins[has_one]] != NO_WEIGHT
+    return table
 
 
 def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tuple[str, SampleRows]:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from pipeline.data import transform
-from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, _Coming
+from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, _Coming, _Pace
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig, Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
@@ -551,5 +551,37 @@ def test_a_batch_that_failed_is_not_ready() -> None:
     ]
     for pieces, expected in cases:
         ids = np.zeros(0, dtype=np.int64)
-        coming = _Coming(step=0, images=torch.zeros(0), sample_ids=ids, datasets=ids, pieces=pieces)
+        none = torch.zeros(0)
+        coming = _Coming(
+            step=0,
+            images=none,
+            sample_ids=ids,
+            datasets=ids,
+            labels=ids,
+            others={},
+            pieces=pieces,
+            work_seconds=[],
+        )
         assert coming.is_complete == expected
+
+
+def test_as_many_threads_decode_as_the_steps_need() -> None:
+    pace = _Pace(most=14)
+    assert pace.limit == 14
+
+    def limits(num_batches: int, *, is_complete: bool = True, work: float = 0.6, step: float = 1.0) -> list[int]:
+        found = []
+        for _ in range(num_batches):
+            pace.request(is_complete=is_complete, work_seconds=work, step_seconds=step)
+            found.append(pace.limit)
+        return found
+
+    assert limits(2, is_complete=False) == [14, 14], "the first batches come late with all threads"
+    assert limits(9) == [*[14] * 7, 1, 1], "0.6 of a thread, and half as much again"
+    assert limits(1, step=0.25) == [4], "the shortest step counts"
+    assert limits(1, work=2.0) == [12]
+    assert limits(9)[-1] == 1, "both are over"
+    assert limits(1, is_complete=False) == [14]
+    assert limits(8) == [*[14] * 7, 2], "one was not enough"
+    assert limits(8, work=90.0)[-1] == 14
+    assert limits(8, step=0.0)[-1] == 14

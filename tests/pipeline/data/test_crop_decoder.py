@@ -252,16 +252,20 @@ def test_a_chunk_says_which_of_its_samples_are_done(decoder: CropDecoder, checks
     data = [good, None, b"", cut_off(good), b"\x89PNG", good, good, memoryview(good)]
     samples = np.zeros(len(data), dtype=SAMPLE)
     samples["height"], samples["width"], samples["orientation"] = HEIGHT, WIDTH, 1
+    samples["num_bytes"] = [len(own or b"") for own in data]
+    samples["data"] = [np.frombuffer(own, np.uint8).ctypes.data if own else 0 for own in data]
     samples["crc32"] = [zlib.crc32(own or b"") for own in data]
     samples["crc32"][5] += 1
     samples["height"][6] += 1
     settings = view_settings(AugmentConfig(), RandAugmentConfig(num_ops=2), size=16, resize_pixels=16)
     assert settings
     views = np.zeros((len(data), 16, 16, 3), dtype=np.uint8)
-    assert decoder.fill_all(data, samples, settings, out=views).tolist() == [True, *6 * [False], True]
+    assert decoder.fill_all(samples, settings, out=views).tolist() == [True, *6 * [False], True]
     np.testing.assert_array_equal(views[0], views[-1])
     assert views[0].any()
     with pytest.raises(ValueError, match=r"needed is a contiguous uint8\[8, 16, 16, 3\]"):
-        decoder.fill_all(data, samples, settings, out=views[:, ::-1])
-    with pytest.raises(ValueError, match=r"needed is SAMPLE\[8\]"):
-        decoder.fill_all(data, samples[1:], settings, out=views)
+        decoder.fill_all(samples, settings, out=views[:, ::-1])
+    with pytest.raises(ValueError, match=r"needed is a contiguous uint8\[7, 16, 16, 3\]"):
+        decoder.fill_all(samples[1:], settings, out=views)
+    with pytest.raises(ValueError, match=r"needed is a contiguous SAMPLE\[n\]"):
+        decoder.fill_all(samples[::2], settings, out=views[::2])

@@ -166,13 +166,13 @@ def own_labels(*own: int) -> Labels:
 
 
 def test_labels_are_padded_with_minus_one() -> None:
-    found = [own_labels(4), own_labels(1, 2, 3), own_labels()]
-    assert label_matrix(found).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]
-    assert label_matrix(found[2:]).tolist() == [[-1]]
+    single = np.array([4, 9, -1])  # the second is one of several
+    assert label_matrix(single, {1: own_labels(1, 2, 3)}).tolist() == [[4, -1, -1], [1, 2, 3], [-1, -1, -1]]
+    assert label_matrix(single, {1: own_labels()}).tolist() == [[4], [-1], [-1]]
 
 
 def test_rows_without_weights_are_marked_and_others_padded_with_zero() -> None:
-    found = [(own_labels(4, 5)[0], (0.5, 0.25)), own_labels(1, 2, 3), own_labels()]
+    others = {0: (own_labels(4, 5)[0], (0.5, 0.25)), 1: own_labels(1, 2, 3)}
     none = [NO_WEIGHT] * 3
-    assert weight_matrix(found).tolist() == [[0.5, 0.25, 0.0], none, none]
-    assert weight_matrix([own_labels()]).tolist() == [[NO_WEIGHT]]
+    assert weight_matrix(np.array([4, 1, -1]), others).tolist() == [[0.5, 0.25, 0.0], none, none]
+    assert weight_matrix(np.array([-1]), {}).tolist() == [[NO_WEIGHT]]

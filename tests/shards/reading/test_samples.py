@@ -177,12 +177,9 @@ def test_a_folder_that_vanished_is_no_fault_of_the_samples(packed: Path, tmp_pat
 
 def test_what_is_too_large_is_not_asked_for(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset, store = watched(packed)
-    assert too_large(dataset.sample_rows(0), 3) == ""
-    size = int(dataset.sample_rows(0).size[3])
-    assert too_large(dataset.sample_rows(0), 3, most_bytes=size) == ""
-    assert too_large(dataset.sample_rows(0), 3, most_bytes=size - 1) == (
-        f"too large: {size} bytes, allowed: {size - 1}"
-    )
+    assert too_large(100) == ""
+    assert too_large(100, most_bytes=100) == ""
+    assert too_large(100, most_bytes=99) == "too large: 100 bytes, allowed: 99"
     monkeypatch.setattr("shards.reading.samples.too_large", lambda *_: "too large")
     sample = read_sample(dataset, 3)
     assert sample.data is None

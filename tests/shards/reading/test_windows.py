@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from isal.isal_zlib import crc32
 
 from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.order import SampleOrder, WindowId
-from shards.reading.windows import HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
+from shards.reading.windows import (
+    PLACED,
+    HeldBytes,
+    Window,
+    lanes_of_rank,
+    largest_blocks_bytes,
+    window_bound_bytes,
+)
 from shards.sample_rows import BlockTable
 from shards.storage.ranges import RangeReads, StreamStore
 from tests.rigs.datasets import packed_folders
@@ -64,20 +72,22 @@ def test_a_window_has_the_orders_samples_and_is_freed_block_by_block(packed: Pat
     reads = RangeReads(ReadConfig())
     window = loaded(dataset, order, reads, first=0, held=held)
     contents = window.contents.result()
-    assert contents.ids.tolist() == order.window_samples(FIRST).tolist()
+    ids = contents.rows.view(PLACED)["sample_id"].ravel().tolist()
+    assert ids == order.window_samples(FIRST).tolist()
+    assert order.window_size(FIRST) == len(ids)
     for one in contents.slices:
         assert one.fetched is not None
         one.fetched.body.result(60)
     reads.close()  # its threads hold nothing any more
     assert held.now == sum(one.fetched.end - one.fetched.first for one in contents.slices if one.fetched)
-    for place in range(contents.ids.size):
+    for place in range(len(ids)):
         assert window.arrived(place)
         before = held.now
-        one = contents.slices[contents.slice_of[place]]
+        one = contents.slices[contents.rows[place, 0]]
         assert one.fetched is not None
         size = one.fetched.end - one.fetched.first
         is_last = one.num_left == 1
-        window.hand_over([place])
+        window.hand_over(np.array([place]))
         assert before - held.now == (size if is_last else 0)
     assert held.now == 0
 
@@ -89,13 +99,14 @@ def test_a_start_in_the_midst_reads_only_what_is_left(packed: Path) -> None:
     last = order.window_samples(FIRST).size - 1
     window = loaded(dataset, order, reads, first=last, held=held)
     contents = window.contents.result()
-    one = contents.slices[contents.slice_of[last]]
+    one = contents.slices[contents.rows[last, 0]]
     assert one.fetched is not None
-    data = one.fetched.sample(one.rows, int(contents.row[last]))
-    assert data is not None
+    data = one.wait().body.data
+    (row,) = contents.rows[last].view(PLACED)
+    assert crc32(data[row["begin"] : row["begin"] + row["size"]]) == row["crc32"]
     reads.close()
     assert store.seen == [(one.path, one.fetched.first, one.fetched.first + len(data))]
-    window.hand_over([last])
+    window.hand_over(np.array([last]))
     del data, one, contents
     assert held.now == 0
 
