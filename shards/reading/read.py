@@ -149,8 +149,7 @@ class _Gathered:
 
     def add(self, entries: NDArray[np.int64], places: NDArray[np.int64], contents: Contents) -> None:
         """Waits for samples of a window, and adds them."""
-        rows = contents.rows.take(places, axis=0)
-        self._add(entries, rows, contents.slices, num_slices=len(contents.slices))
+        self._add(entries, contents.rows_of(places), contents.slices, num_slices=len(contents.slices))
 
     def _add(
         self,
@@ -320,7 +319,7 @@ class SampleReader:
             wanted.window = self._begin(wanted.lane, wanted.name, first=first)
 
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
-        window = Window(name=name, first=first, held=HeldBytes(self._held))
+        window = Window(name=name, size=self.order.window_size(name), first=first, held=HeldBytes(self._held))
         lane.windows[name] = window
         load = partial(window.load, self.dataset, self.order, self._tars)
         self._loaders.submit(load).add_done_callback(window.over)
@@ -353,7 +352,7 @@ class SampleReader:
     def _move_on(self, wanted: _Wanted) -> None:
         """Drops windows that are passed, and begins the next one if the lane has room for it."""
         lane, name, first = wanted.lane, wanted.name, int(wanted.places[-1]) + 1
-        if first == self.order.window_size(name):
+        if first == (wanted.window.size if wanted.window else self.order.window_size(name)):
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)
         while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():

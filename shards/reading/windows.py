@@ -139,6 +139,14 @@ class Contents:
     rows: NDArray[np.int64]
     slices: tuple[LoadedSlice, ...]
 
+    def rows_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of samples with rising numbers. Nearly always one follows the other: then it is a view, since NumPy
+        gives up the interpreter lock for the least copy and waits for it again."""
+        if not places.size:
+            return self.rows[:0]
+        first, last = int(places[0]), int(places[-1])
+        return self.rows[first : last + 1] if last - first + 1 == places.size else self.rows[places]
+
     def drop(self) -> None:
         """Drops the bytes of all slices, including those that are still being read."""
         for one in self.slices:
@@ -147,15 +155,17 @@ class Contents:
 
 @dataclass(kw_only=True)
 class Window:
-    """A window from its sample number `first` (a start may be in the middle of it), loaded by a thread."""
+    """A window of `size` samples, from its sample number `first` on (a start may be in the middle of it), loaded by a
+    thread."""
 
     name: WindowId
+    size: int
     first: int
     held: HeldBytes
     contents: Future[Contents] = field(default_factory=Future)
     dropped: bool = False
     _loaded: Contents | None = None
-    _handed_over: list[int] = field(default_factory=list)
+    _handed_over: list[NDArray[np.int64]] = field(default_factory=list)
 
     @property
     def loaded(self) -> Contents | None:
@@ -203,15 +213,16 @@ class Window:
 
     def hand_over(self, places: NDArray[np.int64]) -> None:
         """Records that these samples were handed over; blocks with none left are dropped."""
-        self._handed_over += places.tolist()
+        self._handed_over.append(places)
         if not (found := self.loaded):
             return  # they were read singly; a later call counts them
-        counted = [place for place in self._handed_over if place >= self.first]
-        for number in found.rows.take(counted, axis=0)[:, 0].tolist():
-            one = found.slices[number]
-            one.num_left -= 1
-            if one.num_left == 0:
-                one.drop()
+        for some in self._handed_over:
+            counted = some if some[0] >= self.first else some[some >= self.first]
+            for number in found.rows_of(counted)[:, 0].tolist():
+                one = found.slices[number]
+                one.num_left -= 1
+                if one.num_left == 0:
+                    one.drop()
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:

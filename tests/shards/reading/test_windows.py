@@ -47,7 +47,7 @@ def table(sizes: list[int], *, samples: int = 4) -> BlockTable:
 
 
 def loaded(dataset: Dataset, order: SampleOrder, reads: RangeReads, *, first: int, held: HeldBytes) -> Window:
-    window = Window(name=FIRST, first=first, held=HeldBytes(held))
+    window = Window(name=FIRST, size=order.window_size(FIRST), first=first, held=HeldBytes(held))
     window.load(dataset, order, reads.of(dataset.shard_store))
     return window
 
@@ -122,7 +122,7 @@ def test_a_window_that_is_dropped_gives_back_what_is_under_way(packed: Path) -> 
     store.gate.set()
     reads.close()
     assert held.now == 0
-    early = Window(name=FIRST, first=0, held=HeldBytes(held), dropped=True)
+    early = Window(name=FIRST, size=3, first=0, held=HeldBytes(held), dropped=True)
     early.load(dataset, order_of(dataset), reads.of(dataset.shard_store))  # dropped before it was loaded
     assert held.now == 0
 
@@ -131,7 +131,7 @@ def test_a_window_whose_reads_are_closed_while_it_loads_holds_nothing(packed: Pa
     """The error that it keeps for whoever waits must not keep the first block's bytes."""
     dataset, held = open_dataset(str(packed)), HeldBytes()
     reads = RangeReads(ReadConfig())
-    window = Window(name=FIRST, first=0, held=HeldBytes(held))
+    window = Window(name=FIRST, size=3, first=0, held=HeldBytes(held))
     window.load(dataset, order_of(dataset), ClosedAfterOne(dataset.shard_store, reads))
     assert held.most > 0
     assert isinstance(window.contents.exception(0), CancelledError)
