@@ -83,6 +83,7 @@ def test_saving_to_s3(tmpdir: Path, tmp_path: Path, s3_bucket: str, digits_url: 
     assert len(losses(tmp_path / "run")) == 16
 
 
+@pytest.mark.long
 def test_saving_to_s3_in_the_background_needs_no_room(
     tmpdir: Path, tmp_path: Path, s3_bucket: str, digits_url: str
 ) -> None:

@@ -135,6 +135,7 @@ def test_timm_reads_our_file(
     assert difference(model, other.eval(), random_images(16, 16)) < 2e-5
 
 
+@pytest.mark.long
 def test_timm_reads_our_hybrids_file(timm: ModuleType, tmp_path: Path) -> None:
     config = ModelConfig(name="r50_vit_b16", image_size=32, num_classes=3, depth=1, width=24, mlp_width=48, num_heads=2)
     model = random_model(replace(config, resnet_epsilons="timm"))

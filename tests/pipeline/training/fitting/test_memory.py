@@ -38,7 +38,7 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
 @pytest.mark.parametrize(
     ("job", "micro_batch", "num_ranks"),
     [
-        pytest.param(job_of(images=4), 4, 1, id="ViT-S/16, fp32"),
+        pytest.param(job_of(images=4), 4, 1, id="ViT-S/16, fp32", marks=pytest.mark.long),
         pytest.param(
             job_of(images=4, engine=BF16), 2, 1, id="ViT-S/16, bf16, two passes", marks=[NEEDS_BF16, pytest.mark.long]
         ),

@@ -112,6 +112,7 @@ def test_a_run_may_compile_after_its_continuation_only(
     assert resumed_steps(run_dir) == [0, 8]
 
 
+@pytest.mark.long
 def test_a_missing_compiler_is_one_message_before_the_run_begins(
     digits_url: str, run_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def times_of_exchanges(world: World) -> dict[str, float]:
     return times.since_line()
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_deepspeeds_exchanges_are_communication() -> None:
     waiting, _late = run_ranks(times_of_exchanges, num_ranks=2)
