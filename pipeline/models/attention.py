@@ -9,7 +9,8 @@ Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 
 import statistics
 import time
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from itertools import pairwise, product
 from typing import Any
 
@@ -25,10 +26,12 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
+    "flex": None,
 }
-"""PyTorch's kernels by their names in `engine.attention`."""
+"""PyTorch's kernels by their names in `engine.attention`. `flex` is made by its compiler, in half a minute."""
+FLEX = "flex"
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
-_held, _used = ExitStack(), [""]
+_held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
 
 
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
@@ -48,13 +51,14 @@ def kernel_seconds(
     """The median seconds of a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d]; why
     it cannot compute them, if it cannot."""
     q_BhNd, k_BhNd, v_BhNd = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
-    ends = []
+    backend, ends = KERNELS[name], []
+    compute = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
     try:
-        with sdpa_kernel(KERNELS[name]):
+        with nullcontext() if backend is None else sdpa_kernel(backend):
             for _ in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
                 ends.append(_time(device))
                 for _ in range(_PASSES):  # launched ahead, as in a step
-                    a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+                    a_BhNd = compute(q_BhNd, k_BhNd, v_BhNd)
                     torch.autograd.grad(a_BhNd, (q_BhNd, k_BhNd, v_BhNd), a_BhNd)
     except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
         return str(error).partition("\n")[0][:200]
@@ -69,9 +73,20 @@ def kernel_in_use() -> str:
 def use_kernel(name: str) -> None:
     """Has this process compute attention by a kernel from now on, and what that cannot compute by plain products."""
     _held.close()
-    _used[0] = name
-    # PyTorch's own order has its products before cuDNN.
-    _held.enter_context(sdpa_kernel([KERNELS[name], SDPBackend.MATH], set_priority=True))
+    _used[0], backend = name, KERNELS[name]
+    _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
+    if backend is not None:  # PyTorch's own order has its products before cuDNN
+        _held.enter_context(sdpa_kernel([backend, SDPBackend.MATH], set_priority=True))
+
+
+def _compiled_flex(device: torch.device) -> Callable[..., Any]:
+    """PyTorch's flex_attention, compiled for a GPU; on a CPU it has no gradients, and says so."""
+    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415 - it loads torch._dynamo
+
+    if device.type != "cuda":
+        return flex_attention
+    compiled: Callable[..., Any] = torch.compile(flex_attention)
+    return compiled
 
 
 def _time(device: torch.device) -> float:
@@ -83,7 +98,8 @@ def _time(device: torch.device) -> float:
 
 def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
-    return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+    result: torch.Tensor = _computes[0](q_BhNd, k_BhNd, v_BhNd)
+    return result
 
 
 def _forward(qkv_3BhNd: torch.Tensor) -> torch.Tensor:

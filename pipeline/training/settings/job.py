@@ -116,9 +116,9 @@ class EngineConfig:
     overlap: Literal["auto", "on", "off"] = "auto"
     """Add up gradients over ranks during the backward pass (DeepSpeed's overlap_comm), with a second bucket under
     ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it."""
-    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = "auto"
-    """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest, measured when a run starts, or
-    PyTorch's own choice if `deterministic` is on. A CPU has one way."""
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex"] = "auto"
+    """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest but for flex, measured when a run
+    starts, or PyTorch's own choice if `deterministic` is on. A CPU has one way."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
     and nothing to overlap); on a CPU at most MOST_ON_CPU."""

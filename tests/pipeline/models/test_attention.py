@@ -134,6 +134,23 @@ def test_a_kernel_is_timed_or_says_why_it_cannot_be_used() -> None:
     timed = {name: kernel_seconds(name, (2, 3, 5, 8), dtype=torch.float32, device=CPU) for name in KERNELS}
     assert [name for name, found in timed.items() if isinstance(found, float)] == ["flash", "math"]  # a CPU's
     assert isinstance(timed["cudnn"], str)
+    assert str(timed["flex"]).startswith("FlexAttention does not support backward on CPU")
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uncompiled and without gradients, as a CPU can."""
+    qkv = fused((2, 3, 17, 80), torch.float32).detach()
+    expected, of_device = attend(qkv), attention._compiled_flex
+    with ExitStack() as held:
+        for name, value in (("_held", held), ("_used", [""]), ("_computes", [None])):
+            monkeypatch.setattr(attention, name, value)
+        monkeypatch.setattr(attention, "_compiled_flex", lambda _: of_device(CPU))
+        use_kernel("flex")
+        assert kernel_in_use() == "flex"
+        torch.testing.assert_close(attend(qkv), expected, atol=2e-6, rtol=0)
+        use_kernel("math")
+        assert attention._computes == [F.scaled_dot_product_attention]
 
 
 @pytest.mark.parametrize("name", ["math", "flash"])

@@ -170,6 +170,7 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
 ) -> None:
     """On a GPU that nothing here uses: what a kernel takes is said by the test."""
     took: dict[str, float | str] = {"flash": 3e-3, "cudnn": "no kernel for 17 tokens", "efficient": 2e-3, "math": 4e-3}
+    took["flex"] = 1e-3
     used: list[str] = []
     shapes = set()
 
@@ -206,7 +207,10 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     other |= {"seconds": {}, "why": "no memory"}
     with pytest.raises(UserError, match=r"'flash', which the GPU of rank 1 cannot .* \(no memory\); allowed: auto"):
         decided("flash")
-    assert used == ["efficient", "math", "math"]
+    other["seconds"] = {"math": 5e-3, "flex": 1e-3}
+    assert decided("auto") == "math", "flex is not tried"
+    assert decided("flex") == "flex"
+    assert used == ["efficient", "math", "math", "math", "flex"]
 
 
 def test_a_cpu_has_one_way_to_compute_attention() -> None:
