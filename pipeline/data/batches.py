@@ -31,7 +31,7 @@ from pipeline.data.randaugment import randaugment
 from pipeline.data.skipped import Skipped, data_step_of
 from pipeline.data.three_augment import recoloured
 from pipeline.data.training_data import TrainingData
-from pipeline.data.transform import train_view, train_views
+from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
@@ -210,6 +210,7 @@ class TrainBatches:
         self._num_threads = max(1, config.num_threads)
         self._pace = _Pace(self._num_threads)
         self._decoders = self._reader.pool(self._num_threads, name="decode")
+        self._decoders.submit(crop_decoder)  # it is loaded and tried while the first samples are read
         self._planner = self._reader.pool(1, name="plan")  # one: steps are read in rising order
 
     def __call__(self, start_step: int, *, skipped: Skipped = ()) -> Iterator[Batch]:

@@ -308,15 +308,10 @@ class SampleReader:
         return single
 
     def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
-        """Begins a window that this batch needs or, if the batch is read singly, one of the next batches."""
-        if wanted.window:
-            return
-        waits = any(entry not in singles for entry in wanted.entries.tolist())
-        if not waits and not wanted.lane.has_room():
-            return
-        first = int(wanted.places[0] if waits else wanted.places[-1] + 1)
-        if first < self.order.window_size(wanted.name):
-            wanted.window = self._begin(wanted.lane, wanted.name, first=first)
+        """Begins a window that this batch waits for. What is read singly comes first, and the windows of the next
+        batches after it (`_move_on`)."""
+        if not wanted.window and any(entry not in singles for entry in wanted.entries.tolist()):
+            wanted.window = self._begin(wanted.lane, wanted.name, first=int(wanted.places[0]))
 
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
         window = Window(name=name, size=self.order.window_size(name), first=first, held=HeldBytes(self._held))
