@@ -79,7 +79,7 @@ ORDER = {
     "pipeline/models": (
         "conversion",
         "weights",
-        "build",
+        "build float8",
         "activations vit",
         "bit flops hybrid position_similarity",
         "attention_pooling masked patch_resize position_layers resnet rotary",
@@ -134,6 +134,7 @@ DOORS = {
     "mlflow": ("pipeline/training/reporting/mlflow_logger.py",),
     "wandb": ("pipeline/training/reporting/wandb_logger.py",),
     "torch": ("pipeline/",),
+    "torchao": ("pipeline/models/float8.py",),
     "simplejpeg": ("pipeline/data/", "shards/images/jpeg_damage.py"),
     "cv2": ("pipeline/data/",),
 }

@@ -44,7 +44,9 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
 
     about = device_facts(device)
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # as gloo ranks
-    parts = parts_of(about["device"], num_gpus=num_gpus, data_url=data_url)
+    parts = parts_of(about["device"], num_gpus=num_gpus, has_float8=not about["no_float8"], data_url=data_url)
+    if about["no_float8"]:
+        put(f"no steps in float8: {printable_name(about['no_float8'])}\n")
     kept = _kept(out, about)
     found: dict[str, Any] = {"about": about, "parts": {}}
     began = time.monotonic()

@@ -30,6 +30,7 @@ from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
 from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.models.attention import KERNELS, kernel_in_use, kernel_seconds
+from pipeline.models.float8 import float8_fault, use_float8
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
 from pipeline.planning.gpus import gpu_of_device
@@ -79,6 +80,7 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
+        "no_float8": float8_fault(place.device),
     }
 
 
@@ -264,8 +266,11 @@ class _Run:
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
+        if self.job.engine.float8 != "off":
+            use_float8(model, self.job.engine.float8, is_emulated=not _is_gpu(self.place))
         if self.compiled:
-            compile_blocks(model, deterministic=self.job.engine.deterministic)
+            engine = self.job.engine
+            compile_blocks(model, deterministic=engine.deterministic, rounds_as_eager=engine.float8 == "rowwise")
         self._engine = Engine(
             model,
             config=self.job.engine,
@@ -297,10 +302,12 @@ class _Run:
 def _job(part: GpuPart, place: world.World) -> TrainingJob:
     """The job whose step is measured. Its micro-batch is the largest power of two that the plan fits, unless the part
     names one."""
-    precision: Any = "bf16" if _is_gpu(place) else "fp32"
+    precision: Any = "bf16" if _is_gpu(place) or part.float8 != "off" else "fp32"
     job = TrainingJob(
         model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),
-        engine=EngineConfig(zero_stage=part.zero_stage, precision=precision, deterministic=part.deterministic),
+        engine=EngineConfig(
+            zero_stage=part.zero_stage, precision=precision, deterministic=part.deterministic, float8=part.float8
+        ),
         optimizer=OptimizerConfig(name="adamw"),
         device=part.device,
         global_batch=part.batch or _MICRO_BATCHES[-1],

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import product
 from typing import Any, Literal, Self
 
 
@@ -17,6 +18,7 @@ class GpuPart:
     batch: int = 0
     compiled: bool = False
     deterministic: bool = False
+    float8: Literal["off", "tensorwise", "rowwise"] = "off"
     zero_stage: Literal[1, 2, 3] = 1
     shapes: Sequence[Sequence[Any]] = ()
     data_url: str = ""
@@ -82,8 +84,11 @@ _SIZES = {
 }
 
 
-def parts_of(device: Literal["cuda", "cpu"], *, num_gpus: int, data_url: str = "") -> dict[str, GpuPart]:
-    """Every part by its name, the most useful ones first. `device`: cuda or cpu."""
+def parts_of(
+    device: Literal["cuda", "cpu"], *, num_gpus: int, has_float8: bool = False, data_url: str = ""
+) -> dict[str, GpuPart]:
+    """Every part by its name, the most useful ones first. `device`: cuda or cpu. `has_float8`: the GPU and torchao for
+    it are there."""
     sizes = _SIZES[device]
     least, most = sizes.models[0], sizes.models[-1]
     own: dict[str, Any] = {
@@ -99,6 +104,11 @@ def parts_of(device: Literal["cuda", "cpu"], *, num_gpus: int, data_url: str = "
         for model in sizes.models
         for compiled in (False, True)
     }
+    scalings: tuple[Literal["tensorwise", "rowwise"], ...] = ("tensorwise", "rowwise")
+    for model, scaling in product((least, most), scalings if has_float8 else ()):
+        parts[f"step {model} compiled, {scaling} float8"] = GpuPart(
+            kind="step", model=model, compiled=True, float8=scaling, **own
+        )
     parts["attention"] = GpuPart(kind="attention", shapes=[astuple(shape) for shape in sizes.shapes], **own)
     parts[f"deterministic {least} compiled"] = GpuPart(
         kind="determinism", model=least, compiled=True, deterministic=True, **own

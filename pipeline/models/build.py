@@ -47,19 +47,23 @@ def blocks_of(model: Model) -> Iterator[nn.Module]:
             yield module
 
 
-def compile_blocks(model: Model, *, deterministic: bool = False, backend: str = "inductor") -> None:
+def compile_blocks(
+    model: Model, *, deterministic: bool = False, rounds_as_eager: bool = False, backend: str = "inductor"
+) -> None:
     """Compiles block by block with torch.compile, in place: parameters keep their names, equal blocks share kernels.
 
     A block is compiled when it is first called: once for each kind of block and batch size, for training and for
     evaluation. On a GPU, inductor times variants of a reduction and pads matrix products where that is faster, so a
     restarted run may add up in another order. `deterministic`: it chooses by rule instead, and a restarted run computes
-    the same bits. On a CPU it always does. Dropout follows torch's generator, but draws other masks than without
+    the same bits. On a CPU it always does. `rounds_as_eager`: what one kernel computes after another is rounded to bf16
+    in between, even if they are fused. Dropout follows torch's generator, but draws other masks than without
     compilation.
     """
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
     # ResNet are one function, and a hybrid has more than 8 shapes of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
-    options = {"deterministic": True} if deterministic and backend == "inductor" else None
+    chosen = {"deterministic": deterministic, "emulate_precision_casts": rounds_as_eager}
+    options = {name: True for name, is_on in chosen.items() if is_on and backend == "inductor"} or None
     for block in blocks_of(model):
         block.compile(backend=backend, dynamic=False, options=options)
 

@@ -13,6 +13,8 @@ import torch
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.models.attention import FLEX, KERNELS, kernel_seconds, use_kernel
 from pipeline.models.build import compile_fault
+from pipeline.models.float8 import float8_fault
+from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.devices import Bf16
 from pipeline.ranks.world import World, set_defaults
@@ -124,6 +126,33 @@ def with_attention(job: TrainingJob, world: World) -> TrainingJob:
     use_kernel(fastest)
     torch.cuda.empty_cache()  # plain products may have taken gigabytes
     return replace(job, engine=replace(job.engine, attention=fastest))  # type: ignore[arg-type]  # one of KERNELS
+
+
+def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
+    """UserError, the same on every rank, if the job asks for float8 and a rank lacks it. Rank 0 warns of float8 in
+    blocks that are not compiled. `job`: with its precision decided. Collective."""
+    wanted = job.engine.float8
+    if wanted == "off":
+        return
+    faults: list[str] = gather_json(float8_fault(world.device), device=world.device)
+    if any(faults):
+        lacking = [rank for rank, fault in enumerate(faults) if fault]
+        why = "; ".join(dict.fromkeys(filter(None, faults)))
+        raise UserError(
+            f"engine.float8 is {wanted!r}, which {ranks_words(lacking)} of {world.num_ranks} cannot compute: {why}; "
+            "allowed here: off"
+        )
+    if job.engine.precision != "bf16":
+        raise UserError(
+            f"engine.float8 is {wanted!r}, but the run's precision is {job.engine.precision}; allowed: bf16: give "
+            "--engine.precision bf16, or --engine.float8 off"
+        )
+    if not is_compiled and world.is_first:
+        log.warning(
+            "engine.float8 is %r in blocks that are not compiled: rounding to float8 then usually takes longer than "
+            "its products save; give --engine.compile on",
+            wanted,
+        )
 
 
 def with_precision(

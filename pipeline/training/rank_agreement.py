@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -75,6 +76,8 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
         facts["bf16"] = bf16_of(prepared.world.device).reason
     if job.engine.compile == "auto":
         facts["torch.compile"] = "works" if prepared.is_compiled else "is not used"
+    if job.engine.float8 != "off" and find_spec("torchao"):
+        facts["torchao"] = version("torchao")
     facts |= {name: value for name, value in flattened(prepared.stream.start.to_json()).items() if _is_of_data(name)}
     facts["held-out dataset"] = None
     facts |= {f"held-out dataset {name}".strip(): one.fingerprint for name, one in held_out.items()}

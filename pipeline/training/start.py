@@ -15,10 +15,11 @@ from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, unfilled_model
+from pipeline.models.float8 import use_float8
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
 from pipeline.runs.starts import StartTimes
-from pipeline.training.device_choices import with_attention
+from pipeline.training.device_choices import refuse_missing_float8, with_attention
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
@@ -33,6 +34,7 @@ from pipeline.training.zero.optimizer import moments_of
 from shards.errors import InvalidDataError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
 
 
 def start_engine(
@@ -41,6 +43,7 @@ def start_engine(
     """The engine of a run that starts, filled from the checkpoint that was found, if any, and the plan that fits the
     devices. Rank 0 says what is to come. Collective."""
     job, world = prepared.job, prepared.world
+    refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
     job = with_checked_overlap(job, fit.plan, world)
     job = with_attention(job, world)
@@ -93,7 +96,7 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
 
     def build(plan: BatchPlan) -> Engine:
         return Engine(
-            starting_model(job, is_compiled=is_compiled),
+            starting_model(job, is_compiled=is_compiled, device=world.device),
             config=job.engine,
             plan=plan,
             optimizer=scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate),
@@ -122,12 +125,17 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
     return engine, plan
 
 
-def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:
-    """The job's model on meta, before it has any memory, with its blocks compiled and recomputed as the job says."""
+def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device = _CPU) -> Model:
+    """The job's model on meta, before it has any memory, with its blocks compiled and recomputed as the job says, and
+    with layers of float8 for a device: emulated for a CPU, on which no run has them."""
     with torch.device("meta"):
         model = unfilled_model(job.model)
+    scaling = job.engine.float8
+    if scaling != "off":
+        use_float8(model, scaling, is_emulated=device.type == "cpu")
     if is_compiled:
-        compile_blocks(model, deterministic=job.engine.deterministic)
+        # As torchtitan does: with fused norms that were not rounded, rowwise scales made losses NaN (pytorch #150859).
+        compile_blocks(model, deterministic=job.engine.deterministic, rounds_as_eager=scaling == "rowwise")
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
     return model
@@ -135,7 +143,7 @@ def starting_model(job: TrainingJob, *, is_compiled: bool) -> Model:
 
 def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device) -> Model:
     """A whole model of the job's size and precision on a device, for a trial of its memory: all its weights are 0."""
-    model = starting_model(job, is_compiled=is_compiled)
+    model = starting_model(job, is_compiled=is_compiled, device=device)
     if job.engine.precision == "bf16":
         model.to(torch.bfloat16)
     model.to_empty(device=device)

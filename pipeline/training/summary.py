@@ -75,7 +75,8 @@ class Opening:
         job = self.job
         start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
         size = f"{job.model.image_size} px, {plural(job.model.num_classes, 'class')}"
-        engine = f"{job.engine.precision}, ZeRO-{job.engine.zero_stage}"
+        float8 = f" with {job.engine.float8} float8" if job.engine.float8 != "off" else ""
+        engine = f"{job.engine.precision}{float8}, ZeRO-{job.engine.zero_stage}"
         lines = [
             f"{job.run_dir}: {f'continuing from step {self.resumed_step:,}' if self.resumed_step else start}",
             f"{job.model.name}, {short_count(self.num_parameters)} parameters, {size}; {engine}",

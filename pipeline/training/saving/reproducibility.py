@@ -34,6 +34,7 @@ _WORDS = {
     "micro_batch": "images per pass",
     "is_compiled": "compiled blocks",
     "attention": "engine.attention",
+    "float8": "engine.float8",
 }
 _GPU_ONLY = {"ranks_per_node", "deterministic"}  # on CPUs they change nothing: gloo's order of adding knows no nodes
 

@@ -207,6 +207,7 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
             "is_compiled": is_compiled,
             "activation_checkpointing": engine.activation_checkpointing,
             **({"attention": kernel} if (kernel := kernel_in_use()) else {}),
+            "float8": engine.float8,
         },
         "job_sha256": fingerprint(job),
         "versions": {name: version(name) for name in _LIBRARIES},

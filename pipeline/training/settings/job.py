@@ -119,6 +119,9 @@ class EngineConfig:
     attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex"] = "auto"
     """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest but for flex, measured when a run
     starts, or PyTorch's own choice if `deterministic` is on. A CPU has one way."""
+    float8: Literal["off", "tensorwise", "rowwise", "rowwise_with_gw_hp"] = "off"
+    """Multiply in float8 in the four dense layers of each block, by a recipe of torchao: with a scale for each tensor,
+    for each row, or for each row and with gradients of weights in bf16. For GPUs of compute capability 8.9 and more."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
     and nothing to overlap); on a CPU at most MOST_ON_CPU."""
@@ -142,6 +145,17 @@ class EngineConfig:
                 'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
                 "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
                 "--engine.compile off"
+            )
+        if self.float8 != "off" and self.zero_stage == 3:
+            raise UserError(
+                f"engine.float8 is {self.float8!r} with engine.zero_stage 3; allowed: stages 1 and 2 (float8 is fast "
+                "in compiled blocks only, and would keep gathered weights until the backward pass): give "
+                "--engine.zero-stage 2, or --engine.float8 off"
+            )
+        if self.float8 != "off" and self.precision == "fp32":
+            raise UserError(
+                f"engine.float8 is {self.float8!r} with engine.precision fp32; allowed: bf16, and auto where it takes "
+                "bf16: give --engine.precision bf16, or --engine.float8 off"
             )
 
 
@@ -200,6 +214,7 @@ class HangConfig:
 
 _MOST_BATCH = 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
 MOST_THREADS = 1024
+_FLOAT8_MULTIPLE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +304,8 @@ class TrainingJob:
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
         if self.optimizer.name == "muon":
             self._refuse_for_muon()
+        if self.engine.float8 != "off":
+            self._refuse_for_float8()
         if self.data.mixup.binary_targets and self.loss != "sigmoid":
             raise UserError(
                 f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "
@@ -313,6 +330,21 @@ class TrainingJob:
             raise UserError(
                 f"optimizer.name is 'muon' with model.name {self.model.name!r}; allowed: Transformers and hybrids "
                 "(Muon updates the matrices of their blocks, and a BiT ResNet has none): give --optimizer.name adamw"
+            )
+
+    def _refuse_for_float8(self) -> None:
+        """UserError for a model without blocks, or whose layers do not fit GPUs' products of float8."""
+        what = f"engine.float8 is {self.engine.float8!r} with model.name {self.model.name!r}"
+        if self.model.is_bit:
+            raise UserError(
+                f"{what}; allowed: Transformers and hybrids (float8 is for the dense layers of their blocks, and a BiT "
+                "ResNet has none): give --engine.float8 off"
+            )
+        width, mlp_width = self.model.size.width, self.model.size.mlp_width
+        if width % _FLOAT8_MULTIPLE or mlp_width % _FLOAT8_MULTIPLE:
+            raise UserError(
+                f"{what}, of width {width} and MLP width {mlp_width}; allowed: multiples of {_FLOAT8_MULTIPLE} (GPUs "
+                "have no other products of float8): give such widths, or --engine.float8 off"
             )
 
     def _refuse_labels(self) -> None:

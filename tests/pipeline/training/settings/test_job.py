@@ -9,7 +9,7 @@ from jobs.recipes import finetune, pretrain
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.models.config import num_masked_outputs
+from pipeline.models.config import SIZES, ModelConfig, num_masked_outputs
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 from shards.config import HeldOutConfig
@@ -52,6 +52,16 @@ UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
             },
             "schedule.learning_rate is 0.0 with optimizer.decay_scale 'schedule'",
             id="a decay that follows a schedule of zeros",
+        ),
+        pytest.param(
+            {"engine": EngineConfig(float8="rowwise"), "model": ModelConfig(name="bit_r50x1")},
+            "engine.float8 is 'rowwise' with model.name 'bit_r50x1'; allowed: Transformers and hybrids",
+            id="float8 without the dense layers of blocks",
+        ),
+        pytest.param(
+            {"engine": EngineConfig(float8="rowwise"), "model": ModelConfig(name="vit_b16", mlp_width=3080)},
+            "'vit_b16', of width 768 and MLP width 3080; allowed: multiples of 16",
+            id="widths that no GPU multiplies in float8",
         ),
         pytest.param(
             {"evaluation": EvaluationConfig(also=("a",))},
@@ -111,6 +121,23 @@ def test_ways_to_save_that_contradict_each_other_are_refused(fields: dict[str, A
 )
 def test_other_ways_to_save_go_together(fields: dict[str, Any]) -> None:
     CheckpointConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param({"zero_stage": 3}, "'rowwise' with engine.zero_stage 3; allowed: stages 1 and 2", id="stage 3"),
+        pytest.param({"precision": "fp32"}, "'rowwise' with engine.precision fp32; allowed: bf16, and auto", id="fp32"),
+    ],
+)
+def test_float8_beside_what_it_cannot_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        EngineConfig(float8="rowwise", **fields)
+
+
+def test_float8_fits_every_transformer_of_the_recipes() -> None:
+    for name in SIZES:
+        TrainingJob(model=ModelConfig(name=name), engine=EngineConfig(float8="tensorwise"))
 
 
 @pytest.mark.parametrize("fields", [{"reduce_bucket": 0}, {"allgather_bucket": 0}])

@@ -1,0 +1,51 @@
+"""Dense layers that multiply in float8 ("FP8 Formats for Deep Learning", Micikevicius et al., 2022), by torchao.
+
+torchao's Float8Linear scales both factors of each of a layer's products, forward and backward, and rounds them to 8
+bits. Parameters stay as they are, with their names: DeepSpeed and checkpoints see no difference, and whoever reads the
+weights needs no torchao. It is loaded here alone, and only for a run that asks for it.
+"""
+
+import logging
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import nn
+
+from pipeline.models.vit import Block
+
+Scaling = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
+_LEAST_CAPABILITY = (8, 9)  # of the first GPUs with products of float8: Ada, then Hopper
+_LAYERS = ("attention.qkv", "attention.out", "mlp.dense1", "mlp.dense2")
+
+
+def float8_fault(device: torch.device) -> str:
+    """Why this process cannot multiply in float8 on a device; empty if it can."""
+    if device.type != "cuda":
+        return "a CPU gains nothing from float8"
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    if capability < _LEAST_CAPABILITY:
+        least, found = (".".join(map(str, each)) for each in (_LEAST_CAPABILITY, capability))
+        return f"{name} has compute capability {found}, and products of float8 begin with {least}"
+    return "" if find_spec("torchao") else "torchao is not installed (pip install 'patchline[float8]')"
+
+
+def use_float8(model: nn.Module, scaling: Scaling, *, is_emulated: bool = False) -> None:
+    """Makes the four dense layers of each block multiply in float8, in place; call it before blocks are compiled.
+
+    `scaling`: torchao's recipe. `is_emulated`: round to float8 and multiply in fp32, which any device can."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:  # they warn of kernels that are not used here, and of torchao's own calls
+        logger.setLevel(logging.ERROR)
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+    # A weight's gradient is a sum over all tokens, whose number must be a multiple of 16: zeros are added to it.
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=is_emulated, pad_inner_dim=True)
+    for module in model.modules():
+        if isinstance(module, Block):
+            convert_to_float8_training(module, config=config, module_filter_fn=lambda _, name: name in _LAYERS)
