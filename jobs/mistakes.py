@@ -129,6 +129,7 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "amp": ("--engine.precision",),
     "bf16": ("--engine.precision",),
     "fp16": ("--engine.precision",),
+    "fp8": ("--engine.float8",),
     "zero": ("--engine.zero-stage",),
     "clip": ("--clip-norm",),
     "clip-grad": ("--clip-norm",),

@@ -44,6 +44,7 @@ def test_a_part_that_fails_loses_its_own_result_only(
     job = DoctorJob(gpu=True, device="cpu", out=str(out))
     assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
     said = capsys.readouterr().out
+    assert "no steps in float8: a CPU gains nothing from float8" in said
     assert "[1/2] broken: it ended with 1: " in said
     assert "no_such_model" in said
     assert "1 part failed: broken" in said
@@ -79,6 +80,33 @@ def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
     place = replace(world.current_world("cpu"), device=torch.device("cuda"))
     part = parts_of("cuda", num_gpus=1)["step vit_h14 eager"]
     assert gpu_parts._job(part, place).global_batch == micro_batch
+
+
+def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
+    parts = parts_of("cuda", num_gpus=1, has_float8=True)
+    more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
+    assert more == {
+        f"step {model} compiled, {scaling} float8"
+        for model in ("vit_b16", "vit_h14")
+        for scaling in ("tensorwise", "rowwise")
+    }
+    for name in more:
+        engine = gpu_parts._job(replace(parts[name], batch=8), world.current_world("cpu")).engine
+        assert name.endswith(f"{engine.float8} float8")
+        assert engine.precision == "bf16"
+
+
+@pytest.mark.long
+def test_a_step_in_float8_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, which emulates it."""
+    part = GpuPart(
+        kind="step", device="cpu", model="vit_ti16", image_size=32, batch=3, seconds=0.1, float8="tensorwise"
+    )
+    monkeypatch.setattr(trial, "parts_of", lambda *_, **__: {"float8": part})
+    out = tmp_path / "gpu.json"
+    assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.DONE
+    assert measured(out)["parts"]["float8"]["result"]["micro_batch"] == 3
+    assert b"No steps in float8: a CPU gains nothing from float8." in out.with_suffix(".html").read_bytes()
 
 
 def test_rounds_last_as_long_as_they_should_although_the_first_calls_take_no_time() -> None:

@@ -121,7 +121,8 @@ def test_a_run_builds_the_layers_that_it_asks_for() -> None:
     for job, names in ((job_with("off"), {"Linear"}), (job_with("tensorwise"), {"Float8Linear"})):
         for block in blocks_of(starting_model(job, is_compiled=False)):
             assert {type(block.get_submodule(name)).__name__ for name in LAYERS} == names
-    for scaling, is_rounded in (("tensorwise", False), ("rowwise", True)):
+    rounded: dict[Scaling, bool] = {"tensorwise": False, "rowwise": True}
+    for scaling, is_rounded in rounded.items():
         for block in blocks_of(starting_model(job_with(scaling), is_compiled=True)):
             compiled: Any = block._compiled_call_impl
             assert compiled.get_compiler_config()["emulate_precision_casts"] is is_rounded
