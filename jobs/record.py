@@ -179,7 +179,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "HangConfig": ("join_seconds",),
     "EngineConfig": (
         *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
-        *("deterministic", "skip_branches", "overlap", "attention", "float8"),
+        *("deterministic", "skip_branches", "overlap", "attention", "float8", "cuda_graphs"),
     ),
     "PackJob": (
         "split_test",

@@ -270,7 +270,12 @@ class _Run:
             use_float8(model, self.job.engine.float8, is_emulated=not _is_gpu(self.place))
         if self.compiled:
             engine = self.job.engine
-            compile_blocks(model, deterministic=engine.deterministic, rounds_as_eager=engine.float8 == "rowwise")
+            compile_blocks(
+                model,
+                deterministic=engine.deterministic,
+                rounds_as_eager=engine.float8 == "rowwise",
+                cuda_graphs=engine.cuda_graphs,
+            )
         self._engine = Engine(
             model,
             config=self.job.engine,
@@ -294,6 +299,8 @@ class _Run:
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
             return classification_loss(model(self._images), self._labels, name=self.job.loss)
 
+        if self.job.engine.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = self._engine.accumulate(loss_of)
         self._engine.update(learning_rate=RATE)
         return loss
@@ -306,7 +313,11 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
     job = TrainingJob(
         model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),
         engine=EngineConfig(
-            zero_stage=part.zero_stage, precision=precision, deterministic=part.deterministic, float8=part.float8
+            zero_stage=part.zero_stage,
+            precision=precision,
+            deterministic=part.deterministic,
+            float8=part.float8,
+            cuda_graphs=part.cuda_graphs,
         ),
         optimizer=OptimizerConfig(name="adamw"),
         device=part.device,

@@ -19,6 +19,7 @@ class GpuPart:
     compiled: bool = False
     deterministic: bool = False
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
+    cuda_graphs: bool = False
     zero_stage: Literal[1, 2, 3] = 1
     shapes: Sequence[Sequence[Any]] = ()
     data_url: str = ""
@@ -109,6 +110,11 @@ def parts_of(
         parts[f"step {model} compiled, {scaling} float8"] = GpuPart(
             kind="step", model=model, compiled=True, float8=scaling, **own
         )
+    if device == "cuda":  # with few images, the host takes longer to launch the kernels than they take
+        few = own | {"batch": 32}
+        for is_on in (False, True):
+            name = f"step {least} of 32 images compiled{', CUDA graphs' if is_on else ''}"
+            parts[name] = GpuPart(kind="step", model=least, compiled=True, cuda_graphs=is_on, **few)
     parts["attention"] = GpuPart(kind="attention", shapes=[astuple(shape) for shape in sizes.shapes], **own)
     parts[f"deterministic {least} compiled"] = GpuPart(
         kind="determinism", model=least, compiled=True, deterministic=True, **own

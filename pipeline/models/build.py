@@ -48,7 +48,12 @@ def blocks_of(model: Model) -> Iterator[nn.Module]:
 
 
 def compile_blocks(
-    model: Model, *, deterministic: bool = False, rounds_as_eager: bool = False, backend: str = "inductor"
+    model: Model,
+    *,
+    deterministic: bool = False,
+    rounds_as_eager: bool = False,
+    cuda_graphs: bool = False,
+    backend: str = "inductor",
 ) -> None:
     """Compiles block by block with torch.compile, in place: parameters keep their names, equal blocks share kernels.
 
@@ -56,13 +61,18 @@ def compile_blocks(
     evaluation. On a GPU, inductor times variants of a reduction and pads matrix products where that is faster, so a
     restarted run may add up in another order. `deterministic`: it chooses by rule instead, and a restarted run computes
     the same bits. On a CPU it always does. `rounds_as_eager`: what one kernel computes after another is rounded to bf16
-    in between, even if they are fused. Dropout follows torch's generator, but draws other masks than without
-    compilation.
+    in between, even if they are fused. `cuda_graphs`: each block is launched as a CUDA graph; call
+    torch.compiler.cudagraph_mark_step_begin before each micro-batch. Dropout follows torch's generator, but draws other
+    masks than without compilation.
     """
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
     # ResNet are one function, and a hybrid has more than 8 shapes of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
-    chosen = {"deterministic": deterministic, "emulate_precision_casts": rounds_as_eager}
+    chosen = {
+        "deterministic": deterministic,
+        "emulate_precision_casts": rounds_as_eager,
+        "triton.cudagraphs": cuda_graphs,
+    }
     options = {name: True for name, is_on in chosen.items() if is_on and backend == "inductor"} or None
     for block in blocks_of(model):
         block.compile(backend=backend, dynamic=False, options=options)

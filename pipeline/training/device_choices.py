@@ -155,6 +155,13 @@ def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) 
         )
 
 
+def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
+    """UserError, the same on every rank, if the job asks for CUDA graphs where there are none."""
+    if job.engine.cuda_graphs and not (world.device.type == "cuda" and is_compiled):
+        what = "a CPU has none" if world.device.type != "cuda" else "the blocks are not compiled"
+        raise UserError(f"engine.cuda_graphs is on, but {what}; allowed here: off")
+
+
 def with_precision(
     job: TrainingJob, manifest: CheckpointManifest | None, *, bf16: Bf16, say: bool = False
 ) -> TrainingJob:

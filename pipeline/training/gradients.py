@@ -119,6 +119,8 @@ class Gradients:
                     sources, targets = self.masked(batch.step, chosen, images)
                 is_plain = branches is None and sources is None  # a ResNet has no other input than images
                 more = () if is_plain else (branches, sources, kept)
+            if self.job.engine.cuda_graphs:  # what the last micro-batch has computed is used up
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(

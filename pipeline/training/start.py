@@ -19,7 +19,7 @@ from pipeline.models.float8 import use_float8
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
 from pipeline.runs.starts import StartTimes
-from pipeline.training.device_choices import refuse_missing_float8, with_attention
+from pipeline.training.device_choices import refuse_missing_float8, refuse_missing_graphs, with_attention
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
@@ -44,6 +44,7 @@ def start_engine(
     devices. Rank 0 says what is to come. Collective."""
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
+    refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
     fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
     job = with_checked_overlap(job, fit.plan, world)
     job = with_attention(job, world)
@@ -135,7 +136,12 @@ def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device 
         use_float8(model, scaling, is_emulated=device.type == "cpu")
     if is_compiled:
         # As torchtitan does: with fused norms that were not rounded, rowwise scales made losses NaN (pytorch #150859).
-        compile_blocks(model, deterministic=job.engine.deterministic, rounds_as_eager=scaling == "rowwise")
+        compile_blocks(
+            model,
+            deterministic=job.engine.deterministic,
+            rounds_as_eager=scaling == "rowwise",
+            cuda_graphs=job.engine.cuda_graphs,
+        )
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
     return model

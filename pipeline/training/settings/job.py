@@ -122,6 +122,9 @@ class EngineConfig:
     float8: Literal["off", "tensorwise", "rowwise", "rowwise_with_gw_hp"] = "off"
     """Multiply in float8 in the four dense layers of each block, by a recipe of torchao: with a scale for each tensor,
     for each row, or for each row and with gradients of weights in bf16. For GPUs of compute capability 8.9 and more."""
+    cuda_graphs: bool = False
+    """Have the host launch the kernels of each compiled block at once, as a CUDA graph, which gains time where batches
+    per GPU are small. For GPUs, compiled blocks and micro-batches of one size."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
     and nothing to overlap); on a CPU at most MOST_ON_CPU."""
@@ -145,6 +148,12 @@ class EngineConfig:
                 'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
                 "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
                 "--engine.compile off"
+            )
+        if self.cuda_graphs and (self.zero_stage == 3 or self.compile == "off"):
+            raise UserError(
+                f"engine.cuda_graphs is on with engine.zero_stage {self.zero_stage} and engine.compile "
+                f"{self.compile!r}; allowed: stages 1 and 2 with compiled blocks, whose kernels a graph holds: give "
+                "--engine.zero-stage 2 --engine.compile on, or --engine.cuda-graphs off"
             )
         if self.float8 != "off" and self.zero_stage == 3:
             raise UserError(
@@ -306,6 +315,12 @@ class TrainingJob:
             self._refuse_for_muon()
         if self.engine.float8 != "off":
             self._refuse_for_float8()
+        if self.engine.cuda_graphs and self.model.stochastic_depth and self.engine.skip_branches:
+            raise UserError(
+                f"engine.cuda_graphs is on with model.stochastic_depth {self.model.stochastic_depth:g} and "
+                "engine.skip_branches, whose blocks compute another number of images in each step; allowed: one "
+                "number, as a graph has: give --engine.skip-branches off, or --engine.cuda-graphs off"
+            )
         if self.data.mixup.binary_targets and self.loss != "sigmoid":
             raise UserError(
                 f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "

@@ -177,6 +177,23 @@ def test_every_kind_of_block_is_compiled_for_training_and_for_evaluation() -> No
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * 8
 
 
+def test_what_is_asked_of_the_compiler_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs are for GPUs: here nothing more can be seen of them."""
+    asked: list[object] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _, **options: asked.append(options["options"]))
+    model = with_random_head(VIT)
+    compile_blocks(model)
+    compile_blocks(model, cuda_graphs=True)
+    compile_blocks(model, deterministic=True, rounds_as_eager=True)
+    assert asked[:: len(asked) // 3] == [
+        None,
+        {"triton.cudagraphs": True},
+        {"deterministic": True, "emulate_precision_casts": True},
+    ]
+    assert asked[1] is None
+    assert "triton.cudagraphs" in torch._inductor.list_options()
+
+
 @needs_compiler
 def test_a_fault_of_the_compiler_is_told_in_a_line() -> None:
     cpu = torch.device("cpu")

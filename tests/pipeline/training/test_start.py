@@ -1,6 +1,7 @@
 """Where a run starts from."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,6 +212,22 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     assert decided("auto") == "math", "flex is not tried"
     assert decided("flex") == "flex"
     assert used == ["efficient", "math", "math", "math", "flex"]
+
+
+@pytest.mark.parametrize(
+    ("device", "is_compiled", "why"),
+    [("cpu", True, "a CPU has none"), ("cuda", False, "the blocks are not compiled"), ("cuda", True, "")],
+)
+def test_graphs_are_refused_where_there_are_none(device: str, is_compiled: bool, why: str) -> None:
+    world = replace(one_world(), device=torch.device(device))
+    job = replace(with_classes(digits_smoke()), engine=EngineConfig(cuda_graphs=True))
+    with (
+        pytest.raises(UserError, match=f"engine.cuda_graphs is on, but {why}; allowed here: off")
+        if why
+        else nullcontext()
+    ):
+        device_choices.refuse_missing_graphs(job, world, is_compiled=is_compiled)
+    device_choices.refuse_missing_graphs(with_classes(digits_smoke()), world, is_compiled=is_compiled)
 
 
 def test_a_cpu_has_one_way_to_compute_attention() -> None:

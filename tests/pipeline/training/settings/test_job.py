@@ -64,6 +64,11 @@ UP_TO_1 = r"allowed: 0 \(off\) to below 1$"
             id="widths that no GPU multiplies in float8",
         ),
         pytest.param(
+            {"engine": EngineConfig(cuda_graphs=True), "model": ModelConfig(name="vit_b16", stochastic_depth=0.2)},
+            "engine.cuda_graphs is on with model.stochastic_depth 0.2 and engine.skip_branches",
+            id="graphs of a number of images that varies",
+        ),
+        pytest.param(
             {"evaluation": EvaluationConfig(also=("a",))},
             "evaluation.also says nothing without evaluation.url or data.held_out",
             id="scores beside nothing",
@@ -133,6 +138,14 @@ def test_other_ways_to_save_go_together(fields: dict[str, Any]) -> None:
 def test_float8_beside_what_it_cannot_have_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         EngineConfig(float8="rowwise", **fields)
+
+
+@pytest.mark.parametrize("fields", [{"zero_stage": 3}, {"compile": "off"}], ids=str)
+def test_graphs_without_compiled_blocks_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=r"engine.cuda_graphs is on with .*; allowed: stages 1 and 2 with compiled blocks"
+    ):
+        EngineConfig(cuda_graphs=True, **fields)
 
 
 def test_float8_fits_every_transformer_of_the_recipes() -> None:
