@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.manifest import manifest_from_json
-from pipeline.models import ModelConfig, build_model
-from pipeline.models.build import blocks_of, compile_blocks, unfilled_model
+from pipeline.models import ModelConfig
+from pipeline.models.build import blocks_of, compile_blocks, initial_of, unfilled_model
 from pipeline.models.float8 import Scaling, float8_fault, use_float8
+from pipeline.models.vit import ViT
 from pipeline.ranks.free_port import free_port
 from pipeline.ranks.world import World
 from pipeline.training import device_choices
@@ -54,10 +55,7 @@ def job_with(float8: Float8, **engine: Any) -> TrainingJob:
 
 def step_of(model: torch.nn.Module) -> Step:
     """The outputs for a few images, and the gradients of their mean square, all in one."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():  # the head is zero, and gives zero gradients to all below
-            parameter.copy_(parameter + 0.05 * torch.randn(parameter.shape, generator=generator))
+    generator = torch.Generator().manual_seed(1)
     logits = model(torch.randint(0, 256, (NUM_IMAGES, 16, 16, 3), dtype=torch.uint8, generator=generator)).float()
     logits.square().mean().backward()
     return logits.detach(), torch.cat(
@@ -65,8 +63,13 @@ def step_of(model: torch.nn.Module) -> Step:
     )
 
 
-def bf16_model() -> torch.nn.Module:
-    return build_model(MODEL).to(torch.bfloat16)
+def bf16_model() -> ViT:
+    model, generator = ViT(MODEL), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # noise: a head of zeros gives no gradients to all below
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(initial_of(MODEL, name, tuple(parameter.shape), seed=0) + 0.05 * noise)
+    return model.to(torch.bfloat16)
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -220,7 +223,7 @@ def test_compiled_blocks_of_float8_are_whole_graphs() -> None:
         exact, compiled = bf16_model(), bf16_model()
         for model in (exact, compiled):
             use_float8(model, scaling)
-        compile_blocks(compiled, backend="aot_eager")  # type: ignore[arg-type]
+        compile_blocks(compiled, backend="aot_eager")
         torch._dynamo.utils.counters.clear()
         for kept in ((5, 3), (4, 6), (2, 5)):
             images = torch.zeros(7, 16, 16, 3, dtype=torch.uint8)
