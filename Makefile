@@ -115,12 +115,19 @@ fuzz: .venv/.all ## Give damaged and hostile files to all readers, an hour: make
 	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
 
 # The peers need older versions of our requirements, so they have their own environment.
+# FFCV is built here. Its opencv-python would overwrite opencv-python-headless, which is the same module; --as-needed links
+# only the parts of OpenCV that it uses.
+BENCH_FFCV := .venv-bench/bin/python -m pip --disable-pip-version-check install numba terminaltables pytorch_pfn_extras fastargs assertpy tqdm psutil && \
+	LDFLAGS=-Wl,--as-needed .venv-bench/bin/python -m pip --disable-pip-version-check install --no-deps ffcv==1.0.2
+
 bench-env: ## Make .venv-bench with the tools that benchmarks/ compares with
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH)
 	.venv-bench/bin/python -m pip --disable-pip-version-check install $(TORCH) --editable '.[bench]'
+	@if pkg-config --exists opencv4 libturbojpeg; then $(BENCH_FFCV); else \
+	  echo "make bench-env: without FFCV, whose headers are missing (Debian: apt-get install pkg-config libopencv-dev libturbojpeg0-dev)"; fi
 
-bench: .venv/.all ## Compare steps, checkpoints, loader and S3 with other tools, 100 minutes: make bench IMAGES=DIR [WORK=DIR]
+bench: .venv/.all ## Compare steps, checkpoints, loader and S3 with other tools, 150 minutes: make bench IMAGES=DIR [WORK=DIR]
 	@test -n "$(IMAGES)" || { echo "make bench: which photographs? IMAGES=folder of CLASS_anything.JPEG files (say, 500 of ImageNet)"; exit 1; }
 	@test -x .venv-bench/bin/python || { echo "make bench: the peers are missing (run: make bench-env)"; exit 1; }
 	$(VENV)/bin/python -m benchmarks.startup --out benchmarks/results/startup.json
@@ -134,6 +141,7 @@ bench: .venv/.all ## Compare steps, checkpoints, loader and S3 with other tools,
 	$(VENV)/bin/python -m benchmarks.kernels --out benchmarks/results/kernels.json
 	$(VENV)/bin/python -m benchmarks.order --out benchmarks/results/order.json
 	$(VENV)/bin/python -m benchmarks.loader --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/loader.json
+	$(VENV)/bin/python -m benchmarks.loader_busy --images "$(IMAGES)" --work "$(WORK)" --rounds 3 --out benchmarks/results/loader_busy.json
 	$(VENV)/bin/python -m benchmarks.s3 --images "$(IMAGES)" --work "$(WORK)" --out benchmarks/results/s3.json
 
 docs: .venv/.all ## Build the documentation as a site, for a browser: site/index.html

@@ -1,15 +1,20 @@
-"""The cost of an image in our loader, webdataset, MosaicML Streaming, LitData and torchvision's ImageFolder.
+"""The cost of an image in our loader, DALI, FFCV, SPDL, webdataset, MosaicML Streaming, LitData and ImageFolder.
 
 Photographs are copied until there are enough, and stored in the layout of each loader. Each arm runs one epoch of the
 training transform to 224 pixels (inception crop of at least 5 % of the area, bilinear, flip) and makes shuffled uint8
-batches of 64 with two worker processes (ours: two threads). Peers decode with Pillow and torchvision's transforms, as
-they usually do. In separate arms they use our view, so that only the loaders are compared; the bare decoder is the
-limit. Our loader shuffles 512 images at a time (8 lanes of one block of 64; its default of 16,384 would hold all of so
-small a dataset) on top of packing's permutation. webdataset shuffles 1,000 per worker, the others use their defaults.
+batches of 64 with two worker processes (ours, DALI, FFCV and SPDL: two threads). DALI (on the CPU), FFCV and SPDL have
+their own decoders; the other peers decode with Pillow and torchvision's transforms, as they usually do. In separate
+arms these use our view, so that only the loaders are compared; the bare decoder is the limit.
+
+Our loader shuffles 512 images at a time (8 lanes of one block of 64; its default of 16,384 would hold all of so small a
+dataset) on top of packing's permutation; so do DALI and each worker of webdataset, and a chunk of LitData holds about
+as many. ImageFolder, MosaicML, FFCV and SPDL shuffle all images, because they read them one by one; the arm "patchline,
+shuffles all" is compared with these. Peak memory is the sum of the proportional set sizes (PSS) of all processes.
 
 All arms run in one run, one after another, in an order that rotates from round to round, each in its own process with a
 warm page cache; the first round is not counted. Every arm must return the same images, compared by their labels. Peers
-need their own environment (`make bench-env`). Command (about 25 minutes on 2 cores):
+need their own environment (`make bench-env`); arms of those that it lacks are left out. Command (about 40 minutes on 2
+cores):
 
     python -m benchmarks.loader --images DIR --work DIR --out benchmarks/results/loader.json
 """
@@ -18,12 +23,14 @@ import argparse
 import hashlib
 import json
 import shlex
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.loader_arms import ARMS
-from benchmarks.loader_prepare import FOLDERS, LITDATA, MOSAICML, PATCHLINE, WEBDATASET, prepare
+from benchmarks.loader_prepare import BETON, FOLDERS, LITDATA, MOSAICML, PATCHLINE, WEBDATASET, prepare
 from benchmarks.measure import machine
 from benchmarks.rounds import (
     Aim,
@@ -40,12 +47,15 @@ from benchmarks.rounds import (
     write,
 )
 
-LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA)
+LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA, BETON)
 OURS, ANTIALIASED, FOLDER = "patchline", "patchline, antialiased", "ImageFolder"
-STREAMING = ("webdataset", "MosaicML", "LitData")
-CPU, RATE, MEMORY = "cpu_seconds_per_1000", "images_per_second", "whole_peak_bytes"
+ALL_SHUFFLED = "patchline, shuffles all"
+STREAMING, NATIVE = ("webdataset", "MosaicML", "LitData"), ("DALI", "FFCV", "SPDL")
+BUFFERED = ("webdataset", "LitData", "DALI")  # peers that hold images to shuffle them; the others shuffle all
+CPU, RATE = "cpu_seconds_per_1000", "images_per_second"
+MEMORY, OWN_MEMORY = "whole_peak_bytes", "whole_peak_own_bytes"
 FIGURES = (
-    *(CPU, RATE, MEMORY, "first_batch_seconds", "epoch_cpu_seconds_per_1000", "epoch_images_per_second"),
+    *(CPU, RATE, MEMORY, OWN_MEMORY, "first_batch_seconds", "epoch_cpu_seconds_per_1000", "epoch_images_per_second"),
     *("whole_cpu_seconds", "whole_wall_seconds", "import_cpu_seconds", "import_wall_seconds"),
 )
 MOST_SECONDS_AN_ARM = 900.0
@@ -53,19 +63,9 @@ MOST_SECONDS_AN_ARM = 900.0
 
 def main() -> None:
     """Prepares the layouts, measures all arms, prints and keeps the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=Path, required=True, help="folder of CLASS_anything.JPEG files")
-    parser.add_argument("--work", type=Path, required=True, help="folder of the layouts, kept for the next run")
-    parser.add_argument("--repeat-to", type=int, default=5120, help="number of images, a multiple of 64")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lanes", type=int, default=8, help="lanes of our order; 8 lanes shuffle 512 images")
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
-    parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
-    parser.add_argument("--out", type=Path)
+    parser = parser_of(__doc__, arms=list(ARMS))
     arguments = parser.parse_args()
-    if not Path(arguments.peers).exists():
-        parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
-    prepare(arguments.images, arguments.work, arguments.repeat_to, peers=arguments.peers, layouts=LAYOUTS)
+    ready(parser, arguments)
 
     def keep(rounds: list[Round]) -> None:
         write(arguments.out, results(rounds, arguments))
@@ -75,16 +75,49 @@ def main() -> None:
     sys.stdout.write(f"\n{table(result['arms'])}\n{aims_table(result['aims'])}")
 
 
-def one_arm(name: str, arguments: argparse.Namespace) -> Report:
-    """Runs an arm with its layout in the page cache."""
+def parser_of(description: str | None, *, arms: list[str]) -> argparse.ArgumentParser:
+    """The options of a benchmark of these arms."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True, help="folder of CLASS_anything.JPEG files")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the layouts, kept for the next run")
+    parser.add_argument("--repeat-to", type=int, default=5120, help="number of images, a multiple of 64")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lanes", type=int, default=8, help="lanes of our order; 8 lanes shuffle 512 images")
+    parser.add_argument("--arms", nargs="+", default=arms, choices=list(ARMS), metavar="ARM")
+    parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
+    parser.add_argument("--out", type=Path)
+    return parser
+
+
+def ready(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Leaves out arms of peers that are not installed, and prepares the layouts."""
+    if not Path(arguments.peers).exists():
+        parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
+    for name in [arm for arm in arguments.arms if arm.startswith((*STREAMING, *NATIVE))]:
+        for package in absent(ARMS[name][1], python=arguments.peers):
+            say(f"{name} is left out: {arguments.peers} has no {package} (docs/benchmarks.md says how to install it)")
+            arguments.arms = [arm for arm in arguments.arms if arm != name]
+    layouts = [layout for layout in LAYOUTS if layout != BETON or "FFCV" in arguments.arms]
+    prepare(arguments.images, arguments.work, arguments.repeat_to, peers=arguments.peers, layouts=layouts)
+
+
+def absent(packages: Sequence[str], *, python: str) -> list[str]:
+    """Which of these packages another Python does not have."""
+    ask = "import sys; from importlib.metadata import version; version(sys.argv[1])"
+    asked = {name: subprocess.run([python, "-c", ask, name], capture_output=True, check=False) for name in packages}
+    return [name for name, done in asked.items() if done.returncode]
+
+
+def one_arm(name: str, arguments: argparse.Namespace, *more: str) -> Report:
+    """Runs an arm with its layout in the page cache. `more` words of its command line may be given."""
     for layout in LAYOUTS:
         for path in (arguments.work / layout).rglob("*"):
             if path.is_file():
                 path.read_bytes()
-    python = sys.executable if not name.startswith((*STREAMING, FOLDER)) else arguments.peers
+    python = sys.executable if not name.startswith((*STREAMING, *NATIVE, FOLDER)) else arguments.peers
     report = arguments.work / "report"
     words = ["--work", str(arguments.work), "--images", str(arguments.repeat_to), "--report", str(report)]
-    words += ["--lanes", str(arguments.lanes)]
+    words += ["--lanes", str(arguments.lanes), *more]
     said = measured([python, "-m", "benchmarks.loader_arms", name, *words], report, seconds=MOST_SECONDS_AN_ARM)
     counts = json.dumps(said.pop("label_counts", None))
     return said if "failed" in said else said | {"labels_sha256": hashlib.sha256(counts.encode()).hexdigest()}
@@ -99,7 +132,7 @@ def results(rounds: list[Round], arguments: argparse.Namespace) -> dict[str, Any
     return {
         "command": "python -m benchmarks.loader --images DIR --work DIR "
         f"--repeat-to {arguments.repeat_to} --rounds {arguments.rounds} --lanes {arguments.lanes} "
-        f"--arms {shlex.join(arguments.arms)} --out benchmarks/results/loader.json",
+        f"--arms {shlex.join(arguments.arms)} --out benchmarks/results/{(arguments.out or Path('loader.json')).name}",
         "machine": machine(),
         "versions": {
             name: report["versions"] for one in rounds[:1] for name, report in one.items() if "versions" in report
@@ -132,10 +165,24 @@ def aims(rounds: list[Round]) -> list[Aim]:
         Aim(what=f"CPU: ours / {bare}, two threads", limit=1.15, found=ratios(rounds, OURS, bare_2, CPU)),
         Aim(what="stretch goal: CPU-seconds per 1,000 images", limit=1.9, found=values(rounds, OURS, CPU)),
         Aim(what=f"stretch goal: CPU, ours / {full}", limit=1.0, found=ratios(rounds, OURS, full, CPU)),
-        *(
-            Aim(what=f"peak memory: ours / {peer}", limit=1.0, found=ratios(rounds, OURS, peer, MEMORY))
-            for peer in (*peers, FOLDER)
-        ),
+        *_native_aims(rounds),
+        *_memory_aims(rounds),
+    ]
+
+
+def _native_aims(rounds: list[Round]) -> list[Aim]:
+    """Whether any peer with a native decoder takes less CPU than ours, with and without antialiasing."""
+    pairs = [("DALI", OURS), ("DALI, antialiased", ANTIALIASED), ("FFCV", ANTIALIASED), ("SPDL", ANTIALIASED)]
+    return [_times(f"CPU: {peer} / {mine}", 1.0, ratios(rounds, peer, mine, CPU)) for peer, mine in pairs]
+
+
+def _memory_aims(rounds: list[Round]) -> list[Aim]:
+    """Peak memory beside each peer whose shuffle reaches as far as ours."""
+    peers = (*STREAMING, *NATIVE, FOLDER)
+    pairs = [(OURS if peer in BUFFERED else ALL_SHUFFLED, peer) for peer in peers]
+    return [
+        Aim(what=f"peak memory: {mine} / {peer}", limit=1.0, found=ratios(rounds, mine, peer, MEMORY))
+        for mine, peer in pairs
     ]
 
 
@@ -164,7 +211,7 @@ def table(arms: dict[str, Report]) -> str:
     """The arms as Markdown, the cheapest first."""
     rows = [
         "| | CPU-s per 1,000 | images/s | first batch, s | with start and end: CPU-s per 1,000, images/s | "
-        "whole command: CPU-s, s | peak memory, MB |",
+        "whole command: CPU-s, s | peak memory, MB (without mapped files) |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, arm in sorted(arms.items(), key=lambda item: item[1][CPU][1:2] or [float("inf")]):
@@ -175,7 +222,7 @@ def table(arms: dict[str, Report]) -> str:
         cells = [name + failed, *(cell(arm[figure]) for figure in (CPU, RATE, "first_batch_seconds"))]
         cells.append(f"{arm['epoch_cpu_seconds_per_1000'][1]:.2f}, {arm['epoch_images_per_second'][1]:.0f}")
         cells.append(f"{arm['whole_cpu_seconds'][1]:.1f}, {arm['whole_wall_seconds'][1]:.1f}")
-        cells.append(f"{arm[MEMORY][1] / 1e6:.0f}")
+        cells.append(f"{arm[MEMORY][1] / 1e6:.0f} ({arm[OWN_MEMORY][1] / 1e6:.0f})")
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 

@@ -4,6 +4,8 @@
 
 CPU-seconds are those of this process and all its descendants. "Steady" is from the end of the first eighth of the
 batches to the end of the seventh: the loader is full of work in progress at both moments, so that its cost cancels.
+With `--step-threads`, a busy step computes beside it, and its products per second are reported too; CPU-seconds then
+include it.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loader_bare import bare
+from benchmarks.loader_native import dali, ffcv, spdl
 from benchmarks.loader_ours import ours
 from benchmarks.loader_peers import imagefolder, litdata, mosaicml, webdataset
 from benchmarks.loader_settings import Settings
+from benchmarks.loader_step import BusyStep
 
 Batches = Iterator[tuple[Any, Any]]  # images uint8 of any layout, labels
 PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow")
@@ -31,15 +36,17 @@ WARM_SHARE = 8  # an eighth of the batches is before the steady part, and an eig
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The clock in seconds, and the CPU-seconds of this process and its descendants."""
+    """The clock in seconds, the CPU-seconds of this process and its descendants, and what the busy step has done."""
 
     wall: float
     cpu: float
+    products: int = 0
 
     @classmethod
-    def now(cls) -> "Moment":
+    def now(cls, step: BusyStep | None = None) -> "Moment":
         """The current moment."""
-        return cls(wall=time.monotonic(), cpu=_own_cpu_seconds() + sum(map(_cpu_seconds, _below(os.getpid()))))
+        cpu = _own_cpu_seconds() + sum(map(_cpu_seconds, _below(os.getpid())))
+        return cls(wall=time.monotonic(), cpu=cpu, products=step.count if step else 0)
 
 
 def main() -> None:
@@ -50,13 +57,16 @@ def main() -> None:
     parser.add_argument("--report", type=Path, required=True)
     for name, value in (("images", 0), ("batch", 64), ("workers", 2), ("lanes", 16), ("window-blocks", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--step-threads", type=int, default=0, help="threads of a busy step beside the loader; 0: none")
     arguments = parser.parse_args()
     load, packages = ARMS[arguments.arm]
-    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "report")}
+    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "report", "step_threads")}
     settings = Settings(**given)
     began = time.monotonic()
     batches = load(settings)
-    report = one_epoch(batches, settings) | {
+    with BusyStep(arguments.step_threads) if arguments.step_threads else nullcontext() as step:
+        report = one_epoch(batches, settings, step)
+    report |= {
         "import_wall_seconds": time.monotonic() - began,
         "versions": {package: version(package) for package in (*PACKAGES, *packages)},
     }
@@ -68,16 +78,17 @@ def main() -> None:
     arguments.report.write_text(json.dumps(report))
 
 
-def one_epoch(batches: Callable[[], Batches], settings: Settings) -> dict[str, Any]:
+def one_epoch(batches: Callable[[], Batches], settings: Settings, step: BusyStep | None = None) -> dict[str, Any]:
     """Takes every batch. RuntimeError if they are not one epoch of images of the right size."""
     num_batches, size = settings.images // settings.batch, settings.image_size
     counts, number, marks = np.zeros(0, dtype=np.int64), 0, marks_of(num_batches)
+    alone = step.rate_alone() if step else 0.0
     start = Moment.now()
     moments = {0: start}
     for images, labels in batches():
         number += 1
         if number in marks:
-            moments[number] = Moment.now()
+            moments[number] = Moment.now(step)
         if str(images.dtype).removeprefix("torch.") != "uint8" or images.shape[0] * size * size * 3 != _size(images):
             raise RuntimeError(f"batch {number} is {images.dtype}{list(images.shape)}")
         more = np.bincount(np.asarray(labels).reshape(-1), minlength=counts.size)
@@ -90,6 +101,7 @@ def one_epoch(batches: Callable[[], Batches], settings: Settings) -> dict[str, A
         "epoch_wall_seconds": end.wall - start.wall,
         "import_cpu_seconds": start.cpu,
         "label_counts": counts.tolist(),
+        **({"step_alone_per_second": alone} if step else {}),
     }
 
 
@@ -110,6 +122,7 @@ def figures(moments: Mapping[int, Moment], end: Moment, *, num_batches: int, bat
         "first_batch_seconds": first.wall - start.wall,
         "epoch_cpu_seconds_per_1000": (end.cpu - start.cpu) / images * 1000,
         "epoch_images_per_second": images / (end.wall - start.wall),
+        "step_per_second": (steady_end.products - steady.products) / (steady_end.wall - steady.wall),
     }
 
 
@@ -143,6 +156,11 @@ ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ..
     "patchline": (ours, ()),
     "patchline, antialiased": (lambda settings: ours(settings, antialias=True), ()),
     "patchline, without the crop decoder": (lambda settings: ours(settings, library=False), ()),
+    "patchline, shuffles all": (lambda settings: ours(settings, shuffles_all=True), ()),
+    "DALI": (dali, ("nvidia-dali-cuda120",)),
+    "DALI, antialiased": (lambda settings: dali(settings, antialias=True), ("nvidia-dali-cuda120",)),
+    "FFCV": (ffcv, ("ffcv", "numba")),
+    "SPDL": (spdl, ("spdl-io",)),
     "webdataset": (webdataset, ("webdataset", "torchvision")),
     "MosaicML": (mosaicml, ("mosaicml-streaming", "torchvision")),
     "LitData": (litdata, ("litdata", "torchvision")),

@@ -7,18 +7,19 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.loader_prepare import PATCHLINE
-from benchmarks.loader_settings import MIN_AREA, Settings
+from benchmarks.loader_settings import BLOCK, MIN_AREA, Settings
 
 
 def ours(
-    settings: Settings, *, antialias: bool = False, library: bool = True
+    settings: Settings, *, antialias: bool = False, library: bool = True, shuffles_all: bool = False
 ) -> Callable[[], Iterator[tuple[Any, Any]]]:
-    """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder."""
+    """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder. `shuffles_all`: the
+    shuffle covers the whole dataset."""
     from pipeline.data import DataConfig, train_batches, transform  # noqa: PLC0415
 
     config = DataConfig(
         lanes=settings.lanes,
-        window_blocks=settings.window_blocks,
+        window_blocks=-(-settings.images // (settings.lanes * BLOCK)) if shuffles_all else settings.window_blocks,
         num_threads=settings.workers,
         augment=augment_config(antialias=antialias),
     )

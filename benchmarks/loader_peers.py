@@ -21,7 +21,6 @@ from benchmarks.torchvision_operators import import_torchvision
 
 Batches = Iterator[tuple[Any, Any]]
 Transform = Callable[[bytes], Any]  # an image's bytes -> uint8 tensor
-SHUFFLE_BUFFER = 1000
 
 
 def webdataset(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
@@ -34,7 +33,7 @@ def webdataset(settings: Settings, *, ours: bool = False) -> Callable[[], Batche
     def batches() -> Batches:
         dataset = (
             wds.WebDataset(tars, shardshuffle=len(tars))
-            .shuffle(SHUFFLE_BUFFER)
+            .shuffle(settings.reach)
             .to_tuple("jpg", "cls")
             .map_tuple(transform, int)
             .batched(settings.batch)

@@ -1,4 +1,5 @@
-"""The same images in the layout of each loader: class folders, our shards, webdataset tars, MDS, LitData chunks.
+"""The same images in the layout of each loader: class folders, our shards, webdataset tars, MDS, LitData chunks, and
+FFCV's file.
 
 Layouts that exist for the same images are not made again, so an interrupted run continues where it stopped.
 """
@@ -9,13 +10,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks.packing import copy_images
 from benchmarks.rounds import say
 
 FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA = "folders", "patchline", "webdataset", "mosaicml", "litdata"
+BETON = "ffcv"
 SMALL_BLOCKS = "small-blocks"  # our shards in blocks of SMALL_BLOCK images: many requests for faults to hit
 SMALL_BLOCK = 8
 NUM_TARS = 10  # an even number, so that two workers of webdataset get the same amount
@@ -93,7 +98,33 @@ def pack_small_blocks(images: str, out: str, _: str) -> None:
     assert run(PackJob(out=out, source=source, dedup=dedup, samples_per_block=SMALL_BLOCK)) == 0
 
 
-_OWN_LAYOUTS = {WEBDATASET: write_tars, SMALL_BLOCKS: pack_small_blocks}
+def write_beton(images: str, out: str, _: str) -> None:
+    """FFCV's DatasetWriter. Its own image field encodes pixels anew; this one stores the JPEGs as they are."""
+    import simplejpeg  # noqa: PLC0415
+    from ffcv.fields import IntField, RGBImageField  # noqa: PLC0415
+    from ffcv.fields.rgb_image import IMAGE_MODES  # noqa: PLC0415
+    from ffcv.writer import DatasetWriter  # noqa: PLC0415
+
+    from benchmarks.packing_arms import labelled_files  # noqa: PLC0415
+
+    class Jpeg(RGBImageField):  # type: ignore[misc]
+        def encode(self, destination: Any, image: bytes, malloc: Callable[[int], tuple[int, Any]]) -> None:
+            destination["mode"] = IMAGE_MODES["jpg"]
+            destination["height"], destination["width"] = simplejpeg.decode_jpeg_header(image)[:2]
+            destination["data_ptr"], storage = malloc(len(image))
+            storage[:] = np.frombuffer(image, dtype=np.uint8)
+
+    class Files(list[tuple[str, int]]):
+        def __getitem__(self, at: Any) -> Any:
+            path, label = super().__getitem__(at)
+            return Path(path).read_bytes(), label
+
+    Path(out).mkdir()
+    fields = {"image": Jpeg(), "label": IntField()}
+    DatasetWriter(f"{out}/images.beton", fields, num_workers=2).from_indexed_dataset(Files(labelled_files(images)))
+
+
+_OWN_LAYOUTS = {WEBDATASET: write_tars, BETON: write_beton, SMALL_BLOCKS: pack_small_blocks}
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ _SET_CHILD_SUBREAPER = 36  # from Linux's prctl
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Memory is the sum of proportional set sizes, so that pages shared by processes count once."""
+    """Memory is the sum of proportional set sizes, so that pages shared by processes count once. `peak_own_bytes`
+    leaves out mapped files (programs, and data that a loader maps): the system may drop and read these again."""
 
     wall_seconds: float
     cpu_seconds: float
     peak_bytes: int
+    peak_own_bytes: int
     largest_process_bytes: int
 
 
@@ -50,7 +52,13 @@ def run(
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{output.decode()[-4000:]}")
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
-    return Measured(wall_seconds=wall, cpu_seconds=cpu, peak_bytes=peak.total, largest_process_bytes=peak.largest)
+    return Measured(
+        wall_seconds=wall,
+        cpu_seconds=cpu,
+        peak_bytes=peak.total,
+        peak_own_bytes=peak.own,
+        largest_process_bytes=peak.largest,
+    )
 
 
 def _wait_for_orphans(others: set[int]) -> None:
@@ -77,7 +85,7 @@ class _Peak:
     """Polls the memory of a process and all its descendants."""
 
     def __init__(self, pid: int, *, poll_seconds: float) -> None:
-        self.total = self.largest = 0
+        self.total = self.own = self.largest = 0
         self._poll_seconds = poll_seconds
         self._pid, self._done = pid, threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -91,8 +99,10 @@ class _Peak:
 
     def _poll(self) -> None:
         while not self._done.wait(self._poll_seconds):
-            sizes = [_pss(pid) for pid in _tree(self._pid)]
+            found = [_pss(pid) for pid in _tree(self._pid)]
+            sizes = [size for size, _ in found]
             self.total, self.largest = max(self.total, sum(sizes)), max(self.largest, *sizes)
+            self.own = max(self.own, sum(size - mapped for size, mapped in found))
 
 
 def _tree(pid: int) -> list[int]:
@@ -103,11 +113,11 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _pss(pid: int) -> int:
-    for line in _lines(f"/proc/{pid}/smaps_rollup"):
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    return 0
+def _pss(pid: int) -> tuple[int, int]:
+    """Bytes of a process's proportional set, and how many of them are mapped files; zeros if it has ended."""
+    rows = (line.split() for line in _lines(f"/proc/{pid}/smaps_rollup"))
+    found = {row[0]: int(row[1]) << 10 for row in rows if row[0] in ("Pss:", "Pss_File:")}
+    return found.get("Pss:", 0), found.get("Pss_File:", 0)
 
 
 def _lines(path: str) -> list[str]:

@@ -1,23 +1,28 @@
 """Arms of benchmarks: ours compute what they should, and torchvision loads without its operators.
 
-The peers' arms need an environment of their own.
+The peers' arms need an environment of their own (`make bench-env`). The tests of those that decode in native threads
+run with its Python, and are skipped in any other.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 
 from benchmarks.kernels import attention, measured
+from benchmarks.loader import absent
 from benchmarks.loader_arms import ARMS, one_epoch
-from benchmarks.loader_prepare import PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
+from benchmarks.loader_prepare import BETON, PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
 from benchmarks.loader_settings import Settings
+from benchmarks.loader_step import BusyStep
 from benchmarks.order_arms import ARMS as ORDER_ARMS
 from benchmarks.order_arms import BATCH as ORDER_BATCH
 from benchmarks.order_arms import LARGE, OURS, ours
@@ -46,6 +51,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "patchline",
         "patchline, antialiased",
         "patchline, without the crop decoder",
+        "patchline, shuffles all",
         "bare full decode",
         "bare decode + crop + resize, 2 threads",
         "our view, from memory",
@@ -57,6 +63,70 @@ def test_an_arm_hands_over_one_epoch(arm: str, work: Path) -> None:
     assert found["label_counts"] == [21, 15, 12]  # the 20 images twice, and 8 more: the whole first class and one
     assert found["cpu_seconds_per_1000"] >= 0
     assert 0 < found["first_batch_seconds"] < found["epoch_wall_seconds"]
+
+
+COLOURS = ((200, 40, 40), (40, 200, 40), (40, 40, 200))  # of the images of each class
+
+
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    images = tmp_path_factory.mktemp("coloured")
+    for number in range(12):
+        pixels = np.empty((90, 120, 3), dtype=np.uint8)
+        pixels[:] = COLOURS[number % 3]
+        pixels[number::12] = 128  # every image has other lines
+        (images / f"n{number % 3}_word{number}.JPEG").write_bytes(simplejpeg.encode_jpeg(pixels, quality=95))
+    return images
+
+
+@pytest.mark.parametrize(
+    ("arm", "module", "layouts"),
+    [
+        ("DALI", "nvidia.dali", ()),
+        ("DALI, antialiased", "nvidia.dali", ()),
+        pytest.param("FFCV", "ffcv", (BETON,), marks=pytest.mark.long),  # it compiles itself for half a minute
+        ("SPDL", "spdl.io", ()),
+    ],
+)
+def test_a_native_peer_hands_over_crops_of_every_image_with_its_label(
+    arm: str, module: str, layouts: tuple[str, ...], coloured: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(module, reason=f"{module} is only in the environment of make bench-env")
+    prepare(coloured, tmp_path, IMAGES, peers=sys.executable, layouts=layouts)
+    settings = Settings(work=str(tmp_path), images=IMAGES, batch=BATCH, lanes=1, image_size=SIZE)
+    counts = np.zeros(3, dtype=np.int64)
+    for images, labels in ARMS[arm][0](settings)():
+        views, classes = np.asarray(images), np.asarray(labels).reshape(-1)
+        assert views.shape == (BATCH, SIZE, SIZE, 3)
+        assert views.dtype == np.uint8
+        assert np.median(views, axis=(1, 2)) == pytest.approx(np.array(COLOURS)[classes], abs=4)
+        assert len({view.tobytes() for view in views}) > 1
+        counts += np.bincount(classes, minlength=3)
+    assert counts.tolist() == [16, 16, 16]
+
+
+def test_packages_that_a_python_lacks_are_named() -> None:
+    assert absent(("numpy", "no-such-package"), python=sys.executable) == ["no-such-package"]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "window_blocks", "images", "reach"),
+    [(8, 1, 5120, 512), (8, 4, 5120, 2048), (64, 4, 5120, 5120)],
+)
+def test_the_reach_is_that_of_our_shuffle(lanes: int, window_blocks: int, images: int, reach: int) -> None:
+    assert Settings(work="", images=images, lanes=lanes, window_blocks=window_blocks).reach == reach
+
+
+def test_a_busy_step_counts_what_it_does_beside_the_loader(work: Path) -> None:
+    settings = Settings(work=str(work), images=IMAGES, batch=BATCH, lanes=4, image_size=SIZE)
+    with BusyStep(1) as step:
+        found = one_epoch(ARMS["patchline"][0](settings), settings, step)
+    done = step.count
+    assert found["step_alone_per_second"] > 0
+    assert found["step_per_second"] >= 0
+    assert done > found["step_alone_per_second"]  # it was alone for more than a second
+    time.sleep(0.05)
+    assert step.count == done
 
 
 @pytest.mark.parametrize(

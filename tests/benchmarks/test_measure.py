@@ -34,6 +34,22 @@ def test_orphans_are_counted_other_children_are_not_waited_for_and_later_orphans
     assert not is_subreaper()
 
 
+def test_mapped_files_count_in_the_peak_but_not_in_the_own_memory(tmp_path: Path) -> None:
+    mapped, own = 40_000_000, 20_000_000
+    file = tmp_path / "file"
+    file.write_bytes(b"x" * mapped)
+    code = f"""
+import mmap, time
+file = open({str(file)!r}, "rb")
+view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+total, held = sum(view[place] for place in range(0, {mapped}, 4096)), bytearray(b"x" * {own})
+time.sleep(0.5)
+"""
+    found = run([sys.executable, "-c", code])
+    assert own < found.peak_own_bytes < own + mapped / 2
+    assert found.peak_bytes > found.peak_own_bytes + mapped
+
+
 def test_a_failure_changes_nothing_either() -> None:
     with pytest.raises(RuntimeError, match="ended with 3"):
         run([sys.executable, "-c", "raise SystemExit(3)"])
