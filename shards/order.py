@@ -91,7 +91,7 @@ def _permuted(block_sizes: NDArray[np.int64], *, key: int) -> Arrays:
 
 
 class SampleOrder:
-    """Sample ids of every global batch, for any number of ranks, from any step.
+    """Sample ids of every global batch, for any number of ranks, from any step. Any thread may ask.
 
     `block_sizes`: int64[num_blocks], samples per block (uneven allowed), whose sample ids run on from block to block.
     `lanes` L and `window_blocks` W set how far the shuffle reaches (L x W blocks at a time) and how much is read ahead.
@@ -182,12 +182,16 @@ class SampleOrder:
 
     def window_samples(self, window: WindowId) -> NDArray[np.int64]:
         """Shuffled sample ids of a window, int64[its size]."""
-        if window not in self._windows:
-            if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
-                del self._windows[next(iter(self._windows))]
+        with self._lock:
+            found = self._windows.get(window)
+        if found is None:
             ids = np.concatenate([one.ids() for one in self.window_slices(window)])
-            self._windows[window] = ids[self.shuffle(window, ids)]
-        return self._windows[window]
+            found = ids[self.shuffle(window, ids)]
+            with self._lock:
+                if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
+                    del self._windows[next(iter(self._windows))]
+                self._windows[window] = found
+        return found
 
     def shuffle(self, window: WindowId, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where in `ids`, the samples of a window block by block, each sample of the shuffled window is."""

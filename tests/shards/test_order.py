@@ -234,6 +234,21 @@ def test_nobody_waits_for_an_epoch_of_others(monkeypatch: pytest.MonkeyPatch) ->
     assert order.batch(0, 12).tolist() == first
 
 
+def test_any_thread_may_ask_for_any_batch() -> None:
+    """Without the interpreter lock, one thread dropped the window that another was about to return."""
+    order, steps = SampleOrder(np.full(64, 4), seed=1, lanes=1, window_blocks=1), range(64)
+    expected, start = [order.batch(step, 4).tolist() for step in steps], threading.Barrier(4)
+
+    def ask(thread: int) -> None:
+        start.wait(60)
+        for number in range(16 * len(steps)):
+            step = (7 * number + 13 * thread) % len(steps)
+            assert order.batch(step, 4).tolist() == expected[step]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+
+
 def test_an_epoch_that_can_not_be_made_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     order = SampleOrder(np.full(5, 3), seed=0, lanes=2, window_blocks=1)
     with monkeypatch.context() as patch:
