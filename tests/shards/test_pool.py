@@ -310,6 +310,19 @@ def test_a_result_is_freed_with_its_future() -> None:
     pool.close()
 
 
+def test_a_result_is_freed_soon_though_its_thread_idles() -> None:
+    """A free-threaded Python leaves it to the thread that made an object to free it."""
+    pool = Pool(1, name="test")
+    futures = [pool.submit(lambda: np.zeros(8)) for _ in range(3)]
+    held = [weakref.ref(future.result(SECONDS)) for future in futures]
+    time.sleep(0.02)  # so that the thread waits for work when the results are dropped
+    began = time.monotonic()
+    del futures
+    wait_until(lambda: not any(one() is not None for one in held))
+    assert time.monotonic() - began < 2  # it idled for 5 s, and kept a window of a lane from being read ahead
+    pool.close()
+
+
 def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shards.pool.IDLE_SECONDS", 0.05)
     pool = Pool(3, name="test")
