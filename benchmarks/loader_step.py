@@ -13,11 +13,12 @@ class BusyStep:
     def __init__(self, num_threads: int) -> None:
         self.count = 0
         self._num_threads = num_threads
-        self._done = threading.Event()
+        self._done, self._has_begun = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "BusyStep":
         self._thread.start()
+        self._has_begun.wait()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -38,3 +39,4 @@ class BusyStep:
             torch.set_num_threads(self._num_threads)  # each time, because FFCV sets it for the whole process
             torch.mm(a, a, out=out)
             self.count += 1
+            self._has_begun.set()
