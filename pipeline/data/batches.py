@@ -82,6 +82,9 @@ class _Draws:
     operations: NDArray[np.float64]
 
 
+_NO_DRAWS = _Draws(crop=np.empty(0), colours=np.empty(0), operations=np.empty(0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
     """The samples of a batch: SAMPLE[n], what the library needs to know of them; int64[n] of which source each is,
@@ -155,9 +158,10 @@ class _Pace:
         `step_seconds`: since the last request."""
         if is_complete:
             self._steps.append((work_seconds, step_seconds))
-        elif self._steps:
+        else:
             self._steps.clear()
-            self._least = min(self.most, self.limit + 1)
+            if self.limit < self.most:
+                self._least = self.limit + 1
         if len(self._steps) < self._NUM_WATCHED:
             self.limit = self.most
             return
@@ -226,7 +230,9 @@ class TrainBatches:
                 self._pace.request(
                     is_complete=is_complete, work_seconds=sum(coming.work_seconds), step_seconds=now - last
                 )
-                self._decoders.limit, last = self._pace.limit, now
+                if self._decoders.limit != self._pace.limit:
+                    self._decoders.limit = self._pace.limit
+                last = now
                 yield batch
 
     @property
@@ -328,11 +334,11 @@ class TrainBatches:
         are_done = train_views(planned.table[first : first + len(views)], self._settings, out=views)
         has_colours = self.config.augment.num_colour_draws > 0
         found = dict[int, Labels]()
-        for number in range(len(views)) if has_colours else np.flatnonzero(~are_done).tolist():
+        left = np.arange(len(views)) if has_colours else np.flatnonzero(~are_done)
+        for number, draws in zip(left.tolist(), self._draws_of(planned, first + left), strict=True):
             self._check_open()
             entry = first + number
             source = self._sources[int(planned.sources[entry])]
-            draws = self._draws_of(source, planned.table["sample_id"][entry], planned.epochs[entry : entry + 1])
             if are_done[number]:
                 self._recolour(views[number], draws)
             else:
@@ -341,12 +347,19 @@ class TrainBatches:
         planned.work_seconds.append(time.monotonic() - began)
         return found
 
-    def _draws_of(self, source: _Source, sample_id: int, epochs: NDArray[np.int64]) -> _Draws:
-        ids, seed = np.array([sample_id], dtype=np.int64), source.seed
-        crops = draws_of(ids, epochs, seed=seed)
-        colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
-        operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
-        return _Draws(crop=crops[0], colours=colours[0], operations=operations[0])
+    def _draws_of(self, planned: _Planned, entries: NDArray[np.int64]) -> list[_Draws]:
+        """The draws of these samples of a batch."""
+        found: list[_Draws] = [_NO_DRAWS] * entries.size
+        sources = planned.sources[entries]
+        for number in set(sources.tolist()):
+            chosen, seed = np.flatnonzero(sources == number), self._sources[number].seed
+            ids, epochs = planned.table["sample_id"][entries[chosen]], planned.epochs[entries[chosen]]
+            crops = draws_of(ids, epochs, seed=seed)
+            colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
+            operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
+            for place, crop, colour, operation in zip(chosen.tolist(), crops, colours, operations, strict=True):
+                found[place] = _Draws(crop=crop, colours=colour, operations=operation)
+        return found
 
     def _recolour(self, view: Pixels, draws: _Draws) -> None:
         if self.config.augment.num_colour_draws:

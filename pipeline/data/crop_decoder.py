@@ -27,6 +27,7 @@ SOURCES = (
     *("view_resize.c", "view_resize.h"),
 )  # as in hatch_build.py; a wheel has them, too
 _INTERFACE = 2  # of crop_decoder.c
+_FOR_READING = 0x100  # PyBUF_READ
 _CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; the others take the whole image
 _LATE_CROPS = {"resize_crop": 1, "short_side_crop": 2}  # enum late_crop
 # struct sample of sample_views.c. `data` is the address of the bytes; 0: there are none. Height and width are as
@@ -131,6 +132,8 @@ class CropDecoder:
             raise ValueError(f"{path} is of version {interface()}, this code of version {_INTERFACE}")
         self.name = str(name().decode())  # for example libjpeg-turbo 2.1.5
         self.checks_crc32 = bool(checks_crc32())  # in C; otherwise ISA-L does
+        memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+        self._view_memory = memory(("PyMemoryView_FromMemory", ctypes.pythonapi))
         settings, request = ctypes.POINTER(ViewSettings), ctypes.POINTER(_Request)
         self._view.argtypes = (ctypes.c_void_p, ctypes.c_size_t, request, ctypes.c_void_p)
         self._fill.restype = None
@@ -178,10 +181,15 @@ class CropDecoder:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8{list(shape)}")
         if not self.checks_crc32:
             samples = samples.copy()
-            samples["data"][[not _is_whole(sample) for sample in samples]] = 0
+            columns = (samples[name].tolist() for name in ("data", "num_bytes", "crc32"))
+            samples["data"][[not self._is_whole(*row) for row in zip(*columns, strict=True)]] = 0
         are_done = np.zeros(samples.size, dtype=np.bool_)
         self._fill(samples.ctypes.data, samples.size, ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
         return are_done
+
+    def _is_whole(self, address: int, num_bytes: int, expected: int) -> bool:
+        """Whether there are bytes with the CRC-32 of the index."""
+        return address != 0 and crc32(self._view_memory(address, num_bytes, _FOR_READING)) == expected
 
     def crc32(self, data: bytes) -> int:
         """zlib's CRC-32."""
@@ -202,9 +210,3 @@ class CropDecoder:
         operation = _Operation(number=number, magnitude=magnitude, sign=sign, row=centre[0], column=centre[1])
         is_done = self._operation(result.ctypes.data, *result.shape[:2], ctypes.byref(operation))
         return result if is_done else None
-
-
-def _is_whole(sample: np.void) -> bool:
-    """Whether there are bytes with the CRC-32 of the index."""
-    address, num_bytes = int(sample["data"]), int(sample["num_bytes"])
-    return address != 0 and crc32((ctypes.c_uint8 * num_bytes).from_address(address)) == sample["crc32"]

@@ -115,7 +115,9 @@ def parts_of(
         for is_on in (False, True):
             name = f"step {least} of 32 images compiled{', CUDA graphs' if is_on else ''}"
             parts[name] = GpuPart(kind="step", model=least, compiled=True, cuda_graphs=is_on, **few)
-    parts["attention"] = GpuPart(kind="attention", shapes=[astuple(shape) for shape in sizes.shapes], **own)
+    parts["attention"] = GpuPart(
+        kind="attention", limit_seconds=300.0, shapes=[astuple(shape) for shape in sizes.shapes], **own
+    )
     parts[f"deterministic {least} compiled"] = GpuPart(
         kind="determinism", model=least, compiled=True, deterministic=True, **own
     )

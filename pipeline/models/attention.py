@@ -28,7 +28,7 @@ KERNELS = {
     "math": SDPBackend.MATH,
     "flex": None,
 }
-"""PyTorch's kernels by their names in `engine.attention`. `flex` is made by its compiler, in half a minute."""
+"""PyTorch's kernels by their names in `engine.attention`. `flex` is made by its compiler."""
 FLEX = "flex"
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
 _held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
@@ -71,7 +71,8 @@ def kernel_in_use() -> str:
 
 
 def use_kernel(name: str) -> None:
-    """Has this process compute attention by a kernel from now on, and what that cannot compute by plain products."""
+    """Has this process compute attention by a kernel from now on. What a fixed kernel cannot compute is computed by
+    plain products; flex is for `attend` alone, and PyTorch chooses elsewhere."""
     _held.close()
     _used[0], backend = name, KERNELS[name]
     _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
@@ -85,7 +86,7 @@ def _compiled_flex(device: torch.device) -> Callable[..., Any]:
 
     if device.type != "cuda":
         return flex_attention
-    compiled: Callable[..., Any] = torch.compile(flex_attention)
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
     return compiled
 
 

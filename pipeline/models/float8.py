@@ -7,6 +7,7 @@ weights needs no torchao. It is loaded here alone, and only for a run that asks 
 
 import logging
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Literal
 
@@ -17,6 +18,7 @@ from pipeline.models.vit import Block
 
 Scaling = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
 _LEAST_CAPABILITY = (8, 9)  # of the first GPUs with products of float8: Ada, then Hopper
+_TORCHAO = "0.18."  # as in pyproject.toml
 _LAYERS = ("attention.qkv", "attention.out", "mlp.dense1", "mlp.dense2")
 
 
@@ -28,7 +30,11 @@ def float8_fault(device: torch.device) -> str:
     if capability < _LEAST_CAPABILITY:
         least, found = (".".join(map(str, each)) for each in (_LEAST_CAPABILITY, capability))
         return f"{name} has compute capability {found}, and products of float8 begin with {least}"
-    return "" if find_spec("torchao") else "torchao is not installed (pip install 'patchline[float8]')"
+    found = version("torchao") if find_spec("torchao") else ""
+    if found.startswith(_TORCHAO):
+        return ""
+    what = f"torchao is {found}, not {_TORCHAO}x" if found else "torchao is not installed"
+    return f"{what} (pip install 'patchline[float8]')"
 
 
 def use_float8(model: nn.Module, scaling: Scaling, *, is_emulated: bool = False) -> None:

@@ -98,6 +98,11 @@ def with_attention(job: TrainingJob, world: World) -> TrainingJob:
     # What is measured may differ from start to start.
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
+    if wanted == FLEX and (model.qk_norm or model.position in ("relative", "rope2d")):
+        raise UserError(
+            f"engine.attention is 'flex' with model.qk_norm {model.qk_norm} and model.position {model.position!r}; "
+            "allowed: neither qk_norm nor positions within attention (relative, rope2d): give another kernel, or auto"
+        )
     height, width = model.grid
     num_tokens = max(model.grid) if model.attention == "axial" else model.num_prefix_tokens + height * width
     num_images, num_heads = max(1, _TRIED_TOKENS // num_tokens), model.size.num_heads

@@ -30,6 +30,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
+from shards.errors import UserError
 from shards.hashing import DROPOUT, MASKED_PATCHES, STOCHASTIC_DEPTH, uniforms
 
 _BRANCHES, _FEWEST_KEPT = 2, 2
@@ -101,6 +102,12 @@ class Gradients:
         times: StepTimes | None = None,
         class_weights: torch.Tensor | None = None,
     ) -> None:
+        if job.engine.cuda_graphs and plan.accumulation > 1:
+            raise UserError(
+                f"engine.cuda_graphs is on, but a step has {plan.accumulation} passes; allowed: one (between passes, "
+                "gradients stay in the graphs' memory, which the next pass takes): give more GPUs, a smaller "
+                "--global-batch or a larger --micro-batch, or --engine.no-cuda-graphs"
+            )
         self.job, self.plan, self.engine, self.world = job, plan, engine, world
         self.times = times or StepTimes()
         self.class_weights = None if class_weights is None else class_weights.to(world.device)

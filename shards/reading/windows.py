@@ -126,9 +126,9 @@ class LoadedSlice:
 
     def drop(self) -> None:
         """Drops its bytes, or stops reading them."""
-        if self.fetched:
-            self.fetched.read.cancel()
-        self.fetched = None
+        fetched, self.fetched = self.fetched, None
+        if fetched:
+            fetched.read.cancel()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,7 +153,7 @@ class EngineConfig:
             raise UserError(
                 f"engine.cuda_graphs is on with engine.zero_stage {self.zero_stage} and engine.compile "
                 f"{self.compile!r}; allowed: stages 1 and 2 with compiled blocks, whose kernels a graph holds: give "
-                "--engine.zero-stage 2 --engine.compile on, or --engine.cuda-graphs off"
+                "--engine.zero-stage 2 --engine.compile on, or --engine.no-cuda-graphs"
             )
         if self.float8 != "off" and self.zero_stage == 3:
             raise UserError(
@@ -315,11 +315,11 @@ class TrainingJob:
             self._refuse_for_muon()
         if self.engine.float8 != "off":
             self._refuse_for_float8()
-        if self.engine.cuda_graphs and self.model.stochastic_depth and self.engine.skip_branches:
+        if self.engine.cuda_graphs and self.engine.skip_branches and any(self.model.skipped_rates):
             raise UserError(
                 f"engine.cuda_graphs is on with model.stochastic_depth {self.model.stochastic_depth:g} and "
                 "engine.skip_branches, whose blocks compute another number of images in each step; allowed: one "
-                "number, as a graph has: give --engine.skip-branches off, or --engine.cuda-graphs off"
+                "number, as a graph has: give --engine.no-skip-branches, or --engine.no-cuda-graphs"
             )
         if self.data.mixup.binary_targets and self.loss != "sigmoid":
             raise UserError(

@@ -577,6 +577,8 @@ def test_as_many_threads_decode_as_the_steps_need() -> None:
         return found
 
     assert limits(2, is_complete=False) == [14, 14], "the first batches come late with all threads"
+    assert limits(7) == [14] * 7
+    assert limits(1, is_complete=False) == [14], "late with all threads: nothing to learn"
     assert limits(9) == [*[14] * 7, 1, 1], "0.6 of a thread, and half as much again"
     assert limits(1, step=0.25) == [4], "the shortest step counts"
     assert limits(1, work=2.0) == [12]

@@ -144,6 +144,8 @@ def test_what_a_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability in ((8, 9), (9, 0), (10, 0)):
         gpu_of(capability, monkeypatch)
         assert not float8_fault(GPU)
+    monkeypatch.setattr("pipeline.models.float8.version", lambda _: "0.17.0")
+    assert float8_fault(GPU) == "torchao is 0.17.0, not 0.18.x (pip install 'patchline[float8]')"
     monkeypatch.setitem(sys.modules, "torchao", None)
     assert float8_fault(GPU) == "torchao is not installed (pip install 'patchline[float8]')"
 

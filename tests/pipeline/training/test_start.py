@@ -18,9 +18,10 @@ from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
 from pipeline.training import device_choices, start
+from pipeline.training.gradients import Gradients
 from pipeline.training.prepare import starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
-from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.processes import one_world
 
@@ -212,6 +213,24 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     assert decided("auto") == "math", "flex is not tried"
     assert decided("flex") == "flex"
     assert used == ["efficient", "math", "math", "math", "flex"]
+
+
+@pytest.mark.parametrize("fields", [{"qk_norm": True}, {"position": "relative"}, {"position": "rope2d"}], ids=str)
+def test_flex_is_refused_for_attention_that_it_does_not_compute(fields: dict[str, Any]) -> None:
+    job = with_classes(digits_smoke())
+    job = replace(job, model=replace(job.model, **fields), engine=EngineConfig(attention="flex", precision="bf16"))
+    with pytest.raises(UserError, match=r"'flex' with model.qk_norm .*; allowed: neither qk_norm nor positions within"):
+        device_choices.with_attention(job, replace(one_world(), device=torch.device("cuda")))
+
+
+def test_graphs_are_refused_for_several_passes() -> None:
+    """The engine is not reached."""
+    job = replace(with_classes(digits_smoke()), engine=EngineConfig(cuda_graphs=True))
+    plan = plan_batch(8, micro_batch=4, num_ranks=1, lanes=1)
+    with pytest.raises(
+        UserError, match=r"cuda_graphs is on, but a step has 2 passes; allowed: one .*--engine.no-cuda-"
+    ):
+        Gradients(job, plan, cast("Any", None), one_world())
 
 
 @pytest.mark.parametrize(
