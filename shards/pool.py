@@ -11,7 +11,6 @@ import mmap
 import os
 import resource
 import sys
-import sysconfig
 import threading
 import time
 import weakref
@@ -30,7 +29,7 @@ Result = TypeVar("Result")
 CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends by its own timeout, and its thread with it
 # A free-threaded Python frees what a thread has made only when that thread runs or ends, whoever drops it last. A
 # thread that idles would keep blocks in memory, and the next window would not be read ahead.
-IDLE_SECONDS = 0.05 if sysconfig.get_config_var("Py_GIL_DISABLED") else 5.0
+IDLE_SECONDS = 0.05 if "t" in sys.abiflags else 5.0
 _NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
 _NO_MEMORY = "there is no memory for its stack{limit}; {todo}"
 _STACK_BYTES = 8 << 20  # of a thread, unless its size is set or limited
