@@ -82,9 +82,6 @@ class _Draws:
     operations: NDArray[np.float64]
 
 
-_NO_DRAWS = _Draws(crop=np.empty(0), colours=np.empty(0), operations=np.empty(0))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
     """The samples of a batch: SAMPLE[n], what the library needs to know of them; int64[n] of which source each is,
@@ -335,9 +332,9 @@ class TrainBatches:
         has_colours = self.config.augment.num_colour_draws > 0
         found = dict[int, Labels]()
         left = np.arange(len(views)) if has_colours else np.flatnonzero(~are_done)
-        for number, draws in zip(left.tolist(), self._draws_of(planned, first + left), strict=True):
+        for entry, draws in self._draws_of(planned, first + left).items():
             self._check_open()
-            entry = first + number
+            number = entry - first
             source = self._sources[int(planned.sources[entry])]
             if are_done[number]:
                 self._recolour(views[number], draws)
@@ -347,18 +344,17 @@ class TrainBatches:
         planned.work_seconds.append(time.monotonic() - began)
         return found
 
-    def _draws_of(self, planned: _Planned, entries: NDArray[np.int64]) -> list[_Draws]:
-        """The draws of these samples of a batch."""
-        found: list[_Draws] = [_NO_DRAWS] * entries.size
-        sources = planned.sources[entries]
-        for number in set(sources.tolist()):
-            chosen, seed = np.flatnonzero(sources == number), self._sources[number].seed
-            ids, epochs = planned.table["sample_id"][entries[chosen]], planned.epochs[entries[chosen]]
+    def _draws_of(self, planned: _Planned, entries: NDArray[np.int64]) -> dict[int, _Draws]:
+        """The draws of these samples of a batch, by their entry."""
+        found = dict[int, _Draws]()
+        for number in set(planned.sources[entries].tolist()):
+            chosen, seed = entries[planned.sources[entries] == number], self._sources[number].seed
+            ids, epochs = planned.table["sample_id"][chosen], planned.epochs[chosen]
             crops = draws_of(ids, epochs, seed=seed)
             colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
             operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
-            for place, crop, colour, operation in zip(chosen.tolist(), crops, colours, operations, strict=True):
-                found[place] = _Draws(crop=crop, colours=colour, operations=operation)
+            for entry, crop, colour, operation in zip(chosen.tolist(), crops, colours, operations, strict=True):
+                found[entry] = _Draws(crop=crop, colours=colour, operations=operation)
         return found
 
     def _recolour(self, view: Pixels, draws: _Draws) -> None:

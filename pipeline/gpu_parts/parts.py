@@ -28,16 +28,16 @@ from pipeline.config_values import Device
 from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
-from pipeline.models import ModelConfig, build_model, compile_blocks
+from pipeline.models import ModelConfig, build_model
 from pipeline.models.attention import KERNELS, kernel_in_use, kernel_seconds
-from pipeline.models.float8 import float8_fault, use_float8
+from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
 from pipeline.planning.gpus import gpu_of_device
 from pipeline.planning.step_time import EIGHT_A_NODE, step_time
 from pipeline.ranks import world
 from pipeline.ranks.free_port import free_port
-from pipeline.training.device_choices import with_attention
+from pipeline.training.device_choices import set_up_blocks, with_attention
 from pipeline.training.fitting.budget import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
@@ -266,16 +266,7 @@ class _Run:
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
-        if self.job.engine.float8 != "off":
-            use_float8(model, self.job.engine.float8, is_emulated=not _is_gpu(self.place))
-        if self.compiled:
-            engine = self.job.engine
-            compile_blocks(
-                model,
-                deterministic=engine.deterministic,
-                rounds_as_eager=engine.float8 == "rowwise",
-                cuda_graphs=engine.cuda_graphs,
-            )
+        set_up_blocks(model, self.job.engine, is_compiled=self.compiled, device=self.place.device)
         self._engine = Engine(
             model,
             config=self.job.engine,
@@ -299,8 +290,6 @@ class _Run:
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
             return classification_loss(model(self._images), self._labels, name=self.job.loss)
 
-        if self.job.engine.cuda_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = self._engine.accumulate(loss_of)
         self._engine.update(learning_rate=RATE)
         return loss

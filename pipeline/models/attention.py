@@ -21,15 +21,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
 _CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
+FLEX = "flex"
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
-    "flex": None,
+    FLEX: None,
 }
-"""PyTorch's kernels by their names in `engine.attention`. `flex` is made by its compiler."""
-FLEX = "flex"
+"""PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
 _held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
 

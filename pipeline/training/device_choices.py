@@ -12,8 +12,8 @@ import torch
 
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.models.attention import FLEX, KERNELS, kernel_seconds, use_kernel
-from pipeline.models.build import compile_fault
-from pipeline.models.float8 import float8_fault
+from pipeline.models.build import Model, compile_blocks, compile_fault
+from pipeline.models.float8 import float8_fault, use_float8
 from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.devices import Bf16
@@ -165,6 +165,20 @@ def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) 
     if job.engine.cuda_graphs and not (world.device.type == "cuda" and is_compiled):
         what = "a CPU has none" if world.device.type != "cuda" else "the blocks are not compiled"
         raise UserError(f"engine.cuda_graphs is on, but {what}; allowed here: off")
+
+
+def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, device: torch.device) -> None:
+    """Gives a model's blocks the layers and the kernels that the engine is to have."""
+    if config.float8 != "off":
+        use_float8(model, config.float8, is_emulated=device.type == "cpu")
+    if is_compiled:
+        # As torchtitan does: with fused norms that were not rounded, rowwise scales made losses NaN (pytorch #150859).
+        compile_blocks(
+            model,
+            deterministic=config.deterministic,
+            rounds_as_eager=config.float8 == "rowwise",
+            cuda_graphs=config.cuda_graphs,
+        )
 
 
 def with_precision(

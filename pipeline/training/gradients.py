@@ -30,7 +30,6 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
-from shards.errors import UserError
 from shards.hashing import DROPOUT, MASKED_PATCHES, STOCHASTIC_DEPTH, uniforms
 
 _BRANCHES, _FEWEST_KEPT = 2, 2
@@ -102,12 +101,6 @@ class Gradients:
         times: StepTimes | None = None,
         class_weights: torch.Tensor | None = None,
     ) -> None:
-        if job.engine.cuda_graphs and plan.accumulation > 1:
-            raise UserError(
-                f"engine.cuda_graphs is on, but a step has {plan.accumulation} passes; allowed: one (between passes, "
-                "gradients stay in the graphs' memory, which the next pass takes): give more GPUs, a smaller "
-                "--global-batch or a larger --micro-batch, or --engine.no-cuda-graphs"
-            )
         self.job, self.plan, self.engine, self.world = job, plan, engine, world
         self.times = times or StepTimes()
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
@@ -126,8 +119,6 @@ class Gradients:
                     sources, targets = self.masked(batch.step, chosen, images)
                 is_plain = branches is None and sources is None  # a ResNet has no other input than images
                 more = () if is_plain else (branches, sources, kept)
-            if self.job.engine.cuda_graphs:  # what the last micro-batch has computed is used up
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(

@@ -14,12 +14,16 @@ import torch
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
-from pipeline.models.build import Model, checkpoint_blocks, compile_blocks, unfilled_model
-from pipeline.models.float8 import use_float8
+from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
 from pipeline.models.weights.tensor_checks import TensorByName
 from pipeline.ranks.world import World
 from pipeline.runs.starts import StartTimes
-from pipeline.training.device_choices import refuse_missing_float8, refuse_missing_graphs, with_attention
+from pipeline.training.device_choices import (
+    refuse_missing_float8,
+    refuse_missing_graphs,
+    set_up_blocks,
+    with_attention,
+)
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
@@ -131,17 +135,7 @@ def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device 
     with layers of float8 for a device: emulated for a CPU, on which no run has them."""
     with torch.device("meta"):
         model = unfilled_model(job.model)
-    scaling = job.engine.float8
-    if scaling != "off":
-        use_float8(model, scaling, is_emulated=device.type == "cpu")
-    if is_compiled:
-        # As torchtitan does: with fused norms that were not rounded, rowwise scales made losses NaN (pytorch #150859).
-        compile_blocks(
-            model,
-            deterministic=job.engine.deterministic,
-            rounds_as_eager=scaling == "rowwise",
-            cuda_graphs=job.engine.cuda_graphs,
-        )
+    set_up_blocks(model, job.engine, is_compiled=is_compiled, device=device)
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
     return model

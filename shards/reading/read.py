@@ -31,7 +31,6 @@ from shards.reading.samples import (
 from shards.reading.windows import (
     PLACED,
     SINGLE_READS_SHARE,
-    Contents,
     HeldBytes,
     LoadedSlice,
     ReadPiece,
@@ -145,27 +144,17 @@ class _Gathered:
         """Waits for a sample that is read singly, and adds it."""
         row = placed(single.rows, np.zeros(1, dtype=np.int64), first_sample_id=number)
         row["begin"] = 0
-        self._add(np.array([entry]), as_matrix(row), {0: single}, num_slices=1)
+        self.add(np.array([entry]), as_matrix(row), [single])
 
-    def add(self, entries: NDArray[np.int64], places: NDArray[np.int64], contents: Contents) -> None:
-        """Waits for samples of a window, and adds them."""
-        self._add(entries, contents.rows_of(places), contents.slices, num_slices=len(contents.slices))
-
-    def _add(
-        self,
-        entries: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        slices: Mapping[int, LoadedSlice] | Sequence[LoadedSlice],
-        *,
-        num_slices: int,
-    ) -> None:
+    def add(self, entries: NDArray[np.int64], rows: NDArray[np.int64], slices: Sequence[LoadedSlice]) -> None:
+        """Waits for samples, whose pieces are these slices, and adds them."""
         first = self.num_pieces
         for number in set(rows[:, 0].tolist()):
             self.pieces[first + number] = slices[number].wait()
         self.entries.append(entries)
         self.rows.append(rows)
         self.first_pieces.append(first)
-        self.num_pieces += num_slices
+        self.num_pieces += len(slices)
 
     def table(self) -> NDArray[Any]:
         """PLACED[n], in the order of the batch."""
@@ -185,7 +174,8 @@ def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> N
         waits = np.array([entry not in singles for entry in entries.tolist()])
         entries, places = entries[waits], places[waits]
     if entries.size and wanted.window:  # a window that something waits for has been begun
-        gathered.add(entries, places, wanted.window.wait())
+        contents = wanted.window.wait()
+        gathered.add(entries, contents.rows_of(places), contents.slices)
 
 
 class SampleReader:

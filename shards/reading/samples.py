@@ -59,7 +59,7 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
 
 
 def too_large(size: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """The fault of a sample of so many bytes, too many to be read; empty for all others."""
+    """Why a sample of `size` bytes must not be read; empty if it may be."""
     return f"too large: {size} bytes, allowed: {most_bytes}" if size > most_bytes else ""
 
 

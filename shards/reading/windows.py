@@ -58,7 +58,7 @@ class HeldBytes:
         read = tars.submit(path, first, end, urgent=urgent)
         self.add(end - first)
         read.add_done_callback(partial(self._arrived, body, end - first))
-        return Fetched(body=body, read=read, first=first, end=end)
+        return Fetched(body=body, read=read)
 
     def _arrived(self, body: Future["RangeBytes"], count: int, read: Future[bytes]) -> None:
         # Raises nothing: a traceback would keep the frames of the thread that cancels, and their bytes, in memory.
@@ -88,8 +88,6 @@ class Fetched:
 
     body: Future[RangeBytes]
     read: Future[bytes]
-    first: int
-    end: int
     _arrived: RangeBytes | None = None
 
     def wait(self) -> RangeBytes:

@@ -32,6 +32,7 @@ from pipeline.training.zero.state import (
     swap,
 )
 from pipeline.training.zero.step_times import StepTimes
+from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
 
@@ -51,6 +52,12 @@ def deepspeed_config(
     """DeepSpeed's own configuration; clipping is always written, since its default became 1.0 in 2026."""
     if config.precision == "auto":
         raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
+    if config.cuda_graphs and plan.accumulation > 1:
+        raise UserError(
+            f"engine.cuda_graphs is on, but a step has {plan.accumulation} passes; allowed: one (between passes, "
+            "gradients stay in the graphs' memory, which the next pass takes): give more GPUs, a smaller "
+            "--global-batch or a larger --micro-batch, or --engine.no-cuda-graphs"
+        )
     config = with_buckets_of(config, on_cpu=on_cpu)
     settings: dict[str, Any] = {
         "train_batch_size": plan.global_batch,
@@ -260,7 +267,7 @@ class Engine:
         self._zero = self._deepspeed.optimizer
         if isinstance(self._zero, deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer):
             _look_at_norms_once(self._zero, clip_norm)
-        self._optimizer, self._ema_decay = optimizer, ema_decay
+        self._optimizer, self._ema_decay, self._has_graphs = optimizer, ema_decay, config.cuda_graphs
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
         self.before_update: Callable[[], None] = lambda: None  # orders it after copies of the state
@@ -279,6 +286,8 @@ class Engine:
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         """Forward and backward of one micro-batch; returns its loss, detached. A loss that is not finite makes
         gradients NaN, which DeepSpeed drops at the update: those of an infinite loss may well be finite."""
+        if self._has_graphs:  # what the last micro-batch has computed is used up
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = loss_of(self._deepspeed)
         value = loss.detach()
         loss.register_hook(  # type: ignore[no-untyped-call]

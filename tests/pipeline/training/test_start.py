@@ -18,10 +18,10 @@ from pipeline.models.pos_embed import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
 from pipeline.training import device_choices, start
-from pipeline.training.gradients import Gradients
 from pipeline.training.prepare import starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.engine import deepspeed_config
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.processes import one_world
 
@@ -224,13 +224,12 @@ def test_flex_is_refused_for_attention_that_it_does_not_compute(fields: dict[str
 
 
 def test_graphs_are_refused_for_several_passes() -> None:
-    """The engine is not reached."""
-    job = replace(with_classes(digits_smoke()), engine=EngineConfig(cuda_graphs=True))
+    config = EngineConfig(cuda_graphs=True, precision="bf16")
     plan = plan_batch(8, micro_batch=4, num_ranks=1, lanes=1)
     with pytest.raises(
         UserError, match=r"cuda_graphs is on, but a step has 2 passes; allowed: one .*--engine.no-cuda-"
     ):
-        Gradients(job, plan, cast("Any", None), one_world())
+        deepspeed_config(config, plan, clip_norm=1.0)
 
 
 @pytest.mark.parametrize(
