@@ -24,7 +24,8 @@ except ImportError:  # only pip's build environment has it
 
 FOLDER = "pipeline/data"
 SOURCES = (
-    *("crop_decoder.c", "sample_views.c", "sample_views.h", "view_operations.c"),
+    *("crop_decoder.c", "huffman_decoder.c", "huffman_decoder.h"),
+    *("sample_views.c", "sample_views.h", "view_operations.c"),
     *("view_resize.c", "view_resize.h"),
 )
 LIBRARY = "libcrop_decoder.so"

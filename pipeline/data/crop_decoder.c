@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "huffman_decoder.h"
 #include "sample_views.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
@@ -30,11 +31,18 @@ enum { INTERFACE = 2 }; /* as in crop_decoder.py; raised with every change of a 
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
 enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
 
+/* The first two members of libjpeg's structure, in its jpegint.h, which is not installed everywhere. */
+struct jpeg_entropy_decoder {
+    void (*start_pass)(j_decompress_ptr jpeg);
+    boolean (*decode_mcu)(j_decompress_ptr jpeg, JBLOCKROW *blocks);
+};
+
 struct decoding {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
     jmp_buf leave;
     struct scratch *scratch; /* for the crop */
+    int is_ours;             /* the scan is decoded by huffman_decoder.c */
 };
 
 int32_t crop_decoder_interface(void)
@@ -93,6 +101,26 @@ static int is_complete(const struct jpeg_decompress_struct *jpeg)
     return 1;
 }
 
+static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks)
+{
+    struct decoding *decoding = jpeg->client_data;
+    if (!huffman_decode_mcu(decoding->scratch->huffman, blocks))
+        leave((j_common_ptr)jpeg);
+    return TRUE;
+}
+
+/* Has the scan decoded by huffman_decoder.c, if it can. */
+static void take_over_scan(struct decoding *decoding)
+{
+    struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
+    if (!decoding->scratch->huffman)
+        decoding->scratch->huffman = new_huffman_decoder();
+    decoding->is_ours = decoding->scratch->huffman && !jpeg_has_multiple_scans(jpeg) &&
+                        huffman_begin(decoding->scratch->huffman, jpeg);
+    if (decoding->is_ours)
+        jpeg->entropy->decode_mcu = decode_mcu;
+}
+
 static void skip_rows(struct jpeg_decompress_struct *jpeg, JDIMENSION count)
 {
     if (count > 0 && jpeg_skip_scanlines(jpeg, count) != count)
@@ -108,8 +136,15 @@ static size_t read_crop(struct decoding *decoding, const struct request *request
     if (end > jpeg->output_width)
         end = jpeg->output_width;
     JDIMENSION width = end - begin;
-    if (width < jpeg->output_width)
+    if (width < jpeg->output_width) {
         jpeg_crop_scanline(jpeg, &begin, &width);
+        JDIMENSION mcu_width = DCTSIZE / (JDIMENSION)request->denominator;
+        if (jpeg->comps_in_scan > 1)
+            mcu_width *= (JDIMENSION)jpeg->max_h_samp_factor;
+        JDIMENSION end_column = (begin + width + mcu_width - 1) / mcu_width;
+        if (decoding->is_ours)
+            huffman_want_columns(decoding->scratch->huffman, begin / mcu_width, end_column);
+    }
     *left = request->left - begin;
     size_t row_bytes = 3 * (size_t)jpeg->output_width;
     if (!scratch_has(decoding->scratch, row_bytes * (size_t)request->height + 1))
@@ -130,6 +165,13 @@ static size_t read_crop(struct decoding *decoding, const struct request *request
 static int is_restart(const struct jpeg_decompress_struct *jpeg, int marker)
 {
     return marker >= JPEG_RST0 && marker <= JPEG_RST0 + 7 && jpeg->restart_interval > 0;
+}
+
+/* What libjpeg has not read of the image begins here. */
+static void continue_at(struct jpeg_decompress_struct *jpeg, const uint8_t *place)
+{
+    jpeg->src->bytes_in_buffer -= (size_t)(place - jpeg->src->next_input_byte);
+    jpeg->src->next_input_byte = place;
 }
 
 /* The rest of the one scan: coded data and restart markers up to the end-of-image marker. */
@@ -183,8 +225,11 @@ static int decode(struct decoding *decoding, const struct request *request, uint
                (JDIMENSION)request->left + (JDIMENSION)request->width <= jpeg->output_width;
     if (!fits || !is_complete(jpeg))
         return LEFT_TO_OTHERS;
+    take_over_scan(decoding);
     JDIMENSION left;
     size_t row_bytes = read_crop(decoding, request, &left);
+    if (decoding->is_ours)
+        continue_at(jpeg, huffman_next_marker(decoding->scratch->huffman));
     if (!goes_on_to_the_end(jpeg))
         return LEFT_TO_OTHERS;
     return resize_crop(request, decoding->scratch->bytes + 3 * left, (ptrdiff_t)row_bytes, out) ? DONE : LEFT_TO_OTHERS;
@@ -220,8 +265,8 @@ int decode_view(const uint8_t *data, size_t num_bytes, const struct request *req
 /* One view; the result is decode_view's. */
 int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
 {
-    struct scratch scratch = {NULL, 0};
+    struct scratch scratch = {0};
     int result = decode_view(data, num_bytes, request, &scratch, out);
-    free(scratch.bytes);
+    free_scratch(&scratch);
     return result;
 }

@@ -5,6 +5,8 @@
  */
 #include "sample_views.h"
 
+#include "huffman_decoder.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,7 @@
 #endif
 
 enum { NUM_TRIES = 10, NUM_DRAWS = 4 * NUM_TRIES + 1 };      /* as in augment.py */
-enum { DRAWS_PER_OP = 4, NUM_OPERATIONS = 16, MOST_OPS = 64 }; /* as in config.py and randaugment.py */
+enum { DRAWS_PER_OP = 4, NUM_OPERATIONS = 16 }; /* as in config.py and randaugment.py */
 enum { LEAST_SCALED = 8 };                                   /* as in view_plan.py */
 enum { MOST_SIDE = 1 << 24, MOST_RESIZED = 1 << 28 };        /* beyond it, others draw the crop */
 
@@ -59,6 +61,12 @@ int scratch_has(struct scratch *scratch, size_t num_bytes)
     scratch->bytes = malloc(num_bytes);
     scratch->num_bytes = scratch->bytes ? num_bytes : 0;
     return scratch->bytes != NULL;
+}
+
+void free_scratch(struct scratch *scratch)
+{
+    free(scratch->bytes);
+    free_huffman_decoder(scratch->huffman);
 }
 
 #ifdef HAS_CARRYLESS
@@ -341,9 +349,9 @@ int32_t crop_decoder_plan(const struct sample *sample, const struct settings *se
 /* For one operation on pixels in place, and for tests. */
 int32_t crop_decoder_operation(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation)
 {
-    struct scratch scratch = {NULL, 0};
+    struct scratch scratch = {0};
     int result = apply_operation(pixels, height, width, operation, &scratch);
-    free(scratch.bytes);
+    free_scratch(&scratch);
     return result;
 }
 
@@ -379,9 +387,9 @@ static int fill_view(const struct sample *sample, const struct settings *setting
 void crop_decoder_fill(const struct sample *samples, int32_t count, const struct settings *settings, uint8_t *views,
                        uint8_t *are_done)
 {
-    struct scratch scratch = {NULL, 0};
+    struct scratch scratch = {0};
     size_t view_bytes = 3 * (size_t)settings->size * (size_t)settings->size;
     for (int32_t i = 0; i < count; i++)
         are_done[i] = (uint8_t)fill_view(samples + i, settings, &scratch, views + view_bytes * (size_t)i);
-    free(scratch.bytes);
+    free_scratch(&scratch);
 }

@@ -1,4 +1,4 @@
-/* What the three C files of the loader share: pixels, requests of views, and operations on a view. */
+/* What the C files of the loader share: pixels, requests of views, and operations on a view. */
 #ifndef SAMPLE_VIEWS_H
 #define SAMPLE_VIEWS_H
 
@@ -19,11 +19,14 @@ struct request {
     struct target target;
 };
 
-/* Memory that the images of a chunk use in turn. Begins as zeros; the owner frees `bytes`. */
+/* What the images of a chunk use in turn. Begins as zeros. */
 struct scratch {
     uint8_t *bytes;
     size_t num_bytes;
+    struct huffman_decoder *huffman;
 };
+
+void free_scratch(struct scratch *scratch);
 
 /* At least num_bytes in scratch->bytes, with anything in them. 0 where memory runs out. */
 int scratch_has(struct scratch *scratch, size_t num_bytes);

@@ -1,5 +1,7 @@
 """Which images the library decodes, which it leaves to other decoders, and which are refused before it is called."""
 
+import io
+import random
 import shutil
 import zlib
 from collections.abc import Callable
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
+from PIL import Image
 
 from pipeline.data import transform
 from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, late_crop_pixels, training_viewport
@@ -51,6 +55,114 @@ def test_every_usual_jpeg_is_taken(decoder: CropDecoder, kind: str) -> None:
     out = view()
     assert decoder.fill(jpeg_of(kind, height=HEIGHT, width=WIDTH), PLAN, out=out)
     assert out.any()
+
+
+def crop_of(decoder: CropDecoder, data: bytes, box: Box, *, height: int, width: int) -> Pixels | None:
+    """The pixels of the box, not resized; None if they are left to others."""
+    plan = plan_view(
+        (height, width),
+        turn_of(1),
+        Crop(top=box.top, left=box.left, height=box.height, width=box.width, flip=False),
+        Viewport(height=box.height, width=box.width),
+        denominator=1,
+    )
+    out = np.zeros((box.height, box.width, 3), dtype=np.uint8)
+    return out if decoder.fill(data, plan, out=out) else None
+
+
+# Full blocks, the longest codes, runs of zeros that are as long as can be, and coefficients in the last place.
+DENSE: dict[str, dict[str, object]] = {
+    "noise, finest": {"quality": 100, "subsampling": 0},
+    "noise, restarts": {"quality": 100, "subsampling": 2, "restart_marker_blocks": 3},
+    "two colours, finest": {"quality": 100, "subsampling": 0},
+    "two colours, coarse": {"quality": 10, "subsampling": 0, "optimize": True},
+    "chequered, finest": {"quality": 100, "subsampling": 2},
+    "chequered, coarsest": {"quality": 1, "subsampling": 0, "optimize": True},
+}
+
+
+def dense_jpeg(kind: str, *, height: int, width: int, seed: int) -> bytes:
+    """A JPEG of one of DENSE."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+    if kind.startswith("two colours"):
+        pixels = np.where(pixels < 128, 0, 255).astype(np.uint8)
+    if kind.startswith("chequered"):
+        pixels = np.repeat((np.indices((height, width)).sum(axis=0) % 2 * 255).astype(np.uint8)[..., None], 3, axis=2)
+        pixels[::9] = rng.integers(0, 256)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="JPEG", **DENSE[kind])
+    return file.getvalue()
+
+
+BOXES = (
+    Box(top=0, left=0, height=90, width=70),
+    Box(top=33, left=20, height=30, width=17),
+    Box(top=80, left=0, height=10, width=70),
+    Box(top=0, left=64, height=3, width=6),
+    Box(top=89, left=69, height=1, width=1),
+)
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_full_blocks_are_decoded_and_skipped_to_the_bit(decoder: CropDecoder, kind: str) -> None:
+    for seed in range(10):
+        data = dense_jpeg(kind, height=90, width=70, seed=seed)
+        whole = simplejpeg.decode_jpeg(data)
+        for box in BOXES:
+            expected = whole[box.top : box.top + box.height, box.left : box.left + box.width]
+            np.testing.assert_array_equal(crop_of(decoder, data, box, height=90, width=70), expected)
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """With a few bytes of the coded data changed, inserted, or left out, or with an early end."""
+    changed = bytearray(data)
+    if rng.random() < 0.3:
+        del changed[rng.randrange(data.index(b"\xff\xda") + 14, len(data) - 2) : -2]
+        return bytes(changed)
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randrange(data.index(b"\xff\xda") + 14, len(data) - 2)
+        given = [b"", bytes([changed[place] ^ 1 << rng.randrange(8)]), b"\xff", b"\xff\x00\x00", rng.randbytes(3)]
+        changed[place : place + rng.randint(0, 2)] = rng.choice(given)
+    return bytes(changed)
+
+
+def test_of_damaged_data_nothing_else_is_made_than_others_make(decoder: CropDecoder) -> None:
+    rng, num_done = random.Random(0), 0
+    for seed in range(300):
+        kind = rng.choice(["420", "444", "Gray", "optimised", "restart blocks", "restart rows"])
+        data = damaged(jpeg_of(kind, height=HEIGHT, width=WIDTH, seed=seed), rng)
+        box = rng.choice([Box(top=0, left=0, height=HEIGHT, width=WIDTH), Box(top=20, left=30, height=25, width=17)])
+        found = crop_of(decoder, data, box, height=HEIGHT, width=WIDTH)
+        if found is not None:
+            num_done += 1
+            whole = simplejpeg.decode_jpeg(data, strict=False)
+            expected = whole[box.top : box.top + box.height, box.left : box.left + box.width]
+            np.testing.assert_array_equal(found, expected, err_msg=f"{kind}, seed {seed}")
+    assert 10 < num_done < 290, "both happen"
+
+
+def with_a_restart_marker_out_of_turn(data: bytes) -> bytes:
+    return data.replace(b"\xff\xd1", b"\xff\xd5", 1)
+
+
+def with_bytes_before_a_restart(data: bytes) -> bytes:
+    return data.replace(b"\xff\xd1", b"\x55\x55\xff\xd1")
+
+
+def without_bytes_before_a_restart(data: bytes) -> bytes:
+    place = data.index(b"\xff\xd1")
+    return data[: place - 4] + data[place:]
+
+
+@pytest.mark.parametrize(
+    "damage", [with_a_restart_marker_out_of_turn, with_bytes_before_a_restart, without_bytes_before_a_restart]
+)
+def test_what_is_wrong_between_restart_markers_is_left_to_others(
+    decoder: CropDecoder, damage: Callable[[bytes], bytes]
+) -> None:
+    data = damage(jpeg_of("restart blocks", height=HEIGHT, width=WIDTH))
+    assert not decoder.fill(data, PLAN, out=view())
 
 
 def cut_off(data: bytes) -> bytes:
