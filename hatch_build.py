@@ -32,7 +32,11 @@ LIBRARY = "libcrop_decoder.so"
 COMPILERS = ("cc", "gcc", "clang")
 # No instructions of other processors, no fused or reordered sums: the same pixels on every machine of one kind. They
 # come after CFLAGS, which may add to them.
-FLAGS = ("-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fPIC", "-shared")
+# Without alignment a change elsewhere can cost the decoder of Huffman codes 5 % of its speed.
+FLAGS = (
+    *("-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off", "-falign-functions=64", "-falign-loops=32"),
+    *("-fPIC", "-shared"),
+)
 DEBIAN = "(Debian: apt-get install gcc libjpeg62-turbo-dev)"
 
 

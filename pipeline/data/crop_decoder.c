@@ -29,6 +29,7 @@
 
 enum { INTERFACE = 2 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
+enum { READ_BEYOND = 16 }; /* bytes that resizing reads from a pixel on */
 enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
 
 /* The first two members of libjpeg's structure, in its jpegint.h, which is not installed everywhere. */
@@ -147,7 +148,7 @@ static size_t read_crop(struct decoding *decoding, const struct request *request
     }
     *left = request->left - begin;
     size_t row_bytes = 3 * (size_t)jpeg->output_width;
-    if (!scratch_has(decoding->scratch, row_bytes * (size_t)request->height + 1))
+    if (!scratch_has(decoding->scratch, row_bytes * (size_t)request->height + READ_BEYOND))
         leave((j_common_ptr)jpeg);
     skip_rows(jpeg, request->top);
     JDIMENSION bottom = request->top + request->height;

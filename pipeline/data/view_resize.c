@@ -11,7 +11,10 @@
 #include <string.h>
 
 #ifdef __SSE2__
-#include <emmintrin.h>
+#include <immintrin.h>
+#endif
+#if defined(__x86_64__) && defined(__GNUC__)
+#define WITH_AVX2 __attribute__((target("avx2")))
 #endif
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
@@ -195,71 +198,121 @@ static uint8_t summed(const uint8_t *first, ptrdiff_t step, int count, const str
     return (uint8_t)(sum > 255 ? 255 : sum);
 }
 
-#ifdef __SSE2__
-/* Adds the products of interleaved bytes, first and second of a pair in turn, with the pair's weights. */
-static inline void add_products(__m128i numbers, struct pair_of_weights pair, __m128i *high, __m128i *low)
-{
-    int32_t weights[2];
-    memcpy(weights, &pair, sizeof weights);
-    *high = _mm_add_epi32(*high, _mm_madd_epi16(numbers, _mm_set1_epi32(weights[0])));
-    *low = _mm_add_epi32(*low, _mm_madd_epi16(numbers, _mm_set1_epi32(weights[1])));
-}
-
-static inline __m128i rounded(__m128i high, __m128i low)
-{
-    __m128i sum = _mm_add_epi32(_mm_slli_epi32(high, HALF_BITS), low);
-    return _mm_srai_epi32(_mm_add_epi32(sum, _mm_set1_epi32(1 << (COVER_BITS - 1))), COVER_BITS);
-}
-#endif
-
-/* Reads one byte beyond a pixel and writes one byte beyond `resized`: both have room for it. */
 static void cover_row(const uint8_t *row, ptrdiff_t step, const struct covers *covers, int width, int is_mirrored,
                       uint8_t *resized)
 {
     for (int i = 0; i < width; i++, resized += 3) {
-        int place = is_mirrored ? width - 1 - i : i, count = covers->count[place];
+        int place = is_mirrored ? width - 1 - i : i;
         const struct pair_of_weights *pairs = covers->pairs + (size_t)place * covers->most;
         const uint8_t *pixel = row + covers->first[place] * step;
-#ifdef __SSE2__
-        const __m128i zero = _mm_setzero_si128();
-        __m128i high = zero, low = zero;
-        for (int k = 0; k < count; k += 2, pixel += 2 * step) {
-            int32_t a, b;
-            memcpy(&a, pixel, 4);
-            memcpy(&b, k + 1 < count ? pixel + step : pixel, 4); /* of an odd last one the partner weighs nothing */
-            __m128i bytes = _mm_unpacklo_epi8(_mm_cvtsi32_si128(a), _mm_cvtsi32_si128(b));
-            add_products(_mm_unpacklo_epi8(bytes, zero), pairs[k / 2], &high, &low);
-        }
-        __m128i sums = rounded(high, low);
-        sums = _mm_packs_epi32(sums, sums);
-        int32_t packed = _mm_cvtsi128_si32(_mm_packus_epi16(sums, sums));
-        memcpy(resized, &packed, 4);
-#else
         for (int channel = 0; channel < 3; channel++)
-            resized[channel] = summed(pixel + channel, step, count, pairs);
-#endif
+            resized[channel] = summed(pixel + channel, step, covers->count[place], pairs);
     }
+}
+
+#ifdef WITH_AVX2
+struct sums {
+    __m256i high, low;
+};
+
+/* Adds the products of numbers of 16 bits, first and second of a pair in turn, with the pair's weights. */
+WITH_AVX2 static inline void add_products(struct sums *sums, __m256i numbers, const struct pair_of_weights *pair)
+{
+    int32_t weights[2];
+    memcpy(weights, pair, sizeof weights);
+    sums->high = _mm256_add_epi32(sums->high, _mm256_madd_epi16(numbers, _mm256_set1_epi32(weights[0])));
+    sums->low = _mm256_add_epi32(sums->low, _mm256_madd_epi16(numbers, _mm256_set1_epi32(weights[1])));
+}
+
+WITH_AVX2 static inline __m256i rounded(struct sums sums)
+{
+    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(sums.high, HALF_BITS), sums.low);
+    return _mm256_srai_epi32(_mm256_add_epi32(sum, _mm256_set1_epi32(1 << (COVER_BITS - 1))), COVER_BITS);
+}
+
+WITH_AVX2 static inline __m128i bytes_from(const uint8_t *first)
+{
+    return _mm_loadu_si128((const __m128i *)(const void *)first);
+}
+
+/* cover_row of two rows, with a step of 3. Reads 16 bytes from a pixel on: behind the last row there is room for it. */
+WITH_AVX2 static void cover_two_rows(const uint8_t *const rows[2], const struct covers *covers, int width,
+                                     int is_mirrored, uint8_t *const resized[2])
+{
+    /* From four pixels to 16 bits a channel: the first two pixels in turn, and the last two. */
+    const __m256i two[2] = {
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1)),
+        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1))};
+    for (int i = 0; i < width; i++) {
+        int place = is_mirrored ? width - 1 - i : i, count = covers->count[place];
+        const struct pair_of_weights *pairs = covers->pairs + (size_t)place * covers->most;
+        ptrdiff_t offset = 3 * (ptrdiff_t)covers->first[place];
+        struct sums sums = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+        for (int k = 0; k < count; k += 4, offset += 12) {
+            __m256i pixels = _mm256_castsi128_si256(bytes_from(rows[0] + offset));
+            pixels = _mm256_inserti128_si256(pixels, bytes_from(rows[1] + offset), 1);
+            add_products(&sums, _mm256_shuffle_epi8(pixels, two[0]), pairs + k / 2);
+            if (k + 2 < count) /* of an odd last one the partner weighs nothing */
+                add_products(&sums, _mm256_shuffle_epi8(pixels, two[1]), pairs + k / 2 + 1);
+        }
+        __m256i packed = _mm256_packs_epi32(rounded(sums), _mm256_setzero_si256());
+        packed = _mm256_packus_epi16(packed, packed);
+        int32_t pixels[2] = {_mm256_extract_epi32(packed, 0), _mm256_extract_epi32(packed, 4)};
+        for (int k = 0; k < 2; k++)
+            if (i + 1 < width)
+                memcpy(resized[k] + 3 * i, pixels + k, 4); /* the fourth byte is written again */
+            else
+                memcpy(resized[k] + 3 * i, pixels + k, 3);
+    }
+}
+
+/* As much of cover_column as fills whole registers. Returns how many bytes. */
+WITH_AVX2 static size_t cover_columns(const uint8_t *rows, size_t row_bytes, int count,
+                                      const struct pair_of_weights *pairs, uint8_t *out)
+{
+    size_t i = 0;
+    for (; i + 16 <= row_bytes; i += 16) {
+        const uint8_t *row = rows + i;
+        struct sums first = {_mm256_setzero_si256(), _mm256_setzero_si256()}, last = first;
+        for (int k = 0; k < count; k += 2, row += 2 * row_bytes) {
+            __m128i here = bytes_from(row), below = bytes_from(k + 1 < count ? row + row_bytes : row);
+            add_products(&first, _mm256_cvtepu8_epi16(_mm_unpacklo_epi8(here, below)), pairs + k / 2);
+            add_products(&last, _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(here, below)), pairs + k / 2);
+        }
+        __m256i words = _mm256_packs_epi32(rounded(first), rounded(last)); /* 0-3, 8-11 and 4-7, 12-15 */
+        words = _mm256_permute4x64_epi64(words, 0xD8);
+        __m128i packed = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        _mm_storeu_si128((__m128i *)(void *)(out + i), packed);
+    }
+    return i;
+}
+#endif
+
+static void cover_rows(const struct pixels *source, int begin, int end, const struct covers *covers, int width,
+                       int is_mirrored, uint8_t *lines)
+{
+    const uint8_t *row = source->first + begin * source->row_step;
+    ptrdiff_t line_bytes = 3 * (ptrdiff_t)width;
+    int y = begin;
+#ifdef WITH_AVX2
+    if (__builtin_cpu_supports("avx2") && source->column_step == 3)
+        for (; y + 2 <= end; y += 2, row += 2 * source->row_step, lines += 2 * line_bytes) {
+            const uint8_t *const both[2] = {row, row + source->row_step};
+            uint8_t *const resized[2] = {lines, lines + line_bytes};
+            cover_two_rows(both, covers, width, is_mirrored, resized);
+        }
+#endif
+    for (; y < end; y++, row += source->row_step, lines += line_bytes)
+        cover_row(row, source->column_step, covers, width, is_mirrored, lines);
 }
 
 static void cover_column(const uint8_t *rows, size_t row_bytes, int count, const struct pair_of_weights *pairs,
                          uint8_t *out)
 {
     size_t i = 0;
-#ifdef __SSE2__
-    const __m128i zero = _mm_setzero_si128();
-    for (; i + 8 <= row_bytes; i += 8) {
-        const uint8_t *row = rows + i;
-        __m128i high[2] = {zero, zero}, low[2] = {zero, zero};
-        for (int k = 0; k < count; k += 2, row += 2 * row_bytes) {
-            const uint8_t *next = k + 1 < count ? row + row_bytes : row;
-            __m128i bytes = _mm_unpacklo_epi8(_mm_loadl_epi64((const __m128i *)(const void *)row),
-                                              _mm_loadl_epi64((const __m128i *)(const void *)next));
-            add_products(_mm_unpacklo_epi8(bytes, zero), pairs[k / 2], &high[0], &low[0]);
-            add_products(_mm_unpackhi_epi8(bytes, zero), pairs[k / 2], &high[1], &low[1]);
-        }
-        __m128i sums = _mm_packs_epi32(rounded(high[0], low[0]), rounded(high[1], low[1]));
-        _mm_storel_epi64((__m128i *)(void *)(out + i), _mm_packus_epi16(sums, sums));
-    }
+#ifdef WITH_AVX2
+    if (__builtin_cpu_supports("avx2"))
+        i = cover_columns(rows, row_bytes, count, pairs, out);
 #endif
     for (; i < row_bytes; i++)
         out[i] = summed(rows + i, (ptrdiff_t)row_bytes, count, pairs);
@@ -273,11 +326,9 @@ int resize_antialiased(const struct pixels *source, const struct target *target,
     if (fill_covers(&columns, target->left, width, source->width, target->resized_width) &&
         fill_covers(&rows, target->top, height, source->height, target->resized_height)) {
         int begin = rows.first[0], end = rows.first[height - 1] + rows.count[height - 1];
-        uint8_t *lines = malloc(row_bytes * (size_t)(end - begin) + 1);
+        uint8_t *lines = malloc(row_bytes * (size_t)(end - begin));
         if (lines) {
-            for (int y = begin; y < end; y++)
-                cover_row(source->first + y * source->row_step, source->column_step, &columns, width,
-                          target->is_mirrored, lines + row_bytes * (size_t)(y - begin));
+            cover_rows(source, begin, end, &columns, width, target->is_mirrored, lines);
             for (int y = 0; y < height; y++)
                 cover_column(lines + row_bytes * (size_t)(rows.first[y] - begin), row_bytes, rows.count[y],
                              rows.pairs + (size_t)y * rows.most, out + row_bytes * (size_t)y);
