@@ -29,6 +29,7 @@
 
 enum { INTERFACE = 2 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
+enum { LEAST_BYTES = 4096 }; /* for less, filling huffman_decoder.c's tables takes longer than decoding saves */
 enum { READ_BEYOND = 16 }; /* bytes that resizing reads from a pixel on */
 enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
 
@@ -114,10 +115,12 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks)
 static void take_over_scan(struct decoding *decoding)
 {
     struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
+    decoding->is_ours = 0;
+    if (jpeg->src->bytes_in_buffer < LEAST_BYTES || jpeg_has_multiple_scans(jpeg))
+        return;
     if (!decoding->scratch->huffman)
         decoding->scratch->huffman = new_huffman_decoder();
-    decoding->is_ours = decoding->scratch->huffman && !jpeg_has_multiple_scans(jpeg) &&
-                        huffman_begin(decoding->scratch->huffman, jpeg);
+    decoding->is_ours = decoding->scratch->huffman && huffman_begin(decoding->scratch->huffman, jpeg);
     if (decoding->is_ours)
         jpeg->entropy->decode_mcu = decode_mcu;
 }
