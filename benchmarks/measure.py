@@ -108,8 +108,9 @@ class _Peak:
 def _tree(pid: int) -> list[int]:
     found = [pid]
     for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += [int(child) for child in "".join(_lines(str(children))).split()]
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ends meanwhile
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += [int(child) for child in "".join(_lines(str(children))).split()]
     return found
 
 

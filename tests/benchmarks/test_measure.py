@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def test_orphans_are_counted_other_children_are_not_waited_for_and_later_orphans
         other.communicate(b"\n")
     assert found.cpu_seconds > 0.5
     assert not is_subreaper()
+
+
+def test_processes_that_end_while_their_memory_is_read_are_skipped() -> None:
+    failed = list[BaseException | None]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(threading, "excepthook", lambda hook: failed.append(hook.exc_value))
+        run(["bash", "-c", "for i in {1..60}; do for k in {1..8}; do true & done; wait; done"], poll_seconds=0.0)
+    assert not failed
 
 
 def test_mapped_files_count_in_the_peak_but_not_in_the_own_memory(tmp_path: Path) -> None:

@@ -188,6 +188,9 @@ def with_a_marker_below_the_crop(data: bytes) -> bytes:
 def test_damage_is_left_to_others(decoder: CropDecoder, damage: Callable[[bytes], bytes]) -> None:
     data = jpeg_of("420", height=HEIGHT, width=WIDTH)
     assert not decoder.fill(damage(data), PLAN, out=view())
+    large = jpeg_of("420", height=TALL, width=BROAD)
+    box = Box(top=20, left=30, height=80, width=90)
+    assert crop_of(decoder, damage(large), box, height=TALL, width=BROAD) is None
 
 
 @pytest.mark.parametrize(
