@@ -123,7 +123,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
         del changed[rng.randrange(data.index(b"\xff\xda") + 14, len(data) - 2) : -2]
         return bytes(changed)
     for _ in range(rng.randint(1, 3)):
-        place = rng.randrange(data.index(b"\xff\xda") + 14, len(data) - 2)
+        place = rng.randrange(data.index(b"\xff\xda") + 14, len(changed) - 2)
         given = [b"", bytes([changed[place] ^ 1 << rng.randrange(8)]), b"\xff", b"\xff\x00\x00", rng.randbytes(3)]
         changed[place : place + rng.randint(0, 2)] = rng.choice(given)
     return bytes(changed)
