@@ -28,12 +28,13 @@ def job(tmp_path: Path) -> PackJob:
     return PackJob(source=FolderSource(root=str(root)), samples_per_shard=4, samples_per_block=2)
 
 
-def test_a_folder(job: PackJob, tmp_path: Path) -> None:
-    finished, in_work = killed_often(job, lambda n: str(tmp_path / f"out-{n}"), num_kills=NUM_KILLS, seed=1)
+@pytest.mark.parametrize("num_kills", [12, pytest.param(NUM_KILLS, marks=pytest.mark.long)])
+def test_a_folder(job: PackJob, tmp_path: Path, num_kills: int) -> None:
+    finished, in_work = killed_often(job, lambda n: str(tmp_path / f"out-{n}"), num_kills=num_kills, seed=1)
     expected = file_hashes(Path(finished[0]))
     assert "manifest.json" in expected
     assert all(file_hashes(Path(out)) == expected for out in finished)
-    assert in_work >= NUM_KILLS // 2, "most kills must meet the command at work"
+    assert in_work >= num_kills // 2, "most kills must meet the command at work"
 
 
 @pytest.mark.long

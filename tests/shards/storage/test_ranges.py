@@ -594,7 +594,7 @@ def test_bytes_are_freed_with_what_refers_to_them(reads_of: Reads, quick_hedges:
     reads = reads_of(scripted(first_request, second=second_request), hedge_share=1.0)
     gc.disable()
     try:
-        for first in range(24):
+        for first in range(8):
             future = reads.read("freed", first, first + 1)
             assert future.result(SECONDS) == bytes([first])
             known = [one for one in gc.get_objects() if isinstance(one, HedgedRequest)]

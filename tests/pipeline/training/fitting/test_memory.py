@@ -81,11 +81,14 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
             job_of(images=4, engine=BF16 | {"zero_stage": 3}, **SMALL),
             *(1, 2),
             id="stage 3, bf16, two passes",
-            marks=NEEDS_BF16,
+            marks=(NEEDS_BF16, pytest.mark.long),  # as stage 3 in fp32, and sums in bf16
         ),
         pytest.param(job_of(images=4, **LARGE_HEAD), 2, 2, id="a head larger than a bucket"),
         pytest.param(
-            job_of(images=4, engine={"zero_stage": 2}, **LARGE_HEAD), 1, 2, id="a large head, stage 2, two passes"
+            job_of(images=4, engine={"zero_stage": 2}, **LARGE_HEAD),
+            *(1, 2),
+            id="a large head, stage 2, two passes",
+            marks=pytest.mark.long,  # as with sums in bf16
         ),
         pytest.param(
             job_of(images=4, engine=BF16 | {"zero_stage": 2, "reduce_precision": "bf16"}, **LARGE_HEAD),

@@ -70,9 +70,13 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
         (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
         (job_of(3, "fp32", model=MODERN), 2, 2),
         # Without rotations, a constant added to all keys changes no share: k_norm.bias has no gradient but noise.
-        (job_of(1, "bf16", model=replace(VIT, qk_norm=True)), 2, 2),
+        pytest.param(job_of(1, "bf16", model=replace(VIT, qk_norm=True)), 2, 2, marks=pytest.mark.long),  # as 1-bf16
         (trained(job_of(2, "fp32"), layer_decay=0.5, first_moment="bf16"), 1, 2),
-        (trained(job_of(3, "bf16", model=SIGMOID), layer_decay=0.5, freeze_backbone=True), 2, 2),
+        pytest.param(
+            trained(job_of(3, "bf16", model=SIGMOID), layer_decay=0.5, freeze_backbone=True),
+            *(2, 2),
+            marks=pytest.mark.long,  # as 2-layer-decay, 3-all-options, and the frozen runs of test_frozen.py
+        ),
     ],
     ids=[
         *("1-fp32", "2-fp32-no-bucket", "3-fp32", "1-bf16", "2-bf16-buckets", "3-bf16-sigmoid", "alone"),
