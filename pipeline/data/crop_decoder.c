@@ -214,6 +214,9 @@ static int resize_crop(const struct request *request, const uint8_t *first, ptrd
 static int decode(struct decoding *decoding, const struct request *request, uint8_t *out)
 {
     struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
+    int32_t denominator = request->denominator;
+    if (denominator != 1 && denominator != 2 && denominator != 4 && denominator != 8)
+        return LEFT_TO_OTHERS;
     jpeg_read_header(jpeg, TRUE);
     if (jpeg->image_height != (JDIMENSION)request->stored_height ||
         jpeg->image_width != (JDIMENSION)request->stored_width ||
@@ -221,7 +224,7 @@ static int decode(struct decoding *decoding, const struct request *request, uint
         return LEFT_TO_OTHERS;
     jpeg->out_color_space = JCS_RGB;
     jpeg->scale_num = 1;
-    jpeg->scale_denom = (unsigned)request->denominator;
+    jpeg->scale_denom = (unsigned)denominator;
     jpeg->dct_method = JDCT_ISLOW;
     jpeg_start_decompress(jpeg);
     int fits = request->top >= 0 && request->left >= 0 && request->height > 0 && request->width > 0 &&

@@ -21,7 +21,10 @@ enum { FILLED_BITS = 56 };       /* `fill` leaves at least as many in the bit bu
 enum { MOST_SKIPPED_BITS = 28 }; /* of one lookup: two fit into the bit buffer */
 enum { NUM_COEFFICIENTS = DCTSIZE2 };
 enum { END_RUN = 127 }; /* an end of block counts as a run of zeros, longer than all others of a lookup together */
-enum { PADDING = 288 }; /* bytes behind the coded ones: more than a block of the longest codes takes */
+enum { PADDING = 288 }; /* bytes behind the coded ones: for 64 codes of 16 + 15 bits, and what `fill` reads */
+_Static_assert(2 * MOST_SKIPPED_BITS <= FILLED_BITS && MOST_SKIPPED_BITS < 32, "two skips a fill, in 5 bits");
+_Static_assert(END_RUN > NUM_COEFFICIENTS + 3 * 16, "no runs add up to an end of block");
+_Static_assert(PADDING >= NUM_COEFFICIENTS * 31 / 8 + 2 * 8, "a block is decoded before its end is checked");
 
 /* The next 10 bits look up `singles`, `pairs` and `skips`; DC tables have only the first. */
 struct huffman_table {
@@ -313,7 +316,7 @@ ALWAYS_INLINE int decode_ac(struct bits *bits, const struct huffman_table *table
                     return is_end(place);
                 break;
             }
-            block[NATURAL[second]] = (JCOEF)(pair >> 48);
+            block[NATURAL[second]] = (JCOEF)(pair >> 48); /* before the first: its zero may go to that one's place */
             block[NATURAL[first]] = (JCOEF)(pair >> 32);
             drop(bits, (int)(pair & 255));
             if (next >= NUM_COEFFICIENTS)

@@ -17,7 +17,7 @@
 #endif
 
 enum { NUM_TRIES = 10, NUM_DRAWS = 4 * NUM_TRIES + 1 };      /* as in augment.py */
-enum { DRAWS_PER_OP = 4, NUM_OPERATIONS = 16 }; /* as in config.py and randaugment.py */
+enum { DRAWS_PER_OP = 4, NUM_OPERATIONS = 16 };              /* as in config.py and randaugment.py */
 enum { LEAST_SCALED = 8 };                                   /* as in view_plan.py */
 enum { MOST_SIDE = 1 << 24, MOST_RESIZED = 1 << 28 };        /* beyond it, others draw the crop */
 

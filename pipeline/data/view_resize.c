@@ -235,22 +235,39 @@ WITH_AVX2 static inline __m128i bytes_from(const uint8_t *first)
     return _mm_loadu_si128((const __m128i *)(const void *)first);
 }
 
-/* cover_row of two rows, with a step of 3. Reads 16 bytes from a pixel on: behind the last row there is room for it. */
-WITH_AVX2 static void cover_two_rows(const uint8_t *const rows[2], const struct covers *covers, int width,
-                                     int is_mirrored, uint8_t *const resized[2])
+/* Up to four pixels, `count` of them; each takes 4 bytes, but for a step of 3, where they lie side by side. */
+WITH_AVX2 static inline __m128i four_pixels(const uint8_t *first, ptrdiff_t step, int count)
 {
-    /* From four pixels to 16 bits a channel: the first two pixels in turn, and the last two. */
-    const __m256i two[2] = {
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1)),
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1))};
+    if (step == 3)
+        return bytes_from(first);
+    int32_t pixels[4];
+    for (int k = 0; k < 4; k++)
+        memcpy(pixels + k, first + (k < count ? k : 0) * step, 4);
+    return _mm_setr_epi32(pixels[0], pixels[1], pixels[2], pixels[3]);
+}
+
+/* Two of four pixels, from number `first` on, in turn: the bytes that become 16 bits a channel. */
+WITH_AVX2 static inline __m256i two_of_four(char first, char pixel_bytes)
+{
+    char a = (char)(first * pixel_bytes), b = (char)(a + pixel_bytes);
+    return _mm256_broadcastsi128_si256(_mm_setr_epi8(a, -1, b, -1, (char)(a + 1), -1, (char)(b + 1), -1, (char)(a + 2),
+                                                     -1, (char)(b + 2), -1, -1, -1, -1, -1));
+}
+
+/* cover_row of two rows. Reads up to 16 bytes from a pixel on: behind the last row there is room for it. */
+WITH_AVX2 static void cover_two_rows(const uint8_t *const rows[2], ptrdiff_t step, const struct covers *covers,
+                                     int width, int is_mirrored, uint8_t *const resized[2])
+{
+    char pixel_bytes = step == 3 ? 3 : 4;
+    const __m256i two[2] = {two_of_four(0, pixel_bytes), two_of_four(2, pixel_bytes)};
     for (int i = 0; i < width; i++) {
         int place = is_mirrored ? width - 1 - i : i, count = covers->count[place];
         const struct pair_of_weights *pairs = covers->pairs + (size_t)place * covers->most;
-        ptrdiff_t offset = 3 * (ptrdiff_t)covers->first[place];
+        ptrdiff_t offset = step * covers->first[place];
         struct sums sums = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-        for (int k = 0; k < count; k += 4, offset += 12) {
-            __m256i pixels = _mm256_castsi128_si256(bytes_from(rows[0] + offset));
-            pixels = _mm256_inserti128_si256(pixels, bytes_from(rows[1] + offset), 1);
+        for (int k = 0; k < count; k += 4, offset += 4 * step) {
+            __m256i pixels = _mm256_castsi128_si256(four_pixels(rows[0] + offset, step, count - k));
+            pixels = _mm256_inserti128_si256(pixels, four_pixels(rows[1] + offset, step, count - k), 1);
             add_products(&sums, _mm256_shuffle_epi8(pixels, two[0]), pairs + k / 2);
             if (k + 2 < count) /* of an odd last one the partner weighs nothing */
                 add_products(&sums, _mm256_shuffle_epi8(pixels, two[1]), pairs + k / 2 + 1);
@@ -295,11 +312,11 @@ static void cover_rows(const struct pixels *source, int begin, int end, const st
     ptrdiff_t line_bytes = 3 * (ptrdiff_t)width;
     int y = begin;
 #ifdef WITH_AVX2
-    if (__builtin_cpu_supports("avx2") && source->column_step == 3)
+    if (__builtin_cpu_supports("avx2"))
         for (; y + 2 <= end; y += 2, row += 2 * source->row_step, lines += 2 * line_bytes) {
             const uint8_t *const both[2] = {row, row + source->row_step};
             uint8_t *const resized[2] = {lines, lines + line_bytes};
-            cover_two_rows(both, covers, width, is_mirrored, resized);
+            cover_two_rows(both, source->column_step, covers, width, is_mirrored, resized);
         }
 #endif
     for (; y < end; y++, row += source->row_step, lines += line_bytes)

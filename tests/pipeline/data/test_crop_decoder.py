@@ -9,6 +9,7 @@ from ctypes import util
 from dataclasses import replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import simplejpeg
@@ -22,6 +23,7 @@ from pipeline.data.decode import Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder
 from pipeline.data.view_plan import Box, ViewPlan, largest_denominator, plan_view
 from shards.hashing import CROPS
+from tests.rigs.coded_jpegs import coded_jpeg
 from tests.rigs.jpegs import KINDS, jpeg_of
 
 HEIGHT, WIDTH = 60, 80
@@ -129,7 +131,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_of_damaged_data_nothing_else_is_made_than_others_make(decoder: CropDecoder) -> None:
+def test_damaged_data_gives_the_same_pixels_or_is_left_to_others(decoder: CropDecoder) -> None:
     rng, num_done = random.Random(0), 0
     for seed in range(300):
         kind = rng.choice(["420", "444", "Gray", "optimised", "restart blocks", "restart rows"])
@@ -142,6 +144,24 @@ def test_of_damaged_data_nothing_else_is_made_than_others_make(decoder: CropDeco
             expected = whole[box.top : box.top + box.height, box.left : box.left + box.width]
             np.testing.assert_array_equal(found, expected, err_msg=f"{kind}, seed {seed}")
     assert 10 < num_done < 290, "both happen"
+
+
+def test_any_tables_and_samplings_are_decoded_to_the_bit(decoder: CropDecoder) -> None:
+    num_large = 0
+    for seed in range(60):
+        coded = coded_jpeg(random.Random(seed), most_height=200, most_width=200)
+        box = Box(
+            top=coded.height // 3, left=coded.width // 4, height=coded.height // 2 + 1, width=coded.width // 2 + 1
+        )
+        found = crop_of(decoder, coded.data, box, height=coded.height, width=coded.width)
+        if found is not None:  # else a run leads beyond a block
+            num_large += len(coded.data) > 4096
+            encoded = np.frombuffer(coded.data, dtype=np.uint8)
+            whole = cv2.imdecode(encoded, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+            assert whole is not None
+            expected = whole[box.top : box.top + box.height, box.left : box.left + box.width]
+            np.testing.assert_array_equal(found, expected, err_msg=f"seed {seed}")
+    assert num_large >= 12, "large enough for our decoder of Huffman codes"
 
 
 def with_a_restart_marker_out_of_turn(data: bytes) -> bytes:
@@ -210,6 +230,14 @@ def test_a_plan_that_does_not_fit_the_image_is_not_followed(decoder: CropDecoder
     box = Box(top=20, left=30, height=25, width=40) if plan.denominator == 2 else plan.box
     data = jpeg_of("420", height=HEIGHT, width=WIDTH)
     assert not decoder.fill(data, replace(plan, box=box), out=view())
+
+
+@pytest.mark.parametrize("denominator", [-1, 0, 3, 5, 16])
+def test_other_scales_are_left_to_others(decoder: CropDecoder, denominator: int) -> None:
+    box = Box(top=0, left=12, height=2, width=2)
+    for height, width in ((HEIGHT, WIDTH), (TALL, BROAD)):
+        plan = replace(PLAN, stored_height=height, stored_width=width, denominator=denominator, box=box)
+        assert not decoder.fill(jpeg_of("420", height=height, width=width), plan, out=view())
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", bytes(100)])
