@@ -115,7 +115,12 @@ def test_timm_itself_gives_our_logits(timm: ModuleType, tmp_path: Path, config: 
         pytest.param(EvaluationTransform(antialias=True), ("squash", 1.0, "bilinear"), 50, id="resize, same pixels"),
         # Pillow always antialiases, and timm rounds the long side and the place of the crop by one pixel elsewhere.
         pytest.param(EvaluationTransform(), ("squash", 1.0, "bilinear"), 40, id="resize"),
-        pytest.param(EvaluationTransform(filter="area"), ("squash", 1.0, "box"), 45, id="resize by areas"),
+        pytest.param(
+            EvaluationTransform(filter="area"),
+            *(("squash", 1.0, "box"), 45),
+            id="resize by areas",
+            marks=pytest.mark.long,  # as in the central crop, and in test_hugging_face.py
+        ),
         pytest.param(
             EvaluationTransform(mode="central_crop", filter="area"), ("center", 96 / 110, "box"), 43, id="central crop"
         ),
