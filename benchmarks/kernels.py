@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+import pipeline.models.attention  # noqa: F401  (defines the operator of torch.ops.patchline)
 from benchmarks.measure import machine
 from benchmarks.rounds import cell, spread, write
 from pipeline.models.mlp import gelu_by_sigmoid

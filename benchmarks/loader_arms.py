@@ -5,7 +5,7 @@
 CPU-seconds are those of this process and all its descendants. "Steady" is from the end of the first eighth of the
 batches to the end of the seventh: the loader is full of work in progress at both moments, so that its cost cancels.
 With `--step-threads`, a busy step computes beside it, and its products per second are reported too; CPU-seconds then
-include it.
+include it. With `--most-rate`, images are not taken faster than that, as by a training loop.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from benchmarks.loader_step import BusyStep
 
 Batches = Iterator[tuple[Any, Any]]  # images uint8 of any layout, labels
 PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow")
+SETTINGS = frozenset(field.name for field in fields(Settings))
 WARM_SHARE = 8  # an eighth of the batches is before the steady part, and an eighth after it
 
 
@@ -58,14 +59,15 @@ def main() -> None:
     for name, value in (("images", 0), ("batch", 64), ("workers", 2), ("lanes", 16), ("window-blocks", 1)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--step-threads", type=int, default=0, help="threads of a busy step beside the loader; 0: none")
+    parser.add_argument("--most-rate", type=int, default=0, help="images taken per second; 0: as fast as they come")
     arguments = parser.parse_args()
     load, packages = ARMS[arguments.arm]
-    given = {name: value for name, value in vars(arguments).items() if name not in ("arm", "report", "step_threads")}
+    given = {name: value for name, value in vars(arguments).items() if name in SETTINGS}
     settings = Settings(**given)
     began = time.monotonic()
     batches = load(settings)
     with BusyStep(arguments.step_threads) if arguments.step_threads else nullcontext() as step:
-        report = one_epoch(batches, settings, step)
+        report = one_epoch(batches, settings, step, most_rate=arguments.most_rate)
     report |= {
         "import_wall_seconds": time.monotonic() - began,
         "versions": {package: version(package) for package in (*PACKAGES, *packages)},
@@ -78,7 +80,9 @@ def main() -> None:
     arguments.report.write_text(json.dumps(report))
 
 
-def one_epoch(batches: Callable[[], Batches], settings: Settings, step: BusyStep | None = None) -> dict[str, Any]:
+def one_epoch(
+    batches: Callable[[], Batches], settings: Settings, step: BusyStep | None = None, *, most_rate: int = 0
+) -> dict[str, Any]:
     """Takes every batch. RuntimeError if they are not one epoch of images of the right size."""
     num_batches, size = settings.images // settings.batch, settings.image_size
     counts, number, marks = np.zeros(0, dtype=np.int64), 0, marks_of(num_batches)
@@ -94,6 +98,8 @@ def one_epoch(batches: Callable[[], Batches], settings: Settings, step: BusyStep
         more = np.bincount(np.asarray(labels).reshape(-1), minlength=counts.size)
         more[: counts.size] += counts
         counts = more
+        if most_rate:
+            time.sleep(max(0.0, start.wall + number * settings.batch / most_rate - time.monotonic()))
     end = Moment.now()
     if number != num_batches or int(counts.sum()) != settings.images:
         raise RuntimeError(f"{number} batches of {int(counts.sum())} images instead of {num_batches}")

@@ -2,7 +2,8 @@
 
 The arms of `benchmarks.loader`, with one and with two workers (threads of ours, DALI, FFCV and SPDL), each beside a
 thread of the same process that multiplies matrices without end, as a training step does on a machine of few cores. The
-step's own rate is measured for a moment before the loader starts. Command (about 30 minutes on 2 cores):
+step's own rate is measured for a moment before the loader starts. Loaders run as fast as they can or, with
+`--most-rate`, as fast as a training loop would take their images. Command (about 30 minutes on 2 cores):
 
     python -m benchmarks.loader_busy --images DIR --work DIR --out benchmarks/results/loader_busy.json
 """
@@ -25,6 +26,7 @@ def main() -> None:
     """Measures all arms with each number of workers, prints and keeps the tables."""
     parser = parser_of(__doc__, arms=[OURS, *PEERS])
     parser.add_argument("--step-threads", type=int, default=1, help="threads of the busy step")
+    parser.add_argument("--most-rate", type=int, default=0, help="images taken per second; 0: as fast as they come")
     arguments = parser.parse_args()
     ready(parser, arguments)
 
@@ -32,10 +34,12 @@ def main() -> None:
         return {
             "command": "python -m benchmarks.loader_busy --images DIR --work DIR "
             f"--repeat-to {arguments.repeat_to} --rounds {arguments.rounds} --lanes {arguments.lanes} "
-            f"--step-threads {arguments.step_threads} --arms {shlex.join(arguments.arms)} "
+            f"--step-threads {arguments.step_threads} --most-rate {arguments.most_rate} "
+            f"--arms {shlex.join(arguments.arms)} "
             f"--out benchmarks/results/{(arguments.out or Path('loader_busy.json')).name}",
             "machine": machine(),
             "step_threads": arguments.step_threads,
+            "most_rate": arguments.most_rate,
             "arms": {name: {figure: spread(values(rounds, name, figure)) for figure in (RATE, KEPT)} for name in names},
             "aims": [aim.row() for aim in aims(rounds, arguments.arms)],
             "rounds": rounds,
@@ -43,8 +47,8 @@ def main() -> None:
 
     def arm(name: str) -> Report:
         loader, _, workers = name.rpartition(" x ")
-        words = ("--workers", workers, "--step-threads", str(arguments.step_threads))
-        said = one_arm(loader, arguments, *words)
+        step = ("--step-threads", str(arguments.step_threads), "--most-rate", str(arguments.most_rate))
+        said = one_arm(loader, arguments, "--workers", workers, *step)
         if "failed" in said:
             return said
         kept = said["step_per_second"] / said["step_alone_per_second"]

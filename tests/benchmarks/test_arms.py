@@ -126,6 +126,16 @@ def test_a_busy_step_counts_what_it_does_beside_the_loader(work: Path) -> None:
     assert not step._thread.is_alive()
 
 
+def test_images_are_taken_at_most_at_the_rate() -> None:
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for _ in range(IMAGES // BATCH):
+            yield np.zeros((BATCH, SIZE, SIZE, 3), dtype=np.uint8), np.zeros(BATCH, dtype=np.int64)
+
+    settings = Settings(work="", images=IMAGES, batch=BATCH, image_size=SIZE)
+    assert one_epoch(batches, settings, most_rate=10 * IMAGES)["epoch_wall_seconds"] >= 0.1
+    assert one_epoch(batches, settings)["epoch_wall_seconds"] < 0.1
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype", "num_batches", "why"),
     [
