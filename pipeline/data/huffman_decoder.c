@@ -1,5 +1,4 @@
-/* Huffman codes -> DCT coefficients (ITU-T T.81, F.2.2), in place of libjpeg-turbo's own decoder, which takes most of
- * the time of a JPEG.
+/* Huffman codes -> DCT coefficients (ITU-T T.81, F.2.2), in place of libjpeg-turbo's own decoder.
  *
  * Decoding is one chain: look up the next code, drop its bits, look up the next one. Three things make it short:
  * - The coded bytes are copied first, without the zeros that are stuffed behind 0xFF. Filling the bit buffer then needs
@@ -133,8 +132,8 @@ static void fill_pairs(struct huffman_table *table)
     for (uint32_t i = 0; i < NUM_ENTRIES; i++) {
         uint32_t total = table->pairs[i] & 255;
         uint64_t second = seconds[i << total & (NUM_ENTRIES - 1)];
-        int is_end = (table->pairs[i] >> 8 & 255) == END_RUN;
-        if (table->pairs[i] != 0 && !is_end && total + (second & 255) <= LOOKUP_BITS)
+        int ends_block = (table->pairs[i] >> 8 & 255) == END_RUN;
+        if (table->pairs[i] != 0 && !ends_block && total + (second & 255) <= LOOKUP_BITS)
             table->pairs[i] += second;
     }
 }

@@ -133,7 +133,6 @@ def test_images_are_taken_at_most_at_the_rate() -> None:
 
     settings = Settings(work="", images=IMAGES, batch=BATCH, image_size=SIZE)
     assert one_epoch(batches, settings, most_rate=10 * IMAGES)["epoch_wall_seconds"] >= 0.1
-    assert one_epoch(batches, settings)["epoch_wall_seconds"] < 0.1
 
 
 @pytest.mark.parametrize(

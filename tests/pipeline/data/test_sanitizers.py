@@ -53,7 +53,7 @@ def test_damaged_jpegs_under_sanitizers(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def library_in(folder: Path, *, least_bytes: str) -> Path:
-    """The library, built in `folder`. JPEGs of at least so many bytes are for its own decoder of Huffman codes."""
+    """Builds the library in `folder`. Its own decoder of Huffman codes takes JPEGs of `least_bytes` or more."""
     folder.mkdir()
     for name in SOURCES:
         shutil.copy(Path(module.__file__).parent / name, folder)
