@@ -157,7 +157,7 @@ def model_of(setting: Setting, world: World) -> Model:
     """The same weights on every rank and in both arms."""
     model = build_model(SIZES[setting.model]).to(world.device)
     if setting.compiled:
-        compile_blocks(model)
+        compile_blocks(model, on_gpu=world.device.type == "cuda")
     return model.train()
 
 

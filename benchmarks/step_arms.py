@@ -137,7 +137,7 @@ def ours(setting: Setting, work: Work) -> Step:
     """Our model with plain PyTorch."""
     model = build_model(_config(setting)).to(torch.bfloat16).to(work.images.device)
     if setting.compiled:
-        compile_blocks(model)
+        compile_blocks(model, on_gpu=setting.device == "cuda")
     return _trained(model, work.images, work.labels)
 
 
@@ -146,7 +146,7 @@ def zero1(setting: Setting, work: Work) -> Step:
     world.enter(world.current_world("cuda" if setting.device == "cuda" else "cpu"))
     model = build_model(_config(setting)).to(work.images.device)
     if setting.compiled:
-        compile_blocks(model)
+        compile_blocks(model, on_gpu=setting.device == "cuda")
     engine = Engine(
         model,
         config=EngineConfig(zero_stage=1, precision="bf16"),

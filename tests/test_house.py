@@ -84,7 +84,7 @@ ORDER = {
         "bit flops hybrid position_similarity",
         "attention_pooling masked patch_resize position_layers resnet rotary",
         "mlp pos_embed",
-        "attention config head initial loss pixels",
+        "attention config head initial loss pixels residuals",
     ),
     "shards": (
         "adoption card verifying",

@@ -1,6 +1,7 @@
 """A model from its configuration, the shapes of its parameters, and how its blocks are run."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,6 +54,7 @@ def compile_blocks(
     deterministic: bool = False,
     rounds_as_eager: bool = False,
     cuda_graphs: bool = False,
+    on_gpu: bool = False,
     backend: str = "inductor",
 ) -> None:
     """Compiles block by block with torch.compile, in place: parameters keep their names, equal blocks share kernels.
@@ -61,21 +63,28 @@ def compile_blocks(
     evaluation. On a GPU, inductor times variants of a reduction and pads matrix products where that is faster, so a
     restarted run may add up in another order. `deterministic`: it chooses by rule instead, and a restarted run computes
     the same bits. On a CPU it always does. `rounds_as_eager`: what one kernel computes after another is rounded to bf16
-    in between, even if they are fused. `cuda_graphs`: each block is launched as a CUDA graph; call
+    in between, even if they are fused. `on_gpu`: blocks keep for their backward pass what lets Triton's kernels read
+    less (residuals.py). `cuda_graphs`: each block is launched as a CUDA graph; call
     torch.compiler.cudagraph_mark_step_begin before each micro-batch. Dropout follows torch's generator, but draws other
     masks than without compilation.
     """
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
     # ResNet are one function, and a hybrid has more than 8 shapes of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
-    chosen = {
-        "deterministic": deterministic,
-        "emulate_precision_casts": rounds_as_eager,
-        "triton.cudagraphs": cuda_graphs,
-    }
-    options = {name: True for name, is_on in chosen.items() if is_on and backend == "inductor"} or None
+    options: dict[str, Any] = {}
+    if backend == "inductor":
+        chosen = {
+            "deterministic": deterministic,
+            "emulate_precision_casts": rounds_as_eager,
+            "triton.cudagraphs": cuda_graphs,
+        }
+        options = {name: True for name, is_on in chosen.items() if is_on}
+        if on_gpu:
+            from pipeline.models.residuals import KeepResiduals  # noqa: PLC0415 - it loads inductor, which takes 1 s
+
+            options["joint_custom_pre_pass"] = KeepResiduals()
     for block in blocks_of(model):
-        block.compile(backend=backend, dynamic=False, options=options)
+        block.compile(backend=backend, dynamic=False, options=options or None)
 
 
 def compile_fault(device: torch.device) -> str:

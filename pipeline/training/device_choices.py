@@ -178,6 +178,7 @@ def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, devi
             deterministic=config.deterministic,
             rounds_as_eager=config.float8 == "rowwise",
             cuda_graphs=config.cuda_graphs,
+            on_gpu=device.type == "cuda",
         )
 
 

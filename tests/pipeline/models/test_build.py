@@ -185,12 +185,17 @@ def test_what_is_asked_of_the_compiler_reaches_it(monkeypatch: pytest.MonkeyPatc
     compile_blocks(model)
     compile_blocks(model, cuda_graphs=True)
     compile_blocks(model, deterministic=True, rounds_as_eager=True)
-    assert asked[:: len(asked) // 3] == [
+    compile_blocks(model, on_gpu=True)
+    *others, on_gpu = asked[:: len(asked) // 4]
+    assert others == [
         None,
         {"triton.cudagraphs": True},
         {"deterministic": True, "emulate_precision_casts": True},
     ]
     assert asked[1] is None
+    assert isinstance(on_gpu, dict)
+    assert [type(keep).__name__ for keep in on_gpu.values()] == ["KeepResiduals"]
+    torch.compile(model, options=on_gpu)  # which refuses an unknown name or type
     assert "triton.cudagraphs" in torch._inductor.list_options()
 
 

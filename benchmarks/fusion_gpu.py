@@ -1,0 +1,277 @@
+"""What inductor makes of a block of ViT-H/14 for a GPU, found without one: launches, bytes, registers and spills.
+
+A block is traced without values, its two graphs are said to be on a GPU, and inductor writes Triton kernels for them,
+which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator. A tensor counts once for each kernel
+that reads or writes it, so neither bytes that a cache saves nor those inside a product or attention are counted. Two
+things differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products. Command (a minute):
+
+    pip install --target runs/triton triton==3.7.1
+    PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json
+"""
+
+import argparse
+import ast
+import copy
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor import compile_fx, graph
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.exc import InductorError
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from benchmarks.rounds import write
+from pipeline.models import vit
+from pipeline.models.build import blocks_of, unfilled_model
+from pipeline.models.config import ModelConfig
+from pipeline.models.residuals import KeepResiduals
+
+IMAGES = 256
+_H200 = SimpleNamespace(
+    name="NVIDIA H200",
+    gcnArchName="",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    regs_per_multiprocessor=65_536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=141 << 30,
+    shared_memory_per_block_optin=232_448,
+    L2_cache_size=50 << 20,
+)
+_OF_DEVICES = {
+    "is_available": True,
+    "current_device": 0,
+    "device_count": 1,
+    "get_device_properties": _H200,
+}
+_ANSWERS: list[tuple[Any, dict[str, Any]]] = [
+    (torch.cuda, _OF_DEVICES | {"is_initialized": True, "get_device_capability": (9, 0), "set_rng_state": None}),
+    (torch.cuda, {"_exchange_device": 0, "_maybe_exchange_device": 0, "get_rng_state": torch.zeros(16).byte()}),
+    (CudaInterface, _OF_DEVICES | {"get_compute_capability": 90, "is_triton_capable": True, "synchronize": None}),
+    (CudaInterface, {"raise_if_triton_unavailable": None, "set_device": None, "is_bf16_supported": True}),
+    (joint_graph, {"lazy_init": None}),  # patterns of attention, which is one operator here
+    (triton_helpers, {"set_driver_to_gpu": None}),
+    (StaticTritonCompileResult, {"can_statically_launch": None}),
+]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A block's two passes. `megabytes`: what products, attention and each Triton kernel read and write, in their
+    order. `kept_megabytes`: what the forward pass keeps, beside weights and input. `launches`: of Triton's kernels, and
+    of PyTorch's that add up their parts. `variants`: of each Triton kernel, what ptxas says of each variant that a GPU
+    would choose from."""
+
+    megabytes: dict[str, dict[str, float | list[float]]] = field(default_factory=dict)
+    kept_megabytes: list[float] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)
+    variants: dict[str, list[str]] = field(default_factory=dict)
+
+    def gigabytes(self, *kinds: str) -> float:
+        """Of both passes."""
+        counts = [count[kind] for count in self.megabytes.values() for kind in kinds]
+        return sum(sum(count) if isinstance(count, list) else count for count in counts) / 1e3
+
+    def most(self, what: str) -> int:
+        """The most registers or spilled bytes of a variant."""
+        said = [re.search(rf"(\d+) {what}", variant) for some in self.variants.values() for variant in some]
+        return max(int(found[1]) for found in said if found)
+
+
+class WrittenError(Exception):
+    """Ends a compilation when the code is written: what would follow needs a GPU."""
+
+
+def main() -> None:
+    """Lowers both ways; prints and keeps the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    logging.getLogger("torch._inductor").setLevel(logging.ERROR)  # of each compilation that ends early, a warning
+    with stand_in_gpu():
+        ways = {"inductor's choice": lowered(None), "sums kept": lowered(KeepResiduals())}
+    command = "PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json"
+    versions = {name: version(name) for name in ("torch", "triton")}
+    results = {way: asdict(result) for way, result in ways.items()}
+    write(arguments.out, {"command": command, "versions": versions, "images": IMAGES, "ways": results})
+    sys.stdout.write("| | launches | their GB | all GB | GB kept | most registers | spilled bytes |\n")
+    sys.stdout.write("|---|---|---|---|---|---|---|\n")
+    for way, result in ways.items():
+        numbers = [
+            f"{sum(result.launches)}",
+            f"{result.gigabytes('triton'):.2f}",
+            f"{result.gigabytes('triton', 'products', 'attention'):.2f}",
+            f"{sum(result.kept_megabytes) / 1e3:.2f}",
+            f"{result.most('registers')}",
+            f"{result.most('spilled bytes')}",
+        ]
+        sys.stdout.write(f"| {way} | {' | '.join(numbers)} |\n")
+
+
+@contextmanager
+def stand_in_gpu() -> Iterator[None]:
+    """What the compilers ask of a GPU is answered for an H200."""
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415 - installed for this benchmark alone
+    from triton.runtime import driver  # noqa: PLC0415
+
+    limits = {"max_shared_mem": _H200.shared_memory_per_block_optin, "multiprocessor_count": 132}
+    utils = SimpleNamespace(get_device_properties=always(limits))
+    target, number = always(GPUTarget("cuda", 90, 32)), always(0)
+    driver.set_active(SimpleNamespace(get_current_target=target, get_current_device=number, utils=utils))
+    with ExitStack() as stack:
+        for owner, names in _ANSWERS:
+            for name, answer in names.items():
+                stack.enter_context(mock.patch.object(owner, name, staticmethod(always(answer))))
+        stack.enter_context(inductor_config.patch(force_disable_caches=True, compile_threads=1))
+        yield
+
+
+def always(answer: Any) -> Callable[..., Any]:
+    """A function that answers the same whatever it is asked."""
+    return lambda *_, **__: answer
+
+
+def lowered(keep: KeepResiduals | None) -> Lowered:
+    """A block's two passes."""
+    torch.compiler.reset()
+    result = Lowered()
+
+    def write_code(gm: GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        if not how.get("is_backward"):
+            result.kept_megabytes.append(kept_bytes(gm) / 1e6)
+        lower(*on_gpu(gm, inputs), result, **how)
+
+        def run(arguments: list[Any]) -> Any:
+            return gm(*arguments)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_fx.compile_fx(gm, inputs, inner_compile=write_code)
+
+    model = unfilled_model(ModelConfig(name="vit_h14", image_size=224, num_classes=10, depth=1))
+    model.to(torch.bfloat16).train()
+    options = inductor_config.patch(joint_custom_pre_pass=keep)
+    with options, mock.patch.object(vit, "attend", by_cudnn), FakeTensorMode():
+        (block,) = blocks_of(model)
+        without_values(block)
+        block.compile(backend=backend, dynamic=False)
+        z_BND = torch.empty(IMAGES, 257, 1280, dtype=torch.bfloat16, requires_grad=True)
+        torch.autograd.backward(block(z_BND), torch.empty_like(z_BND))
+    return result
+
+
+def without_values(block: torch.nn.Module) -> None:
+    """Replaces the parameters by ones of the same shapes, in the mode that is on."""
+    for module in block.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
+
+
+def by_cudnn(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    """The operator that PyTorch calls on a GPU, which needs none to be traced."""
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv_3BhNd.unbind(0), None, True)[0]
+    return result
+
+
+def kept_bytes(gm: GraphModule) -> int:
+    """The bytes that a forward pass makes and keeps; its result, the first of them, among them."""
+    kept: Any = gm.graph.output_node().args[0]
+    values = [node.meta["val"] for node in kept if node.op != "placeholder"]
+    return sum({x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in values}.values())
+
+
+def on_gpu(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
+    """A copy of a traced graph and of its inputs, on a GPU that does not exist."""
+    gm, mode = copy.deepcopy(gm), FakeTensorMode()
+    for node in gm.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cuda", 0)}
+    with mode:
+        moved = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in inputs]
+    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*moved)
+    return gm, moved
+
+
+def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> None:
+    """Adds the kernels of one pass to the result."""
+    written: list[str] = []
+
+    def codegen(lowering: graph.GraphLowering) -> None:
+        code, _ = write_wrapper(lowering)
+        written.append(code.value)
+        count: dict[str, Any] = {"products": 0.0, "attention": 0.0, "triton": []}
+        for node, words in lowering.count_bytes()[1]:
+            name, megabytes = getattr(node.node, "python_kernel_name", None), round(4 * words / 1e6, 2)
+            if name:
+                count["attention" if "attention" in name else "products"] += megabytes
+            elif words:
+                count["triton"].append(megabytes)
+        result.megabytes["backward" if how.get("is_backward") else "forward"] = count
+        raise WrittenError
+
+    write_wrapper = graph.GraphLowering.codegen
+    context = torch._guards.TracingContext(inputs[0].fake_mode)
+    with mock.patch.object(graph.GraphLowering, "codegen", codegen), torch._guards.tracing(context):
+        try:
+            compile_fx.compile_fx_inner(gm, inputs, **how)
+        except InductorError:
+            if not written:
+                raise
+    (code,) = written
+    result.launches.append(len(re.findall(r"^ +triton_\w+\.run\(|\.sum\(dim=0\)", code, re.MULTILINE)))
+    result.variants.update(assembled(code))
+
+
+def assembled(code: str) -> Iterator[tuple[str, list[str]]]:
+    """The Triton kernels of inductor's code, and what ptxas says of their variants."""
+    for statement in ast.parse(code).body:
+        call = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
+            name, source = (ast.literal_eval(argument) for argument in call.args[:2])
+            kernel = getattr(PyCodeCache.load(source), name)
+            yield name, [resources(kernel, variant) for variant in kernel.configs]
+
+
+def resources(kernel: Any, variant: Any) -> str:
+    """Registers of each thread, its bytes that did not fit them, and shared bytes of each group of threads."""
+    import triton  # noqa: PLC0415 - installed for this benchmark alone
+
+    binary = kernel._precompile_config(variant).kernel
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(binary.asm["cubin"])
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True, timeout=60)
+    numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout + said.stderr)}
+    spilled = numbers["STACK"] + numbers["LOCAL"]
+    shared = binary.metadata.shared
+    return f"{variant.num_warps} warps, {numbers['REG']} registers, {spilled} spilled bytes, {shared} shared bytes"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder):
+        main()

@@ -1,0 +1,43 @@
+"""What a block that inductor compiles for a GPU keeps for its backward pass: after a residual, the sum.
+
+Of z + branch, inductor keeps the branch, since the block's input z is kept anyway, and adds again in each kernel that
+reads the sum. As many bytes are kept with the sum instead, and fewer are read: the kernels of both norms' gradients no
+longer share z, so inductor fuses those of one norm rather than parts of two (benchmarks/fusion_gpu.py has the bytes).
+Its CPU backend gains nothing, and needs two kernels more.
+"""
+
+from pathlib import Path
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.addmm.default, _aten.mm.default)
+# What stands between a product and the sum: a reshape, a dropout's copy or mask, stochastic depth's factors.
+_BETWEEN = (_aten.view.default, _aten.clone.default, _aten.mul.Tensor)
+
+
+class KeepResiduals(CustomGraphPass):
+    """A pass over the graph of both passes, before it is divided (inductor's `joint_custom_pre_pass`)."""
+
+    def __call__(self, graph: Graph) -> None:
+        """Marks each sum that a norm reads if a product need not be kept then, so that no more is kept."""
+        for norm in graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
+            total = norm.args[0]
+            if total.target is torch.ops.prims.convert_element_type.default:
+                total = total.args[0]
+            if total.target is _aten.add.Tensor and any(_is_product_read_once(term) for term in total.args):
+                total.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    def uuid(self) -> bytes:
+        """A part of the key of inductor's cache."""
+        return get_hash_for_files((str(Path(__file__)),))
+
+
+def _is_product_read_once(node: object) -> bool:
+    """Nothing reads it but the sum. With LayerScale, for example, the gradient of the scale does."""
+    if not isinstance(node, Node) or len(node.users) > 1:
+        return False
+    return node.target in _PRODUCTS or (node.target in _BETWEEN and any(map(_is_product_read_once, node.args)))
