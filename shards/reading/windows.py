@@ -21,6 +21,7 @@ from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
 from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows
+from shards.storage.memory import ReusedMemory
 from shards.storage.ranges import StreamStore
 from shards.tables import refuse_block_reads
 
@@ -55,21 +56,29 @@ class HeldBytes:
     def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
         """Bytes first..end-1, counted from now until nothing refers to them any more."""
         body: Future[RangeBytes] = Future()
-        read = tars.submit(path, first, end, urgent=urgent)
+        read = tars.submit(path, first, end, urgent=urgent, reused=True)
         self.add(end - first)
-        read.add_done_callback(partial(self._arrived, body, end - first))
+        read.add_done_callback(partial(self._arrived, body, end - first, tars.memory))
         return Fetched(body=body, read=read)
 
-    def _arrived(self, body: Future["RangeBytes"], count: int, read: Future[bytes]) -> None:
+    def _arrived(
+        self, body: Future["RangeBytes"], count: int, memory: ReusedMemory, read: Future[bytes | memoryview]
+    ) -> None:
         # Raises nothing: a traceback would keep the frames of the thread that cancels, and their bytes, in memory.
         error = CancelledError() if read.cancelled() else read.exception()
         if error is not None:
             self.add(-count)
             body.set_exception(error)
             return
-        data = np.frombuffer(read.result(), dtype=np.uint8)  # an array: bytes do not tell when they are freed
-        weakref.finalize(data, self.add, -count).atexit = False
+        result = read.result()
+        data = np.frombuffer(result, dtype=np.uint8)  # an array: bytes do not tell when they are freed
+        mapping = result.obj if isinstance(result, memoryview) else None
+        weakref.finalize(data, self._freed, count, memory, mapping).atexit = False
         body.set_result(RangeBytes(data.data.toreadonly(), data.__array_interface__["data"][0]))
+
+    def _freed(self, count: int, memory: ReusedMemory, mapping: object) -> None:
+        memory.give_back(mapping)
+        self.add(-count)
 
 
 class RangeBytes(NamedTuple):
@@ -87,7 +96,7 @@ class Fetched:
     """A range of a tar that is being read or in memory."""
 
     body: Future[RangeBytes]
-    read: Future[bytes]
+    read: Future[bytes | memoryview]
     _arrived: RangeBytes | None = None
 
     def wait(self) -> RangeBytes:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, TypeVar
 
 from shards.errors import InvalidDataError, StorageError, UserError
 from shards.storage.folder_walk import FolderWalk
-from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_whole
+from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_exactly_into, read_whole
 from shards.storage.objects import (
     MOST_OBJECT_BYTES,
     MissingObjectError,
@@ -25,6 +25,7 @@ from shards.storage.objects import (
 )
 from shards.storage.traffic import Traffic, TrafficCounts
 
+Data = TypeVar("Data", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
@@ -58,8 +59,18 @@ class LocalStore:
         return self._read(path, lambda file: read_whole(file.fileno(), name=name, most_bytes=most_bytes), stop)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
-        """Bytes first..end-1; EOFError if the file is shorter."""
-        data = self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop)
+        """Data first..end-1; EOFError if the file is shorter."""
+        return self._all(path, first, end, self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop))
+
+    def read_into(
+        self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
+    ) -> memoryview:
+        """Data first..end-1, in memory that `take` gives; EOFError if the file is shorter."""
+        view = take(end - first)
+        read = self._read(path, lambda file: read_exactly_into(view, file.fileno(), first), stop)
+        return self._all(path, first, end, read)
+
+    def _all(self, path: str, first: int, end: int, data: Data) -> Data:
         if len(data) != end - first:
             raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}")
         return data
@@ -73,7 +84,7 @@ class LocalStore:
         return self._file(path)
 
     def size(self, path: str) -> int:
-        """Bytes of the file."""
+        """Data of the file."""
         file = self._file(path)
         if not file.is_file():
             raise MissingObjectError(path, url=self.url)
@@ -144,18 +155,19 @@ class LocalStore:
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
                 file.unlink(missing_ok=True)
 
-    def _read(self, path: str, read: Callable[[io.FileIO], bytes], stop: threading.Event | None) -> bytes:
+    def _read(self, path: str, read: Callable[[io.FileIO], Data], stop: threading.Event | None) -> Data:
         """The result of `read` for the open file; the read is counted."""
-        began, data = time.perf_counter(), b""
+        began, num_bytes = time.perf_counter(), 0
 
-        def opened_and_read() -> bytes:
+        def opened_and_read() -> Data:
             with self._open(path) as file:
                 return read(file)
 
         try:
             data = self._again(path, opened_and_read, stop)
+            num_bytes = len(data)
         finally:
-            self.traffic.add(TrafficCounts(requests=1, bytes=len(data), seconds=time.perf_counter() - began))
+            self.traffic.add(TrafficCounts(requests=1, bytes=num_bytes, seconds=time.perf_counter() - began))
         return data
 
     def _open(self, path: str, traffic: Traffic | None = None) -> CountedFile:

@@ -66,6 +66,14 @@ def read_exactly(descriptor: int, first: int, end: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryview:
+    """As many bytes as the memory has from `first` on, fewer only at the file's end."""
+    num_bytes = 0
+    while num_bytes < len(view) and (count := os.preadv(descriptor, [view[num_bytes:]], first + num_bytes)):
+        num_bytes += count
+    return view[:num_bytes]
+
+
 def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
     """The file up to its end, which may grow or not say its size. InvalidDataError if it has more than `most_bytes`."""
     num_bytes = os.fstat(descriptor).st_size

@@ -75,6 +75,12 @@ class Store(Protocol):
         """Exactly the bytes first..end-1. Raises as `read`, and EOFError if the object is shorter."""
         ...
 
+    def read_into(
+        self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
+    ) -> memoryview:
+        """The same bytes, at least one, in memory that `take` gives when it is told how many."""
+        ...
+
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:
         """The object as a stream, in bounded memory whatever its size. Raises MissingObjectError.
 

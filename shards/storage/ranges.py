@@ -19,10 +19,12 @@ from functools import partial
 from shards.config import ReadConfig
 from shards.pool import Pool, close_all
 from shards.storage.fork_lock import ForkLock
+from shards.storage.memory import LEAST_BYTES, ReusedMemory
 from shards.storage.objects import Store
 from shards.storage.retries import ReadStoppedError
 from shards.storage.traffic import Traffic, TrafficCounts
 
+Data = bytes | memoryview
 QUANTILE = 0.99
 REMEMBERED = 256
 LEAST_SECONDS = 0.25  # a second request gains too little below this
@@ -97,12 +99,13 @@ class HedgedRequest:
     path: str
     first: int
     end: int | None
+    is_reused: bool = False  # into memory that is used again
     stop: threading.Event = field(default_factory=threading.Event)
-    hedge: Future[bytes | None] | None = None
+    hedge: Future[Data | None] | None = None
     is_hedged: bool = False  # the second request has begun
     is_over: bool = False  # one of the requests has the bytes, or the first one has failed before there was a second
 
-    def done(self, _: Future[bytes]) -> None:
+    def done(self, _: Future[Data]) -> None:
         """Nobody needs what is still being read."""
         self.stop.set()
         if self.hedge:
@@ -124,19 +127,24 @@ class RangeReads:
         self._num_begun = self._num_hedges = 0
         self._requests = Pool(config.connections, name="read", reserve=config.connections)
         self._hedges = Pool(2 * config.connections, name="read-hedge")
-        self.pools = [self._requests, self._hedges]
+        self.pools, self.memory = [self._requests, self._hedges], ReusedMemory()
         self.traffic.on_throttle(self._throttled)
 
     def of(self, store: Store) -> "StreamStore":
         """The store as this stream reads it."""
         return StreamStore(store.with_traffic(self.traffic), self)
 
-    def submit(self, store: Store, path: str, first: int, end: int | None, *, urgent: bool = False) -> Future[bytes]:
+    def submit(
+        self, store: Store, path: str, first: int, end: int | None, *, urgent: bool = False, reused: bool = False
+    ) -> Future[Data]:
         """Bytes first..end-1 of an object, all of it if `end` is None. Raises CancelledError if the reads are closed.
 
-        The future raises what `Store.read_range` raises, and CancelledError once the reads are closed.
+        The future raises what `Store.read_range` raises, and CancelledError once the reads are closed. `reused`: many
+        bytes come in memory that whoever drops them gives back to `memory`.
         """
-        request, future = HedgedRequest(store=store, path=path, first=first, end=end), Future[bytes]()
+        is_reused = reused and end is not None and end - first >= LEAST_BYTES
+        request = HedgedRequest(store=store, path=path, first=first, end=end, is_reused=is_reused)
+        future = Future[Data]()
         future.add_done_callback(request.done)
         return self._requests.submit(partial(self._read, request, future), urgent=urgent, future=future)
 
@@ -144,7 +152,7 @@ class RangeReads:
         """Drops what has not been read yet. Returns within about a second, even if a connection is stalled."""
         close_all(self.pools)
 
-    def _read(self, request: HedgedRequest, future: Future[bytes]) -> bytes:
+    def _read(self, request: HedgedRequest, future: Future[Data]) -> Data:
         """The first request. If it fails while the hedge is running, the hedge decides."""
         self._plan_hedge(request, future)
         try:
@@ -158,7 +166,7 @@ class RangeReads:
                 raise
             return data
 
-    def _plan_hedge(self, request: HedgedRequest, future: Future[bytes]) -> None:
+    def _plan_hedge(self, request: HedgedRequest, future: Future[Data]) -> None:
         """A folder is as slow the second time, and of a whole object nobody knows the size: these have no hedge."""
         store, end = request.store, request.end
         if not self.config.hedge_share or end is None or store.fresh() is store:
@@ -168,7 +176,7 @@ class RangeReads:
             slow_after = self._latency.slow_after(end - request.first)
         request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
 
-    def _hedge(self, request: HedgedRequest, future: Future[bytes]) -> bytes | None:
+    def _hedge(self, request: HedgedRequest, future: Future[Data]) -> Data | None:
         """The second request, over a connection of its own. None if it does not bring the bytes."""
         while not self._begins_hedge(request):
             if request.stop.wait(LEAST_SECONDS):
@@ -193,12 +201,15 @@ class RangeReads:
             self._num_hedges += 1
             return True
 
-    def _run(self, request: HedgedRequest, future: Future[bytes], store: Store) -> bytes:
+    def _run(self, request: HedgedRequest, future: Future[Data], store: Store) -> Data:
         """One request, to its end. Raises ReadStoppedError if nobody needs its bytes, which are counted as wasted."""
-        began, data = time.monotonic(), None
+        began = time.monotonic()
+        data: Data | None = None
         try:
             if request.end is None:
                 data = store.read(request.path, stop=request.stop)
+            elif request.is_reused:
+                data = store.read_into(request.path, request.first, request.end, self.memory.take, stop=request.stop)
             else:
                 data = store.read_range(request.path, request.first, request.end, stop=request.stop)
         except ReadStoppedError as error:
@@ -244,14 +255,19 @@ class StreamStore:
         """The store's."""
         return self._store.url
 
-    def submit(self, path: str, first: int, end: int, *, urgent: bool = False) -> Future[bytes]:
-        """Bytes first..end-1 of an object, in the background."""
-        return self._reads.submit(self._store, path, first, end, urgent=urgent)
+    @property
+    def memory(self) -> ReusedMemory:
+        """What large ranges come in if they ask for it."""
+        return self._reads.memory
+
+    def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:
+        """Bytes first..end-1 of an object, in the background. `reused`: as RangeReads.submit."""
+        return self._reads.submit(self._store, path, first, end, urgent=urgent, reused=reused)
 
     def read(self, path: str) -> bytes:
         """The whole object."""
-        return self._reads.submit(self._store, path, 0, None, urgent=True).result()
+        return bytes(self._reads.submit(self._store, path, 0, None, urgent=True).result())
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
         """Bytes first..end-1 of an object."""
-        return self._reads.submit(self._store, path, first, end, urgent=True).result()
+        return bytes(self._reads.submit(self._store, path, first, end, urgent=True).result())

@@ -86,6 +86,13 @@ class S3Store:
         """Bytes first..end-1; EOFError if the object is shorter, ReadStoppedError as `read`."""
         return self._object(path, first, end, stop=stop).data() if end > first else b""
 
+    def read_into(
+        self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
+    ) -> memoryview:
+        """Bytes first..end-1, in memory that `take` gives; EOFError if the object is shorter, ReadStoppedError as
+        `read`."""
+        return self._object(path, first, end, stop=stop).data_in(take)
+
     @contextmanager
     def open_read(self, path: str) -> Iterator[BinaryIO]:
         """One GET, continued if it breaks off. The first bytes are requested here, so that errors come early."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from shards.errors import InvalidDataError
 from shards.storage.objects import too_large
@@ -16,6 +16,7 @@ from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Repla
 from shards.storage.traffic import Traffic, TrafficCounts
 
 log = logging.getLogger(__name__)
+Data = TypeVar("Data", bytes, memoryview)
 PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
 RESTARTS = 3  # of a range, if its object is replaced while it is read
 
@@ -66,16 +67,23 @@ class ObjectRead:
 
     def data(self) -> bytes:
         """All at once. An object that is replaced meanwhile is read again from the start: nobody has seen any of it."""
-        with self._counted():
-            for _ in range(RESTARTS):
-                try:
-                    return self._filled()
-                except ReplacedError:
-                    if not self._retries.again_after_answer("it was replaced while it was read"):
-                        raise
-                    self._count(retries=1)
-                    self._position, self._version, self._match = self._first, "", ""
-            return self._filled()
+
+        def filled() -> bytes:
+            memory = io.BytesIO()  # it returns its bytes without a copy
+
+            def grown(num_bytes: int) -> memoryview:
+                memory.seek(num_bytes - 1)
+                memory.write(b"\0")
+                return memory.getbuffer()
+
+            self._filled(grown).release()
+            return memory.getvalue()
+
+        return self._unreplaced(filled)
+
+    def data_in(self, take: Callable[[int], memoryview]) -> memoryview:
+        """As `data`, in memory that `take` gives when it is told how many bytes there are."""
+        return self._unreplaced(lambda: self._filled(take))
 
     def whole(self, most_bytes: int) -> bytes:
         """All pieces together. InvalidDataError once there are more than `most_bytes`."""
@@ -111,19 +119,27 @@ class ObjectRead:
                 raise InvalidDataError(too_large(self._source.name, most_bytes))
             yield piece
 
-    def _filled(self) -> bytes:
-        """Reads into the memory that becomes the result: BytesIO returns its bytes without a copy."""
-        memory, view = io.BytesIO(), memoryview(b"")
+    def _unreplaced(self, read: Callable[[], Data]) -> Data:
+        with self._counted():
+            for _ in range(RESTARTS):
+                try:
+                    return read()
+                except ReplacedError:
+                    if not self._retries.again_after_answer("it was replaced while it was read"):
+                        raise
+                    self._count(retries=1)
+                    self._position, self._version, self._match = self._first, "", ""
+            return read()
+
+    def _filled(self, take: Callable[[int], memoryview]) -> memoryview:
+        """Reads into memory, which is taken once the answer has come: by its headers, it has all these bytes."""
+        view = memoryview(b"")
         for body in self._bodies():
-            if not view:  # by its headers, the answer has all these bytes
-                memory.seek(self._position - self._first + self._left() - 1)
-                memory.write(b"\0")
-                view = memory.getbuffer()
+            view = view or take(self._position - self._first + self._left())
             while count := body.readinto(view[self._position - self._first :][:PIECE_BYTES]):
                 self._position += count
                 self._check_stop()
-        view.release()
-        return memory.getvalue()
+        return view
 
     def _left(self) -> int:
         return 0 if self._end is None else self._end - self._position

@@ -1,5 +1,6 @@
 """Windows: what they hold, that it is counted and given back, and how much it is at most."""
 
+import time
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from shards.reading.windows import (
     window_bound_bytes,
 )
 from shards.sample_rows import BlockTable
+from shards.storage.local import LocalStore
+from shards.storage.memory import LEAST_BYTES
 from shards.storage.ranges import RangeReads, StreamStore
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched
@@ -55,8 +58,10 @@ def loaded(dataset: Dataset, order: SampleOrder, reads: RangeReads, *, first: in
 class ClosedAfterOne(StreamStore):
     """Reads that are closed once the first has brought its bytes."""
 
-    def submit(self, path: str, first: int, end: int, *, urgent: bool = False) -> Future[bytes]:
-        read = super().submit(path, first, end, urgent=urgent)
+    def submit(
+        self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False
+    ) -> Future[bytes | memoryview]:
+        read = super().submit(path, first, end, urgent=urgent, reused=reused)
         read.result(60)
         self._reads.close()
         return read
@@ -146,6 +151,31 @@ def test_held_bytes_add_up_in_their_whole() -> None:
     parts[1].add(3)
     parts[0].add(-4)
     assert (parts[0].now, parts[0].most, parts[1].now, whole.now, whole.most) == (1, 5, 3, 4, 8)
+
+
+def test_the_memory_of_a_large_block_is_used_again_once_nothing_refers_to_it(tmp_path: Path) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 3 * LEAST_BYTES, dtype=np.uint8).tobytes()
+    (tmp_path / "x").write_bytes(data)
+    reads, held = RangeReads(ReadConfig()), HeldBytes()
+    tars = reads.of(LocalStore(str(tmp_path)))
+    first = held.fetch(tars, "x", 0, 2 * LEAST_BYTES)
+    body = first.wait()
+    address, sample = body.address, body.data[9:20]
+    del first, body
+    other = held.fetch(tars, "x", 1, 3 * LEAST_BYTES).wait()
+    assert other.address != address
+    assert sample == data[9:20]
+    assert held.now == 5 * LEAST_BYTES - 1
+    addresses = {address, other.address}
+    del sample, other
+    deadline = time.monotonic() + 60
+    while held.now:  # the thread that read may be slow to drop it
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    found = held.fetch(tars, "x", 5, 2 * LEAST_BYTES + 5).wait()
+    assert found.data == data[5 : 2 * LEAST_BYTES + 5]
+    assert found.address in addresses
+    reads.close()
 
 
 @given(lanes=st.integers(1, 12), members=st.integers(1, 6), data=st.data())

@@ -19,6 +19,7 @@ import pytest
 from shards.config import ReadConfig
 from shards.errors import StorageError
 from shards.storage.local import LocalStore
+from shards.storage.memory import LEAST_BYTES
 from shards.storage.objects import MissingObjectError
 from shards.storage.ranges import HedgedRequest, RangeReads
 from shards.storage.retries import ReadStoppedError, RetryConfig
@@ -90,7 +91,7 @@ class ReadsOfOne(RangeReads):
         super().__init__(ReadConfig(connections=connections, hedge_share=hedge_share))
         self.store = self.of(store)
 
-    def read(self, path: str, first: int, end: int, *, urgent: bool = False) -> Future[bytes]:
+    def read(self, path: str, first: int, end: int, *, urgent: bool = False) -> Future[bytes | memoryview]:
         return self.store.submit(path, first, end, urgent=urgent)
 
 
@@ -109,6 +110,32 @@ def reads_of() -> Iterator[Callable[..., ReadsOfOne]]:
 
 
 Reads = Callable[..., ReadsOfOne]
+
+
+@pytest.mark.parametrize("where", ["folder", "s3", pytest.param("ceph", marks=pytest.mark.rgw)])
+def test_large_ranges_may_come_in_memory_that_is_used_again(
+    request: pytest.FixtureRequest, tmp_path: Path, reads_of: Reads, where: str
+) -> None:
+    data = random.Random(2).randbytes(3 * LEAST_BYTES)
+    url = str(tmp_path) if where == "folder" else f"s3://{request.getfixturevalue(f'{where}_bucket')}/a"
+    store = open_store(url)
+    store.write("x", data)
+    reads, mappings = reads_of(store), set[object]()
+    for first, end in ((0, LEAST_BYTES), (5, 2 * LEAST_BYTES), (7, 3 * LEAST_BYTES)):
+        found = reads.store.submit("x", first, end, reused=True).result(SECONDS)
+        assert isinstance(found, memoryview)
+        assert found == data[first:end]
+        mapping = found.obj
+        found.release()
+        reads.memory.give_back(mapping)
+        mappings.add(mapping)
+    assert len(mappings) == 1
+    assert isinstance(reads.store.submit("x", 0, LEAST_BYTES - 1, reused=True).result(SECONDS), bytes)
+    assert isinstance(reads.store.submit("x", 0, LEAST_BYTES).result(SECONDS), bytes)
+    assert reads.traffic.counts().requests == 5
+    assert reads.traffic.counts().bytes == 8 * LEAST_BYTES - 12 - 1
+    with pytest.raises(EOFError, match=r"ends at 3145728|3145728"):
+        reads.store.submit("x", 3, 3 * LEAST_BYTES + 1, reused=True).result(SECONDS)
 
 
 @pytest.mark.parametrize("where", ["folder", "s3", pytest.param("ceph", marks=pytest.mark.rgw)])
@@ -353,7 +380,7 @@ def test_closing_does_not_wait_for_a_stalled_read(
     monkeypatch.setattr("shards.storage.s3_client.READ_TIMEOUT_SECONDS", 2 * SECONDS)
     proxy.faults = [Fault(kind="stall", after_bytes=100)]
     reads = ReadsOfOne(S3Store(bucket=any_bucket), connections=1, hedge_share=0.0)
-    future: Future[bytes] = reads.read("x", 0, 1000)
+    future: Future[bytes | memoryview] = reads.read("x", 0, 1000)
     assert proxy.stalling.wait(SECONDS)
     reads.close()
     assert own_threads(), "it still stands"
