@@ -63,8 +63,8 @@ def compile_blocks(
     evaluation. On a GPU, inductor times variants of a reduction and pads matrix products where that is faster, so a
     restarted run may add up in another order. `deterministic`: it chooses by rule instead, and a restarted run computes
     the same bits. On a CPU it always does. `rounds_as_eager`: what one kernel computes after another is rounded to bf16
-    in between, even if they are fused. `on_gpu`: blocks keep for their backward pass what lets Triton's kernels read
-    less (residuals.py). `cuda_graphs`: each block is launched as a CUDA graph; call
+    in between, even if they are fused. `on_gpu`: blocks keep the sum of a residual for the backward pass instead of the
+    branch (residuals.py). `cuda_graphs`: each block is launched as a CUDA graph; call
     torch.compiler.cudagraph_mark_step_begin before each micro-batch. Dropout follows torch's generator, but draws other
     masks than without compilation.
     """

@@ -23,13 +23,21 @@ class KeepResiduals(CustomGraphPass):
     """A pass over the graph of both passes, before it is divided (inductor's `joint_custom_pre_pass`)."""
 
     def __call__(self, graph: Graph) -> None:
-        """Marks each sum that a norm reads if a product need not be kept then, so that no more is kept."""
+        """Marks each sum that a norm reads, provided that the product in it need not be kept any more: then the block
+        keeps as many bytes as before."""
         for norm in graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
             total = norm.args[0]
             if total.target is torch.ops.prims.convert_element_type.default:
                 total = total.args[0]
             if total.target is _aten.add.Tensor and any(_is_product_read_once(term) for term in total.args):
                 total.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    def __eq__(self, other: object) -> bool:
+        """All are alike, so that equal models share their compiled code."""
+        return isinstance(other, KeepResiduals)
+
+    def __hash__(self) -> int:
+        return hash(KeepResiduals)
 
     def uuid(self) -> bytes:
         """A part of the key of inductor's cache."""

@@ -182,8 +182,9 @@ class SampleReader:
     """Reads samples at positions of the order, for one stream (shards/reading/stream_reader.py makes and closes it).
 
     From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
-    `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included.
-    A sample larger than `most_sample_bytes` is handed over as a fault.
+    `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included. Memory
+    of up to four blocks, kept for the next ones, comes on top (shards/storage/memory.py). A sample larger than
+    `most_sample_bytes` is handed over as a fault.
 
     `tars` reads the shards; `loaders` run what waits for index files and for samples that are read again.
     """

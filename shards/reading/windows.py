@@ -5,7 +5,6 @@ of its samples is handed over, so there is no cache to size or to evict. Samples
 stay in memory, and count as held, until the last view is dropped.
 """
 
-import threading
 import weakref
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -21,6 +20,7 @@ from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
 from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows
+from shards.storage.fork_lock import ForkLock
 from shards.storage.memory import ReusedMemory
 from shards.storage.ranges import StreamStore
 from shards.tables import refuse_block_reads
@@ -42,7 +42,7 @@ class HeldBytes:
     """Bytes being read or in memory, `now` and at `most`, of a window or of all: a window's count in the `whole`."""
 
     def __init__(self, whole: "HeldBytes | None" = None) -> None:
-        self._lock, self._whole = threading.RLock(), whole  # re-entrant: memory may be freed anywhere in a thread
+        self._lock, self._whole = ForkLock(reentrant=True), whole  # memory may be freed anywhere in a thread
         self.now = self.most = 0
 
     def add(self, count: int) -> None:

@@ -8,10 +8,11 @@ from typing import Self
 
 
 class ForkLock:
-    """A lock like threading.Lock that is unlocked in a forked child."""
+    """A lock like threading.Lock that is unlocked in a forked child. `reentrant`: like threading.RLock."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, *, reentrant: bool = False) -> None:
+        self._new = threading.RLock if reentrant else threading.Lock
+        self._lock = self._new()
         _LOCKS.add(self)
 
     def __enter__(self) -> Self:
@@ -25,7 +26,7 @@ class ForkLock:
 
     def renew(self) -> None:
         """Renews the lock in a child, before the child has a second thread."""
-        self._lock = threading.Lock()
+        self._lock = self._new()
 
 
 # Only for forks; it keeps no lock alive.

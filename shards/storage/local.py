@@ -25,7 +25,7 @@ from shards.storage.objects import (
 )
 from shards.storage.traffic import Traffic, TrafficCounts
 
-Data = TypeVar("Data", bytes, memoryview)
+Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
@@ -59,18 +59,20 @@ class LocalStore:
         return self._read(path, lambda file: read_whole(file.fileno(), name=name, most_bytes=most_bytes), stop)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
-        """Data first..end-1; EOFError if the file is shorter."""
-        return self._all(path, first, end, self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop))
+        """Bytes first..end-1; EOFError if the file is shorter."""
+        return self._of_full_length(
+            path, first, end, self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop)
+        )
 
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """Data first..end-1, in memory that `take` gives; EOFError if the file is shorter."""
+        """Bytes first..end-1, into the memory that `take` returns; EOFError if the file is shorter."""
         view = take(end - first)
         read = self._read(path, lambda file: read_exactly_into(view, file.fileno(), first), stop)
-        return self._all(path, first, end, read)
+        return self._of_full_length(path, first, end, read)
 
-    def _all(self, path: str, first: int, end: int, data: Data) -> Data:
+    def _of_full_length(self, path: str, first: int, end: int, data: Read) -> Read:
         if len(data) != end - first:
             raise EOFError(f"{self.url}/{path}: bytes {first}..{end - 1} asked, it ends at {first + len(data)}")
         return data
@@ -84,7 +86,7 @@ class LocalStore:
         return self._file(path)
 
     def size(self, path: str) -> int:
-        """Data of the file."""
+        """Bytes of the file."""
         file = self._file(path)
         if not file.is_file():
             raise MissingObjectError(path, url=self.url)
@@ -155,11 +157,11 @@ class LocalStore:
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
                 file.unlink(missing_ok=True)
 
-    def _read(self, path: str, read: Callable[[io.FileIO], Data], stop: threading.Event | None) -> Data:
+    def _read(self, path: str, read: Callable[[io.FileIO], Read], stop: threading.Event | None) -> Read:
         """The result of `read` for the open file; the read is counted."""
         began, num_bytes = time.perf_counter(), 0
 
-        def opened_and_read() -> Data:
+        def opened_and_read() -> Read:
             with self._open(path) as file:
                 return read(file)
 

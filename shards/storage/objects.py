@@ -78,7 +78,7 @@ class Store(Protocol):
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """The same bytes, at least one, in memory that `take` gives when it is told how many."""
+        """As `read_range`, for at least one byte, into the memory that `take(num_bytes)` returns."""
         ...
 
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:

@@ -139,8 +139,8 @@ class RangeReads:
     ) -> Future[Data]:
         """Bytes first..end-1 of an object, all of it if `end` is None. Raises CancelledError if the reads are closed.
 
-        The future raises what `Store.read_range` raises, and CancelledError once the reads are closed. `reused`: many
-        bytes come in memory that whoever drops them gives back to `memory`.
+        The future raises what `Store.read_range` raises, and CancelledError once the reads are closed. `reused`:
+        ranges of LEAST_BYTES or more come in a mapping of `memory`, which the caller must give back.
         """
         is_reused = reused and end is not None and end - first >= LEAST_BYTES
         request = HedgedRequest(store=store, path=path, first=first, end=end, is_reused=is_reused)
@@ -150,6 +150,7 @@ class RangeReads:
 
     def close(self) -> None:
         """Drops what has not been read yet. Returns within about a second, even if a connection is stalled."""
+        self.memory.close()
         close_all(self.pools)
 
     def _read(self, request: HedgedRequest, future: Future[Data]) -> Data:
@@ -257,7 +258,7 @@ class StreamStore:
 
     @property
     def memory(self) -> ReusedMemory:
-        """What large ranges come in if they ask for it."""
+        """The mappings for ranges that are requested with `reused`."""
         return self._reads.memory
 
     def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:

@@ -89,8 +89,7 @@ class S3Store:
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """Bytes first..end-1, in memory that `take` gives; EOFError if the object is shorter, ReadStoppedError as
-        `read`."""
+        """Bytes first..end-1, into the memory that `take` returns. Raises as `read_range`."""
         return self._object(path, first, end, stop=stop).data_in(take)
 
     @contextmanager

@@ -16,7 +16,7 @@ from shards.storage.s3_client import REQUEST_ERRORS, BadAnswerError, Body, Repla
 from shards.storage.traffic import Traffic, TrafficCounts
 
 log = logging.getLogger(__name__)
-Data = TypeVar("Data", bytes, memoryview)
+Read = TypeVar("Read", bytes, memoryview)
 PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
 RESTARTS = 3  # of a range, if its object is replaced while it is read
 
@@ -79,11 +79,11 @@ class ObjectRead:
             self._filled(grown).release()
             return memory.getvalue()
 
-        return self._unreplaced(filled)
+        return self._restarted_if_replaced(filled)
 
     def data_in(self, take: Callable[[int], memoryview]) -> memoryview:
-        """As `data`, in memory that `take` gives when it is told how many bytes there are."""
-        return self._unreplaced(lambda: self._filled(take))
+        """As `data`, into the memory that `take(num_bytes)` returns."""
+        return self._restarted_if_replaced(lambda: self._filled(take))
 
     def whole(self, most_bytes: int) -> bytes:
         """All pieces together. InvalidDataError once there are more than `most_bytes`."""
@@ -119,7 +119,7 @@ class ObjectRead:
                 raise InvalidDataError(too_large(self._source.name, most_bytes))
             yield piece
 
-    def _unreplaced(self, read: Callable[[], Data]) -> Data:
+    def _restarted_if_replaced(self, read: Callable[[], Read]) -> Read:
         with self._counted():
             for _ in range(RESTARTS):
                 try:

@@ -9,7 +9,7 @@ from torch._inductor import compile_fx
 from torch._inductor import config as inductor_config
 from torch.fx import GraphModule, Node
 
-from pipeline.models import ModelConfig, build_model
+from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.models.build import blocks_of
 from pipeline.models.residuals import KeepResiduals
 
@@ -72,6 +72,20 @@ def num_elements(nodes: list[Node]) -> int:
     return sum(node.meta["val"].numel() for node in nodes)
 
 
+def test_a_second_model_shares_the_code_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda gm, _, **__: gm)
+    z_BND = torch.randn(3, 5, 24).to(torch.bfloat16)
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    for _ in range(2):
+        model = build_model(ModelConfig(name="vit_b16", **SMALL)).to(torch.bfloat16).train()
+        compile_blocks(model, on_gpu=True)
+        (block,) = blocks_of(model)
+        block(z_BND)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def test_a_pass_that_changes_is_another_key_of_the_cache() -> None:
+    assert KeepResiduals() == KeepResiduals() != "another"
     assert KeepResiduals().uuid() == KeepResiduals().uuid()
     assert len(KeepResiduals().uuid()) == 32

@@ -13,6 +13,7 @@ import pytest
 from shards.errors import InvalidDataError
 from shards.storage.local import LocalStore
 from shards.storage.local_read import CountedFile, read_again, read_exactly
+from shards.storage.memory import ReusedMemory
 from shards.storage.objects import MissingObjectError
 from shards.storage.retries import ReadStoppedError, RetryConfig
 from shards.storage.traffic import Traffic, TrafficCounts
@@ -46,6 +47,25 @@ def test_a_disk_that_fails_for_a_while_is_read_again(
     assert store.read_range("x", 2, 5) == b"234"
     counts = store.traffic.counts()
     assert (counts.requests, counts.bytes, counts.retries) == (1, 3, 2)
+
+
+def test_memory_is_filled_whatever_a_read_brings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most two bytes at a time, and a fault between them."""
+    store = LocalStore(str(tmp_path))
+    store.write("x", b"0123456789")
+    preadv, faults = os.preadv, iter([0, errno.EIO, 0, 0, errno.ESTALE])
+
+    def few(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if fault := next(faults, 0):
+            raise OSError(fault, os.strerror(fault))
+        return preadv(descriptor, [buffers[0][:2]], offset)
+
+    monkeypatch.setattr(os, "preadv", few)
+    assert bytes(store.read_into("x", 1, 8, ReusedMemory().take)) == b"1234567"
+    counts = store.traffic.counts()
+    assert (counts.requests, counts.bytes, counts.retries) == (1, 7, 2)
+    with pytest.raises(EOFError, match=r"bytes 4\.\.11 asked, it ends at 10"):
+        store.read_into("x", 4, 12, ReusedMemory().take)
 
 
 def test_the_fault_itself_is_raised_once_the_deadline_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

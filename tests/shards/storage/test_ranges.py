@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -266,6 +266,39 @@ def test_a_hedge_that_comes_too_late_is_wasted(reads_of: Reads, quick_hedges: No
     assert reads.read("x", 0, 5).result(SECONDS) == b"first"
     wait_until(lambda: reads.traffic.counts().wasted_bytes == 6)
     assert reads.traffic.counts() == TrafficCounts(requests=1, bytes=5, hedges=1, wasted_bytes=6)
+
+
+@dataclass(frozen=True)
+class SlowIntoMemory(LocalStore):
+    """Writes ones and, once it is stopped, ones again; over fresh connections, twos at once."""
+
+    written: threading.Event = field(default_factory=threading.Event)
+    is_fresh: bool = False
+
+    def fresh(self) -> "SlowIntoMemory":
+        return replace(self, is_fresh=True)
+
+    def read_into(
+        self, _: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
+    ) -> memoryview:
+        view, mark = take(end - first), b"2" if self.is_fresh else b"1"
+        view[:] = mark * len(view)
+        if not self.is_fresh:
+            assert stop
+            assert stop.wait(SECONDS)
+            view[:] = mark * len(view)
+            self.written.set()
+        self.traffic.add(TrafficCounts(requests=1, bytes=len(view)))
+        return view
+
+
+def test_a_read_and_its_hedge_never_share_memory(reads_of: Reads, quick_hedges: None) -> None:
+    store = SlowIntoMemory("")
+    reads = reads_of(store)
+    found = reads.store.submit("x", 0, LEAST_BYTES, reused=True).result(SECONDS)
+    assert store.written.wait(SECONDS)
+    assert found == b"2" * LEAST_BYTES
+    wait_until(lambda: reads.traffic.counts().wasted_bytes == LEAST_BYTES)
 
 
 @pytest.mark.parametrize("broken", ["first", "second", "both"])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shards.errors import StorageError
+from shards.storage.memory import ReusedMemory
 from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_client import BadAnswerError
@@ -94,6 +95,9 @@ def test_bytes_of_two_objects_are_never_mixed(store: S3Store, proxy: FaultyProxy
     assert store.read_range("x", FIRST, END) == DATA[FIRST:END]
     assert [request.range for request in proxy.seen][2] == f"bytes={FIRST}-{END - 1}", "from the start"
     assert faults_of(store) == TrafficCounts(retries=2, broken_bodies=1)
+    proxy.faults = list(faults)
+    assert store.read_into("x", FIRST, END, ReusedMemory().take) == DATA[FIRST:END]
+    assert faults_of(store) == TrafficCounts(retries=4, broken_bodies=2)
     proxy.faults = list(faults)
     with pytest.raises(StorageError, match="was replaced while it was read"):
         store.read("x")
