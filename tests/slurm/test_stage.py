@@ -197,7 +197,6 @@ def test_a_crash_loop_ends_after_three_tries_in_all(slurm_cluster: SlurmCluster,
     assert (again["ExitCode"], again["Restarts"]) == ("78:0", "1"), "submitted again, it is tried again"
 
 
-@pytest.mark.long
 def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     """The last task owns the array's own id, and would restart all of them with it."""
     once = program(
