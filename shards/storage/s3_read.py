@@ -82,7 +82,7 @@ class ObjectRead:
         return self._restarted_if_replaced(filled)
 
     def data_in(self, take: Callable[[int], memoryview]) -> memoryview:
-        """As `data`, into the memory that `take(num_bytes)` returns."""
+        """Reads what `data` would return into the memory that `take(num_bytes)` returns."""
         return self._restarted_if_replaced(lambda: self._filled(take))
 
     def whole(self, most_bytes: int) -> bytes:
