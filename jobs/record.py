@@ -142,6 +142,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         "label_weights",
         "subset",
         "held_out",
+        "huffman_decoder",
     ),
     "AugmentConfig": (
         *("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),

@@ -124,6 +124,68 @@ def test_without_a_compiler_the_install_goes_on(hook: Any, root: Path, monkeypat
     assert refused(hook, root).startswith("no C compiler (cc, gcc, clang) is on the PATH (Debian: apt-get install gcc ")
 
 
+def test_a_build_that_fails_leaves_the_library_of_the_same_sources(
+    hook: Any, root: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be missing for all who share the checkout."""
+    before = built.read_bytes()
+    monkeypatch.setattr(hook.shutil, "which", lambda _: None)
+    assert hook.build(built.parent).startswith("no C compiler")
+    assert built.read_bytes() == before
+    wheel, said = run(hook, root)
+    assert wheel["artifacts"] == [f"pipeline/data/{LIBRARY_NAME}"]
+    assert said[0].startswith(
+        "the crop decoder stays as it is, made of the same sources; it could not be built again: "
+    )
+    done = subprocess.run(
+        [sys.executable, CHECKOUT / "hatch_build.py"],
+        env={"PATH": "", "CC": "no-such-compiler"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    has_one = (CHECKOUT / "pipeline" / "data" / LIBRARY_NAME).exists()
+    assert done.returncode == (0 if has_one else 1), done.stderr
+    with (built.parent / "crop_decoder.c").open("a") as source:
+        source.write("/* newer */\n")
+    assert hook.build(built.parent).startswith("no C compiler")
+    assert not built.exists(), "it would be refused when it is loaded"
+
+
+@pytest.mark.parametrize(
+    ("version", "has_archive", "is_static"),
+    [(3_001_003, True, True), (3_001_003, False, False), (2_001_005, True, False), (0, True, False)],
+)
+def test_a_new_libjpeg_turbo_is_linked_statically(
+    hook: Any,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int,
+    has_archive: bool,
+    is_static: bool,
+) -> None:
+    linked = "" if has_archive else 'case "$*" in *libjpeg.a*) echo "cannot find -l:libjpeg.a" >&2; exit 1;; esac;'
+    compiler = compiler_that(
+        tmp_path / "cc",
+        f'case "$*" in *"-E -x c"*) echo {version}; exit 0;; esac; {linked} echo "$@" >"{tmp_path}/last"; '
+        'while [ "$1" != -o ]; do shift; done; echo made >"$2"',
+    )
+    monkeypatch.setenv("CC", str(compiler))
+    assert hook.build(root / hook.FOLDER) == ""
+    arguments = (tmp_path / "last").read_text().split()
+    assert ("-l:libjpeg.a" in arguments, "-ljpeg" in arguments) == (is_static, not is_static)
+    assert all((flag in arguments) == is_static for flag in hook.STATIC_FLAGS)
+
+
+def test_only_what_python_calls_is_visible(built: Path) -> None:
+    """Another libjpeg in the same process, such as Pillow's, must not meet this one's symbols."""
+    said = subprocess.run(["nm", "--dynamic", "--defined-only", built], capture_output=True, text=True, check=True)
+    names = {line.split()[-1] for line in said.stdout.splitlines()}
+    assert names
+    assert not {name for name in names if not name.startswith("crop_decoder_")}
+
+
 def test_what_the_compiler_does_not_take_is_said(hook: Any, root: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler here")
@@ -184,7 +246,9 @@ def test_the_usual_variables_are_heard(hook: Any, root: Path, tmp_path: Path, mo
     ):
         monkeypatch.setenv(name, value)
     assert hook.build(root / hook.FOLDER)
-    arguments = (tmp_path / "my cc.args").read_text().splitlines()
+    asked = (tmp_path / "my cc.args").read_text().splitlines()
+    headers, arguments = asked[: asked.index("-")], asked[asked.index("-") + 1 :]
+    assert headers == ["-m64", "-I/my jpeg", "-DX", "-O1", "-g", "-E", "-x", "c"]
     assert arguments[:5] == ["-m64", "-I/my jpeg", "-DX", "-O1", "-g"]
     assert arguments[5 : 5 + len(hook.FLAGS)] == list(hook.FLAGS), "the last word on the pixels"
     assert arguments[-4:] == ["-L/my", "-Wl,-z,now", "-ljpeg", "-lm"]

@@ -19,7 +19,7 @@ resize_small and central_crop).
 The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
 (its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): equal to
 the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The
-area filter is in area_resize.py. Bicubic is Pillow's, in the same way as the antialiased bilinear one.
+area filter is in window_resize.py. Bicubic is Pillow's, in the same way as the antialiased bilinear one.
 """
 
 import math
@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data.area_resize import area_resize
 from pipeline.data.config import AugmentConfig
-from pipeline.data.decode import Pixels
+from pipeline.data.decode import Pixels, image_faults
+from pipeline.data.window_resize import area_resize, cover_resize, plain_resize
 from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from shards.hashing import CROPS, uniforms
 
@@ -47,6 +47,7 @@ AUGMENT_LATER = {  # later fields, with the values that earlier runs had
     "color_jitter": 0.0,
 }
 _REFLECTED_PIXELS = 4  # of simple_random
+_MOST_WHOLE_PIXELS = 1 << 24  # of a resized image; of a larger one, only the part that is shown is made
 _TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
 _DRAWS = 4 * _TRIES + 1
 
@@ -206,28 +207,47 @@ def evaluation_viewport(height: int, width: int, transform: EvaluationTransform,
 
 
 def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
-    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]."""
-    rows = slice(viewport.top, viewport.top + out.shape[0])
-    columns = slice(viewport.left, viewport.left + out.shape[1])
-    if viewport.num_reflected:
-        whole = _resized(pixels, viewport, rows=slice(0, viewport.height), columns=slice(0, viewport.width))
-        shown = cv2.copyMakeBorder(whole, *4 * (viewport.num_reflected,), cv2.BORDER_REFLECT_101)[rows, columns]
-    else:
-        shown = _resized(pixels, viewport, rows=rows, columns=columns)
-    if viewport.is_mirrored:
-        cv2.flip(shown, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
-    else:
-        out[...] = shown
+    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]. Raises DecodeError."""
+    with image_faults():
+        rows = _shown(viewport.top, out.shape[0], viewport.height, num_reflected=viewport.num_reflected)
+        columns = _shown(viewport.left, out.shape[1], viewport.width, num_reflected=viewport.num_reflected)
+        top, left = int(rows.min()), int(columns.min())
+        window = _resized(
+            pixels, viewport, rows=slice(top, int(rows.max()) + 1), columns=slice(left, int(columns.max()) + 1)
+        )
+        if viewport.num_reflected:
+            window = window[(rows - top)[:, None], columns - left]
+        if viewport.is_mirrored:
+            cv2.flip(window, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
+        else:
+            out[...] = window
+
+
+def _shown(first: int, count: int, num_pixels: int, *, num_reflected: int) -> NDArray[np.int64]:
+    """Which of an axis' `num_pixels` resized pixels are shown, int64[count]: those from `first` on, after
+    `num_reflected` were reflected at each end."""
+    places = np.arange(first - num_reflected, first - num_reflected + count)
+    for k in np.flatnonzero((places < 0) | (places >= num_pixels)).tolist():
+        places[k] = cv2.borderInterpolate(int(places[k]), num_pixels, cv2.BORDER_REFLECT_101)
+    return places
 
 
 def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
     """These rows and columns of the resized pixels, before any are reflected."""
+    size = (viewport.height, viewport.width)
     if viewport.is_area:
-        return area_resize(pixels, (viewport.height, viewport.width), rows=rows, columns=columns)
-    if viewport.is_bicubic:
-        return _resize_by_pillow(pixels, viewport, Image.Resampling.BICUBIC)[rows, columns]
-    if viewport.is_antialiased:
-        return _resize_by_pillow(pixels, viewport, Image.Resampling.BILINEAR)[rows, columns]
+        return area_resize(pixels, size, rows=rows, columns=columns)
+    is_pillow = viewport.is_bicubic or viewport.is_antialiased
+    # Pillow resizes the width first.
+    most_rows = max(viewport.height, pixels.shape[0]) if is_pillow else viewport.height
+    is_large = most_rows * viewport.width > max(_MOST_WHOLE_PIXELS, pixels.shape[0] * pixels.shape[1])
+    if is_pillow:
+        if is_large:
+            return cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=viewport.is_bicubic)
+        resampling = Image.Resampling.BICUBIC if viewport.is_bicubic else Image.Resampling.BILINEAR
+        return _resize_by_pillow(pixels, viewport, resampling)[rows, columns]
+    if is_large:
+        return plain_resize(pixels, size, rows=rows, columns=columns)
     return _resize_plain(pixels, viewport)[rows, columns]
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pipeline.data.augment import draws_of, late_crop_pixels
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.crop_decoder import SAMPLE, view_settings
-from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.decode import DecodeError, Pixels, image_faults
 from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.randaugment import randaugment
@@ -205,7 +205,7 @@ class TrainBatches:
             for _ in range(config.steps_ahead + NUM_VALID_REQUESTS)
         ]
         pixels = late_crop_pixels(config.augment, image_size)
-        self._settings = view_settings(config.augment, config.randaugment, size=image_size, resize_pixels=pixels)
+        self._settings = view_settings(config, size=image_size, resize_pixels=pixels)
         self._has_warned = False
         self._waiting: deque[Future[_Coming]] = deque()
         self._num_threads = max(1, config.num_threads)
@@ -336,9 +336,7 @@ class TrainBatches:
             self._check_open()
             number = entry - first
             source = self._sources[int(planned.sources[entry])]
-            if are_done[number]:
-                self._recolour(views[number], draws)
-            else:
+            if not (are_done[number] and self._is_recoloured(views[number], draws)):
                 used = self._fill(source, planned.sample(entry), draws, views[number])
                 found[entry] = source.labels[list(used.labels)], used.weights
         planned.work_seconds.append(time.monotonic() - began)
@@ -358,10 +356,19 @@ class TrainBatches:
         return found
 
     def _recolour(self, view: Pixels, draws: _Draws) -> None:
-        if self.config.augment.num_colour_draws:
-            view[...] = recoloured(view, draws.colours, config=self.config.augment)
-        if self.config.randaugment.num_ops:
-            view[...] = randaugment(view, draws.operations, config=self.config.randaugment)
+        """Changes colours and applies RandAugment, if they are on. Raises DecodeError."""
+        with image_faults():
+            if self.config.augment.num_colour_draws:
+                view[...] = recoloured(view, draws.colours, config=self.config.augment)
+            if self.config.randaugment.num_ops:
+                view[...] = randaugment(view, draws.operations, config=self.config.randaugment)
+
+    def _is_recoloured(self, view: Pixels, draws: _Draws) -> bool:
+        try:
+            self._recolour(view, draws)
+        except DecodeError:
+            return False
+        return True
 
     def _check_open(self) -> None:
         if self._reader.is_closed:
@@ -373,7 +380,6 @@ class TrainBatches:
         for number in range(_MAX_SUBSTITUTES + 1):
             sample = self._view(source.dataset, sample, draws, view)
             if not sample.fault:
-                self._recolour(view, draws)
                 return sample
             if number == _MAX_SUBSTITUTES:
                 break
@@ -388,13 +394,17 @@ class TrainBatches:
         )
 
     def _view(self, dataset: Dataset, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
-        """Decodes and crops into `view`; bytes that fail are read again once. An unusable sample has a `fault`."""
+        """Decodes, crops and recolours into `view`; bytes that fail are read again once. An unusable sample has a
+        `fault`."""
         sample = verified(dataset, sample)
         for is_second in (False, True):
             if sample.data is None:
                 return sample
             try:
-                train_view(sample, draws.crop, config=self.config.augment, out=view)
+                train_view(
+                    sample, draws.crop, config=self.config.augment, out=view, huffman=self.config.huffman_decoder
+                )
+                self._recolour(view, draws)
             except DecodeError as error:
                 sample = replace(sample, fault=f"decode: {error}") if is_second else refetched(dataset, sample)
             else:

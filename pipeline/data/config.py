@@ -16,6 +16,7 @@ from shards.schema.config_values import Range, refuse_wrong_values
 MAX_MAGNITUDE = 20
 DRAWS_PER_OP = 4  # uniform draws of one RandAugment operation
 COLOUR_DRAWS = 6  # uniform draws of 3-Augment and the colour jitter
+HuffmanDecoder = Literal["patchline", "libjpeg-turbo"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +154,9 @@ class DataConfig:
     """Decoding threads per rank at most; fewer work while they keep up. 0: the rank's share of the machine's cores."""
     steps_ahead: Annotated[int, Range(1)] = 3
     """Batches prepared ahead of the step that needs them."""
+    huffman_decoder: HuffmanDecoder = "patchline"
+    """What decodes the Huffman codes of training JPEGs: patchline (its own decoder, two thirds of the CPU time) or
+    libjpeg-turbo (code that is more widely used). The pixels are the same."""
     memory_limit_bytes: Annotated[int, Range(1)] = 16_000_000_000
     """Most bytes that all ranks of a host may read ahead; a start that could exceed it is refused."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.001

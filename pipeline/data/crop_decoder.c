@@ -27,7 +27,7 @@
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
-enum { INTERFACE = 2 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
+enum { INTERFACE = 3 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
 enum { LEAST_BYTES = 4096 }; /* for less, filling huffman_decoder.c's tables takes longer than decoding saves */
 enum { READ_BEYOND = 16 }; /* bytes that resizing reads from a pixel on */
@@ -47,25 +47,37 @@ struct decoding {
     int is_ours;             /* the scan is decoded by huffman_decoder.c */
 };
 
-int32_t crop_decoder_interface(void)
+EXPORTED int32_t crop_decoder_interface(void)
 {
     return INTERFACE;
 }
 
-int32_t crop_decoder_request_bytes(void)
+EXPORTED int32_t crop_decoder_request_bytes(void)
 {
     return (int32_t)sizeof(struct request);
 }
 
 /* The SHA-256 of the sources, so that the library of older ones is not used with newer Python. */
-const char *crop_decoder_sources(void)
+EXPORTED const char *crop_decoder_sources(void)
 {
     return CROP_DECODER_SOURCES;
 }
 
-const char *crop_decoder_library(void)
+/* The version of the headers. */
+EXPORTED const char *crop_decoder_headers(void)
 {
-    return "libjpeg-turbo " TEXT(LIBJPEG_TURBO_VERSION);
+    return TEXT(LIBJPEG_TURBO_VERSION);
+}
+
+/* An address inside the libjpeg that was loaded, which may be of another version than the headers. 0 if libjpeg is
+ * linked statically. */
+EXPORTED uintptr_t crop_decoder_libjpeg(void)
+{
+#ifdef STATIC_LIBJPEG
+    return 0;
+#else
+    return (uintptr_t)jpeg_std_error;
+#endif
 }
 
 static void leave(j_common_ptr jpeg)
@@ -84,12 +96,29 @@ static void say_nothing(j_common_ptr jpeg)
     (void)jpeg;
 }
 
+/* Whether a crop of this sampling has the pixels of a full decode. Of others, jpeg_crop_scanline of libjpeg-turbo before
+ * 3.0 miscounts the columns (luma 4x2 and 2x4 at 1/2 and 1/4: it leaves some of them unwritten), and crops of one or two
+ * columns differ in every version (luma 4x1 with chroma of several kinds). */
+static int is_usual_sampling(const struct jpeg_decompress_struct *jpeg)
+{
+    const jpeg_component_info *all = jpeg->comp_info;
+    int is_equal = 1, is_chroma_single = jpeg->num_components == 3;
+    for (int component = 1; component < jpeg->num_components; component++) {
+        int across = all[component].h_samp_factor, down = all[component].v_samp_factor;
+        is_equal &= across == all[0].h_samp_factor && down == all[0].v_samp_factor;
+        is_chroma_single &= across == 1 && down == 1;
+    }
+    int blocks = all[0].h_samp_factor << 4 | all[0].v_samp_factor;
+    return is_equal || (is_chroma_single && (blocks == 0x21 || blocks == 0x12 || blocks == 0x22 || blocks == 0x41 ||
+                                             blocks == 0x14));
+}
+
 /* Only what other versions and modes decode to the same pixels. */
 static int is_plain(const struct jpeg_decompress_struct *jpeg)
 {
     int is_known = jpeg->jpeg_color_space == JCS_GRAYSCALE || jpeg->jpeg_color_space == JCS_YCbCr ||
                    jpeg->jpeg_color_space == JCS_RGB;
-    return is_known && jpeg->data_precision == 8 && !jpeg->arith_code;
+    return is_known && jpeg->data_precision == 8 && !jpeg->arith_code && is_usual_sampling(jpeg);
 }
 
 /* Blocks whose coefficients are not all there are smoothed over their neighbours, which a crop may not have. */
@@ -111,12 +140,12 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks)
     return TRUE;
 }
 
-/* Has the scan decoded by huffman_decoder.c, if it can. */
-static void take_over_scan(struct decoding *decoding)
+/* Has the scan decoded by huffman_decoder.c, if it can and is to. */
+static void take_over_scan(struct decoding *decoding, const struct request *request)
 {
     struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
     decoding->is_ours = 0;
-    if (jpeg->src->bytes_in_buffer < LEAST_BYTES || jpeg_has_multiple_scans(jpeg))
+    if (request->leaves_huffman || jpeg->src->bytes_in_buffer < LEAST_BYTES || jpeg_has_multiple_scans(jpeg))
         return;
     if (!decoding->scratch->huffman)
         decoding->scratch->huffman = new_huffman_decoder();
@@ -232,7 +261,7 @@ static int decode(struct decoding *decoding, const struct request *request, uint
                (JDIMENSION)request->left + (JDIMENSION)request->width <= jpeg->output_width;
     if (!fits || !is_complete(jpeg))
         return LEFT_TO_OTHERS;
-    take_over_scan(decoding);
+    take_over_scan(decoding, request);
     JDIMENSION left;
     size_t row_bytes = read_crop(decoding, request, &left);
     if (decoding->is_ours)
@@ -270,7 +299,7 @@ int decode_view(const uint8_t *data, size_t num_bytes, const struct request *req
 }
 
 /* One view; the result is decode_view's. */
-int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
+EXPORTED int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
 {
     struct scratch scratch = {0};
     int result = decode_view(data, num_bytes, request, &scratch, out);

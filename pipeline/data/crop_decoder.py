@@ -11,6 +11,7 @@ per core against 840) even before the library had its own decoder of Huffman cod
 
 import ctypes
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
-from pipeline.data.config import AugmentConfig, RandAugmentConfig
+from pipeline.data.config import DataConfig
 from pipeline.data.decode import Pixels
 from pipeline.data.view_plan import ViewPlan
 
@@ -28,8 +29,11 @@ SOURCES = (
     *("sample_views.c", "sample_views.h", "view_operations.c"),
     *("view_resize.c", "view_resize.h"),
 )  # as in hatch_build.py; a wheel has them, too
-_INTERFACE = 2  # of crop_decoder.c
+_INTERFACE = 3  # of crop_decoder.c
 _FOR_READING = 0x100  # PyBUF_READ
+_OLDEST_LIBJPEG = (2, 1)
+_LIBJPEG_VERSION = re.compile(rb"([\w-]+) version (\d+)\.(\d+)([\w.]*) \(build ")  # in every build, since 1.5
+_MOST_LIBJPEG_BYTES = 64 << 20
 _CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; the others take the whole image
 _LATE_CROPS = {"resize_crop": 1, "short_side_crop": 2}  # enum late_crop
 # struct sample of sample_views.c. `data` is the address of the bytes; 0: there are none. Height and width are as
@@ -53,7 +57,7 @@ class _Request(ctypes.Structure):
         for name in (
             *("stored_height", "stored_width", "denominator"),
             *("top", "left", "height", "width"),
-            *("is_exchanged", "is_upside_down", "is_leftright", "is_antialiased"),
+            *("is_exchanged", "is_upside_down", "is_leftright", "is_antialiased", "leaves_huffman"),
             *("resized_height", "resized_width", "window_top", "window_left", "window_height", "window_width"),
             "is_mirrored",
         )
@@ -66,7 +70,7 @@ class ViewSettings(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_double) for name in ("min_area", "max_area", "min_ratio", "max_ratio")),
         *((name, ctypes.c_int32) for name in ("crop", "late_crop", "size", "resize_pixels", "flip", "is_antialiased")),
-        *((name, ctypes.c_int32) for name in ("scaled_decode", "exif", "num_ops", "magnitude")),
+        *((name, ctypes.c_int32) for name in ("scaled_decode", "exif", "num_ops", "magnitude", "leaves_huffman")),
     )
 
 
@@ -79,11 +83,10 @@ class _Operation(ctypes.Structure):
     )
 
 
-def view_settings(
-    augment: AugmentConfig, randaugment: RandAugmentConfig, *, size: int, resize_pixels: int
-) -> ViewSettings | None:
+def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSettings | None:
     """The settings of `fill_all` for views of size x size, or None for what the library does not know: the area and
     bicubic filters, and simple_random's reflected edges. `resize_pixels`: to which a late crop resizes first."""
+    augment, randaugment = data.augment, data.randaugment
     if augment.filter != "bilinear" or augment.crop == "simple_random":
         return None
     return ViewSettings(
@@ -102,12 +105,38 @@ def view_settings(
         # Colours are changed in between, by Pillow: then the operations come later, too.
         num_ops=0 if augment.num_colour_draws else randaugment.num_ops,
         magnitude=randaugment.magnitude,
+        leaves_huffman=data.huffman_decoder == "libjpeg-turbo",
     )
 
 
 def sources_digest(folder: Path) -> str:
     """The SHA-256 of the library's sources, one after the other: what hatch_build.py compiles into it."""
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()
+
+
+class _LoadedFrom(ctypes.Structure):
+    """Dl_info of dlfcn.h: the file that an address belongs to."""
+
+    _fields_ = (
+        *(("path", ctypes.c_char_p), ("base", ctypes.c_void_p)),
+        *(("symbol", ctypes.c_char_p), ("address", ctypes.c_void_p)),
+    )
+
+
+def loaded_libjpeg(address: int) -> str:
+    """The libjpeg that an address belongs to, such as "libjpeg-turbo 2.1.5": what its file says, since libjpeg has no
+    call for it. Raises ValueError if it is another library, or older than 2.1."""
+    found = _LoadedFrom()
+    if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) or not found.path:
+        raise ValueError("the file of the libjpeg that was loaded is unknown")
+    with Path(found.path.decode(errors="surrogateescape")).open("rb") as file:
+        said = _LIBJPEG_VERSION.search(file.read(_MOST_LIBJPEG_BYTES))
+    if said is None:
+        raise ValueError(f"{found.path!r} does not say which libjpeg it is; needed is libjpeg-turbo 2.1 or newer")
+    name, major, minor, rest = (part.decode(errors="replace") for part in said.groups())
+    if name != "libjpeg-turbo" or (int(major), int(minor)) < _OLDEST_LIBJPEG:
+        raise ValueError(f"{name} {major}.{minor}{rest} was loaded; needed is libjpeg-turbo 2.1 or newer")
+    return f"{name} {major}.{minor}{rest}"
 
 
 class CropDecoder:
@@ -117,14 +146,16 @@ class CropDecoder:
         library = ctypes.CDLL(str(path))
         try:
             interface, request_bytes = library.crop_decoder_interface, library.crop_decoder_request_bytes
-            self._view, name = library.crop_decoder_view, library.crop_decoder_library
+            self._view, headers = library.crop_decoder_view, library.crop_decoder_headers
+            libjpeg = library.crop_decoder_libjpeg
             sources, self._fill = library.crop_decoder_sources, library.crop_decoder_fill
             sizes = [request_bytes, library.crop_decoder_sample_bytes, library.crop_decoder_settings_bytes]
             self._crc32, checks_crc32 = library.crop_decoder_crc32, library.crop_decoder_checks_crc32
             self._plan, self._operation = library.crop_decoder_plan, library.crop_decoder_operation
         except AttributeError as error:
             raise ValueError(f"{path} is another library or an old one: {error}") from error
-        sources.restype = name.restype = ctypes.c_char_p
+        sources.restype = headers.restype = ctypes.c_char_p
+        libjpeg.restype = ctypes.c_size_t
         if sources().decode() != sources_digest(path.parent):
             raise ValueError(f"{path} is made of other sources than the {', '.join(SOURCES)} beside it")
         for function in (interface, *sizes, checks_crc32, self._view, self._plan, self._operation):
@@ -132,7 +163,8 @@ class CropDecoder:
         expected = [ctypes.sizeof(_Request), SAMPLE.itemsize, ctypes.sizeof(ViewSettings)]
         if interface() != _INTERFACE or [size() for size in sizes] != expected:
             raise ValueError(f"{path} is of version {interface()}, this code of version {_INTERFACE}")
-        self.name = str(name().decode())  # for example libjpeg-turbo 2.1.5
+        address = libjpeg()  # 0: it is linked statically, and of the same version as its headers
+        self.name = loaded_libjpeg(address) if address else f"libjpeg-turbo {headers().decode()}"
         self.checks_crc32 = bool(checks_crc32())  # in C; otherwise ISA-L does
         memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
         self._view_memory = memory(("PyMemoryView_FromMemory", ctypes.pythonapi))
@@ -145,8 +177,9 @@ class CropDecoder:
         place = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
         self._operation.argtypes = (*place, ctypes.POINTER(_Operation))
 
-    def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> bool:
-        """The planned view of a JPEG into `out`, uint8[height, width, 3].
+    def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
+        """The planned view of a JPEG into `out`, uint8[height, width, 3]. `leaves_huffman`: libjpeg-turbo decodes the
+        Huffman codes.
 
         False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG, and
         what the library does not know: the area and bicubic filters, and reflected edges.
@@ -164,6 +197,7 @@ class CropDecoder:
             *(plan.stored_height, plan.stored_width, plan.denominator),
             *(box.top, box.left, box.height, box.width),
             *(turn.is_exchanged, turn.is_upside_down, turn.is_leftright, viewport.is_antialiased),
+            leaves_huffman,
             *(viewport.height, viewport.width, viewport.top, viewport.left, height, width),
             viewport.is_mirrored,
         )

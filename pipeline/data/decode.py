@@ -11,6 +11,7 @@ past everything that escapes control characters (libpng 1.6.58, `png_icc_profile
 """
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,12 +26,34 @@ from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 4  # part of the position: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
+_BAND_PIXELS = 1 << 22  # the most that are copied out of Pillow at once
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_MOST_CHARACTERS = 200  # of a library's message
 
 Pixels = NDArray[np.uint8]
 
 
 class DecodeError(PrintableError):
     """The bytes cannot be decoded, or are another image than expected."""
+
+
+@contextmanager
+def image_faults() -> Iterator[None]:
+    """Turns whatever a decoding or resizing library raises inside into DecodeError, which concerns one image alone.
+
+    Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made inside of this. For damage, and
+    for sound but unusual images, they raise nearly any of Python's exceptions. A MemoryError is one of them: the memory
+    that a view takes is bounded (SECURITY.md), so the image is too large for this machine.
+    """
+    try:
+        yield
+    except DecodeError:
+        raise
+    except UnidentifiedImageError as error:  # its own message holds an address in memory
+        raise DecodeError("the bytes are no image of a known format") from error
+    except Exception as error:
+        text = " ".join(_ADDRESS.sub("", str(error)).split())[:_MOST_CHARACTERS]
+        raise DecodeError(f"{type(error).__name__}: {text}" if text else type(error).__name__) from error
 
 
 def turn_of(orientation: int) -> Turn:
@@ -77,31 +100,29 @@ def _decode_jpeg(data: bytes | memoryview, size: tuple[int, int], denominator: i
             data, colorspace="RGB", min_height=low, min_width=narrow, min_factor=denominator
         )
         return np.asarray(pixels, dtype=np.uint8)
-    except ValueError:  # rare, damaged, or not an image
+    except DecodeError:
+        raise
+    except Exception:  # damage, no image, or rare: a KeyError for a sampling that it does not name, such as 4:4:1
         return _decode_with_pillow(data, size, denominator)
 
 
 def _decode_with_pillow(data: bytes | memoryview, size: tuple[int, int], denominator: int = 1) -> Pixels:
-    with _opened(data, size) as image:
+    with image_faults(), Image.open(io.BytesIO(data)) as image:
+        _refuse_size((image.height, image.width), size)
         if denominator > 1:
             image.draft("RGB", (image.width // denominator, image.height // denominator))
         flat = flattened(image)
-        return np.asarray(flat if flat.mode == "RGB" else flat.convert("RGB"), dtype=np.uint8)
+        return _pixels_of(flat if flat.mode == "RGB" else flat.convert("RGB"))
 
 
-@contextmanager
-def _opened(data: bytes | memoryview, size: tuple[int, int]) -> Iterator[Image.Image]:
-    """The image with only its header read, of the size that it should have; Pillow's errors become DecodeError."""
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            _refuse_size((image.height, image.width), size)
-            yield image
-    except (DecodeError, MemoryError):
-        raise
-    except UnidentifiedImageError as error:  # its own message holds an address in memory
-        raise DecodeError(f"{len(data)} bytes are no image of a known format") from error
-    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
-        raise DecodeError(str(error) or type(error).__name__) from error
+def _pixels_of(image: Image.Image) -> Pixels:
+    """A copy of an RGB image's pixels. Band by band: NumPy's own copy would take twice the memory meanwhile."""
+    pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        pixels[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)), dtype=np.uint8)
+    return pixels
 
 
 def _refuse_size(found: tuple[int, int], expected: tuple[int, int]) -> None:

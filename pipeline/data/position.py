@@ -14,6 +14,9 @@ from shards.schema.differences import Difference, differences
 Setting = bool | int | float | str
 _OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # fields of a job, not of its `data`
 _WHERE = ("next_step", "data_step", "skipped")
+# Another libjpeg-turbo, or another decoder of Huffman codes, gives the same pixels: the crop decoder proves it when it
+# is loaded. A change is said, and not refused.
+_SAID = ("data.decoder.libjpeg", "data.decoder.huffman")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,8 @@ class StreamPosition:
 
     `next_step` is the step of the next batch, and `data_step` the one whose samples it has: they differ once data steps
     were `skipped` (some of these may lie ahead). `augment`, `randaugment` and `mixup` are settings with the version of
-    the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries.
+    the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries,
+    the libjpeg of the crop decoder and what decodes Huffman codes ("" without the crop decoder).
     `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`; `subset` and `held_out` say
     which part of it is trained on. Older versions stored neither
     `data_step` nor `skipped`; None is filled in.
@@ -97,7 +101,14 @@ def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other
     """Like `StreamPosition.differences`, but from plain values that somebody stored and that may be no position at
     all."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
-    return [change for change in found if not (allow_other_decoder and is_of_decoder(change))]
+    refused = [change for change in found if change.field not in _SAID]
+    return [change for change in refused if not (allow_other_decoder and is_of_decoder(change))]
+
+
+def said_differences(saved: Mapping[str, Any], now: StreamPosition) -> list[Difference]:
+    """What `now` has instead that changes no pixel: libjpeg-turbo, and what decodes Huffman codes."""
+    found = differences(_by_field(saved), _by_field(now.to_json()))
+    return [change for change in found if change.field in _SAID]
 
 
 def is_of_decoder(change: Difference) -> bool:

@@ -32,6 +32,7 @@ struct settings {
     int32_t resize_pixels; /* of a late crop */
     int32_t flip, is_antialiased, scaled_decode, exif;
     int32_t num_ops, magnitude;
+    int32_t leaves_huffman; /* as in struct request */
 };
 
 struct sample {
@@ -43,12 +44,12 @@ struct sample {
     int32_t height, width, orientation; /* as stored */
 };
 
-int32_t crop_decoder_sample_bytes(void)
+EXPORTED int32_t crop_decoder_sample_bytes(void)
 {
     return (int32_t)sizeof(struct sample);
 }
 
-int32_t crop_decoder_settings_bytes(void)
+EXPORTED int32_t crop_decoder_settings_bytes(void)
 {
     return (int32_t)sizeof(struct settings);
 }
@@ -114,7 +115,7 @@ static uint32_t crc_of_blocks(const uint8_t *data, size_t num_bytes)
 #endif
 
 /* 1 if this processor computes CRC-32 fast. If not, the caller has checked the bytes. */
-int32_t crop_decoder_checks_crc32(void)
+EXPORTED int32_t crop_decoder_checks_crc32(void)
 {
 #ifdef HAS_CARRYLESS
     return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
@@ -124,7 +125,7 @@ int32_t crop_decoder_checks_crc32(void)
 }
 
 /* zlib's CRC-32. */
-uint32_t crop_decoder_crc32(const uint8_t *data, size_t num_bytes)
+EXPORTED uint32_t crop_decoder_crc32(const uint8_t *data, size_t num_bytes)
 {
     uint32_t crc = 0xFFFFFFFF;
 #ifdef HAS_CARRYLESS
@@ -337,17 +338,18 @@ static int plan_view(const struct sample *sample, const struct settings *setting
     request->is_upside_down = is_upside_down;
     request->is_leftright = is_leftright;
     request->is_antialiased = settings->is_antialiased;
+    request->leaves_huffman = settings->leaves_huffman;
     return DONE;
 }
 
 /* For tests: what is planned for a sample. */
-int32_t crop_decoder_plan(const struct sample *sample, const struct settings *settings, struct request *request)
+EXPORTED int32_t crop_decoder_plan(const struct sample *sample, const struct settings *settings, struct request *request)
 {
     return plan_view(sample, settings, request);
 }
 
 /* For one operation on pixels in place, and for tests. */
-int32_t crop_decoder_operation(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation)
+EXPORTED int32_t crop_decoder_operation(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation)
 {
     struct scratch scratch = {0};
     int result = apply_operation(pixels, height, width, operation, &scratch);
@@ -384,7 +386,7 @@ static int fill_view(const struct sample *sample, const struct settings *setting
 
 /* Fills the views of `count` samples, uint8[count, size, size, 3]. are_done[i] is 0, with anything in the view, for a
  * sample that the other decoder must try. */
-void crop_decoder_fill(const struct sample *samples, int32_t count, const struct settings *settings, uint8_t *views,
+EXPORTED void crop_decoder_fill(const struct sample *samples, int32_t count, const struct settings *settings, uint8_t *views,
                        uint8_t *are_done)
 {
     struct scratch scratch = {0};

@@ -7,6 +7,8 @@
 
 #include "view_resize.h"
 
+#define EXPORTED __attribute__((visibility("default"))) /* all other functions are hidden (hatch_build.py) */
+
 enum { LEFT_TO_OTHERS = 0, DONE = 1 };
 
 /* One view of a JPEG. */
@@ -16,6 +18,7 @@ struct request {
     int32_t top, left, height, width;                   /* the crop, in the decoded image as stored */
     int32_t is_exchanged, is_upside_down, is_leftright; /* how it is turned upright: exchange first, then mirror */
     int32_t is_antialiased;
+    int32_t leaves_huffman; /* libjpeg-turbo decodes the Huffman codes, not huffman_decoder.c */
     struct target target;
 };
 

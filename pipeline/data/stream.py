@@ -1,5 +1,6 @@
 """Training batches for any PyTorch loop: the same order on any number of ranks, and a position to resume from."""
 
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from weakref import finalize
 
 from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share, refuse_wrong_sizes
-from pipeline.data.position import StreamPosition, differences_of, position_from_json
+from pipeline.data.position import StreamPosition, differences_of, position_from_json, said_differences
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.skipped import Skipped
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
@@ -20,6 +21,7 @@ from shards.host_copy import LocalRanks
 from shards.order import SampleOrder
 from shards.schema.differences import as_lines
 
+log = logging.getLogger(__name__)
 _MOST_LANES = 64
 _NEXT_STEP = "next_step"
 
@@ -235,6 +237,9 @@ def _continued(position: Mapping[str, Any], start: StreamPosition, *, allow_othe
             f"give train_batches and its config what they were{decoder}, or position=None to begin again"
         )
     try:
-        return position_from_json(position)
+        at = position_from_json(position)
     except ValueError as error:  # equal, but of another type: True for 1
         raise UserError(f"the position is not one that a stream returned ({error}); {advice}") from error
+    for change in said_differences(position, start):
+        log.warning("%s; the pixels are the same", change)
+    return at

@@ -13,6 +13,7 @@ from pipeline.data.decode import DECODER_VERSION
 from pipeline.data.mixup import MIXUP_LATER, MIXUP_VERSION
 from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
+from pipeline.data.transform import crop_decoder
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import DATASETS
@@ -136,7 +137,7 @@ def position_of(
         lanes=config.lanes,
         window_blocks=config.window_blocks,
         augment=augment | {"version": AUGMENT_VERSION},
-        decoder={"version": DECODER_VERSION} | {name: version(name) for name in _DECODERS},
+        decoder=_decoder(config),
         dataset=fingerprints if is_mix else fingerprints[0],
         subset=None if subset.is_whole else settings_of(subset),
         held_out=None if held_out.is_none else settings_of(held_out),
@@ -146,6 +147,16 @@ def position_of(
         label_weights=config.label_weights or None,
         image_size=image_size,
     )
+
+
+def _decoder(config: DataConfig) -> dict[str, int | str]:
+    decoder = crop_decoder()
+    return {
+        "version": DECODER_VERSION,
+        **{name: version(name) for name in _DECODERS},
+        "libjpeg": decoder.name if decoder else "",
+        "huffman": config.huffman_decoder if decoder else "",
+    }
 
 
 def check_memory(

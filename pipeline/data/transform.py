@@ -19,7 +19,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport, show, training_viewport
-from pipeline.data.config import AugmentConfig
+from pipeline.data.config import AugmentConfig, HuffmanDecoder
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder, ViewSettings
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.randaugment import OPERATIONS, Strength
@@ -46,7 +46,13 @@ class Encoded(Protocol):
 
 
 def train_view(
-    sample: Encoded, draws: NDArray[np.float64], *, config: AugmentConfig, out: Pixels, use_library: bool = True
+    sample: Encoded,
+    draws: NDArray[np.float64],
+    *,
+    config: AugmentConfig,
+    out: Pixels,
+    use_library: bool = True,
+    huffman: HuffmanDecoder = "patchline",
 ) -> None:
     """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError."""
     turn = _turn(sample, exif=config.exif)
@@ -56,7 +62,7 @@ def train_view(
     may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
     denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
     plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
-    _fill(sample, plan, out=out, use_library=use_library)
+    _fill(sample, plan, out=out, use_library=use_library, huffman=huffman)
 
 
 def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -98,27 +104,36 @@ def decoder_name() -> str:
     return "simplejpeg" if decoder is None else f"crop decoder ({decoder.name})"
 
 
-@cache
 def crop_decoder() -> CropDecoder | None:
     """The library, if it was built and gives the right pixels on this machine."""
+    return _own_decoder()[0]
+
+
+def why_no_crop_decoder() -> str:
+    """Why `crop_decoder` is None: it was not built, or the one that was built is refused; empty if it is used."""
+    return _own_decoder()[1]
+
+
+@cache
+def _own_decoder() -> tuple[CropDecoder | None, str]:
     path = Path(__file__).parent / LIBRARY_NAME
-    return checked_decoder(path) if path.exists() else None
+    if not path.exists():
+        return None, "the faster crop decoder was not built"
+    decoder, reason = checked_decoder(path)
+    if reason:
+        _LOG.warning("the crop decoder is not used, but simplejpeg: %s", reason)
+    return decoder, f"the crop decoder that was built is refused: {reason}" if reason else ""
 
 
-def checked_decoder(path: Path) -> CropDecoder | None:
-    """The library at this path; None, with the reason in the log, if it must not be used."""
+def checked_decoder(path: Path) -> tuple[CropDecoder | None, str]:
+    """The library at this path, or why it must not be used."""
     try:
         decoder = CropDecoder(path)
     except (OSError, ValueError) as error:
-        _LOG.warning(
-            "the crop decoder is not used, but simplejpeg: %s; install patchline again to renew it (or: make setup)",
-            error,
-        )
-        return None
+        return None, f"{error}; install patchline again to renew it (or: make setup)"
     if not _gives_the_right_pixels(decoder):
-        _LOG.warning("the crop decoder is not used, but simplejpeg: %s gives other pixels (%s)", path, decoder.name)
-        return None
-    return decoder
+        return None, f"{path} gives other pixels ({decoder.name})"
+    return decoder, ""
 
 
 def _turn(sample: Encoded, *, exif: bool) -> Turn:
@@ -130,12 +145,14 @@ def _seen_size(sample: Encoded, turn: Turn) -> tuple[int, int]:
     return (sample.width, sample.height) if turn.is_exchanged else (sample.height, sample.width)
 
 
-def _fill(sample: Encoded, plan: ViewPlan, *, out: Pixels, use_library: bool) -> None:
+def _fill(
+    sample: Encoded, plan: ViewPlan, *, out: Pixels, use_library: bool, huffman: HuffmanDecoder = "patchline"
+) -> None:
     data = sample.data
     if data is None:
         raise DecodeError("there are no bytes to decode")
     decoder = crop_decoder() if use_library and is_jpeg(data) else None
-    if decoder is None or not decoder.fill(data, plan, out=out):
+    if decoder is None or not decoder.fill(data, plan, out=out, leaves_huffman=huffman == "libjpeg-turbo"):
         _fill_from_all(data, plan, out=out)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from pipeline.config_values import Device
-from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.decode import DecodeError, Pixels, image_faults
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
@@ -105,7 +105,10 @@ class Predictor:
         else:
             pixels = _pixels(image) if isinstance(image, Image.Image) else image
             _refuse_other_array(pixels)
-            evaluation_view_of_pixels(pixels, self.usage.transform, out=out)
+            try:
+                evaluation_view_of_pixels(pixels, self.usage.transform, out=out)
+            except DecodeError as error:
+                raise UserError(f"an image of {pixels.shape[0]} x {pixels.shape[1]} pixels: {error}") from error
         return out
 
     def views(self, images: Sequence[ImageLike]) -> list[Pixels | UserError]:
@@ -181,15 +184,16 @@ def _pixels(image: Image.Image) -> Pixels:
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:
-        flat = flattened(image)
-        # Pillow would also turn an image by what other tags say, which packing and files do not.
-        others = {name: flat.info.pop(name) for name in _OTHER_ORIENTATIONS if name in flat.info}
-        try:
-            upright = ImageOps.exif_transpose(flat)
-        finally:
-            flat.info.update(others)
-        return np.asarray(upright.convert("RGB"), dtype=np.uint8)
-    except (OSError, ValueError, SyntaxError) as error:
+        with image_faults():
+            flat = flattened(image)
+            # Pillow would also turn an image by what other tags say, which packing and files do not.
+            others = {name: flat.info.pop(name) for name in _OTHER_ORIENTATIONS if name in flat.info}
+            try:
+                upright = ImageOps.exif_transpose(flat)
+            finally:
+                flat.info.update(others)
+            return np.asarray(upright.convert("RGB"), dtype=np.uint8)
+    except DecodeError as error:
         raise UserError(f"a Pillow image cannot be decoded: {error}") from error
 
 

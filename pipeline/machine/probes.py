@@ -8,7 +8,6 @@ holds up its own probe only. A process that cannot be killed, because the kernel
 """
 
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -208,18 +207,14 @@ def _driver_text() -> str:
 
 
 def decoder_checks() -> Iterator[Check]:
-    """Which JPEG decoder a run takes; the reason is what loading it logs."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger().addHandler(handler)
-    from pipeline.data.transform import crop_decoder  # noqa: PLC0415
+    """Which JPEG decoder a run takes, and why it is not the crop decoder."""
+    from pipeline.data.transform import crop_decoder, why_no_crop_decoder  # noqa: PLC0415
 
     decoder = crop_decoder()
     if decoder:
         yield Check(name="JPEG decoder", status="ok", found=f"crop decoder with {decoder.name}")
         return
-    found = lines[-1] if lines else "simplejpeg: the faster crop decoder was not built"
+    found = f"simplejpeg: {why_no_crop_decoder()}"
     todo = "for more images/s: apt-get install gcc libjpeg62-turbo-dev (Debian), then `make setup`; pixels are the same"
     yield Check(name="JPEG decoder", status="warning", found=found, todo=todo)
 

@@ -89,7 +89,14 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
 
 def _is_of_data(name: str) -> bool:
     """Whether a field of a position tells of the data; the others are fields of the job, too."""
-    return name.partition(".")[0] in ("dataset", "subset", "held_out", "mix", "decoder", "order_version")
+    return name not in ("decoder.libjpeg", "decoder.huffman") and name.partition(".")[0] in (
+        "dataset",
+        "subset",
+        "held_out",
+        "mix",
+        "decoder",
+        "order_version",
+    )
 
 
 def code_facts(root: Path) -> dict[str, str]:

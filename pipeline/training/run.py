@@ -26,6 +26,7 @@ from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.writer.client import Writer
+from pipeline.data.position import said_differences
 from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import Bf16, refuse_missing_kernel
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
@@ -256,6 +257,9 @@ def _find_checkpoint(
         found = checkpoints.newest()
         if found:
             _refuse_changes(prepared, found)
+            if is_first:
+                for change in said_differences(found.position.to_json(), prepared.stream.start):
+                    log.warning("%s; the pixels are the same", change)
             more = extension(found.job.job, prepared.job, step=found.id.step)
             if more and is_first:
                 log.info("%s", more)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.checkpoints.best import read_best
-from pipeline.data.transform import crop_decoder
+from pipeline.data.transform import why_no_crop_decoder
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
@@ -83,8 +83,8 @@ class Opening:
             f"{plural(job.steps, 'step')} of {_batch(self.plan)}, {self._data()}",
             f"{self._processes()}, up to {self.most_read_ahead_bytes / 1e9:.2f} GB read ahead",
         ]
-        if crop_decoder() is None:
-            lines.append("JPEGs by simplejpeg: the faster crop decoder was not built (it needs a C compiler)")
+        if reason := why_no_crop_decoder():
+            lines.append(f"JPEGs by simplejpeg: {reason} (patchline doctor)")
         return "\n".join(printable_name(line) for line in lines)
 
     def _data(self) -> str:

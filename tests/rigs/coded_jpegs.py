@@ -4,7 +4,8 @@ import random
 import struct
 from dataclasses import dataclass
 
-SAMPLINGS = (
+Sampling = list[tuple[int, int]]  # of each component, across and down
+SAMPLINGS: tuple[Sampling, ...] = (
     *([(1, 1)], [(2, 2)], [(1, 1)] * 3, [(2, 2), (1, 1), (1, 1)], [(2, 1), (1, 1), (1, 1)], [(1, 2), (1, 1), (1, 1)]),
     *([(4, 1), (1, 1), (1, 1)], [(1, 4), (1, 1), (1, 1)], [(2, 2), (2, 1), (1, 2)], [(2, 2), (2, 2), (1, 1)]),
     *([(4, 2), (1, 1), (1, 1)], [(1, 1), (2, 2), (1, 1)], [(3, 1), (1, 1), (1, 1)]),
@@ -22,10 +23,13 @@ class CodedJpeg:
     scan: int
 
 
-def coded_jpeg(rng: random.Random, *, most_height: int = 70, most_width: int = 90) -> CodedJpeg:
-    """A whole JPEG of random blocks. Its tables, four of each kind, have one symbol, 16-bit codes alone, or any."""
+def coded_jpeg(
+    rng: random.Random, *, most_height: int = 70, most_width: int = 90, sampling: Sampling | None = None
+) -> CodedJpeg:
+    """A whole JPEG of random blocks. Its tables, four of each kind, have one symbol, 16-bit codes alone, or any.
+    `sampling`: one of SAMPLINGS at random, or this one."""
     height, width = rng.randint(1, most_height), rng.randint(1, most_width)
-    sampling = rng.choice(SAMPLINGS)
+    sampling = sampling or rng.choice(SAMPLINGS)
     is_grey = len(sampling) == 1
     blocks = [1] if is_grey else [across * down for across, down in sampling]
     across, down = (1, 1) if is_grey else (max(pair[0] for pair in sampling), max(pair[1] for pair in sampling))

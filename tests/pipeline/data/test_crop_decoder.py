@@ -1,13 +1,16 @@
 """Which images the library decodes, which it leaves to other decoders, and which are refused before it is called."""
 
+import ctypes
 import io
 import random
 import shutil
+import subprocess
 import zlib
 from collections.abc import Callable
 from ctypes import util
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,15 +18,17 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from pipeline.data import crop_decoder as module
 from pipeline.data import transform
 from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, late_crop_pixels, training_viewport
-from pipeline.data.config import AugmentConfig, RandAugmentConfig
+from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, SAMPLE, SOURCES, CropDecoder, view_settings
 from pipeline.data.decode import Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder
 from pipeline.data.view_plan import Box, ViewPlan, largest_denominator, plan_view
+from pipeline.machine.probes import decoder_checks
 from shards.hashing import CROPS
-from tests.rigs.coded_jpegs import coded_jpeg
+from tests.rigs.coded_jpegs import CodedJpeg, coded_jpeg
 from tests.rigs.jpegs import KINDS, jpeg_of
 
 HEIGHT, WIDTH = 60, 80
@@ -148,7 +153,7 @@ def test_damaged_data_gives_the_same_pixels_or_is_left_to_others(decoder: CropDe
 
 def test_any_tables_and_samplings_are_decoded_to_the_bit(decoder: CropDecoder) -> None:
     num_large = 0
-    for seed in range(60):
+    for seed in range(120):
         coded = coded_jpeg(random.Random(seed), most_height=200, most_width=200)
         box = Box(
             top=coded.height // 3, left=coded.width // 4, height=coded.height // 2 + 1, width=coded.width // 2 + 1
@@ -276,8 +281,8 @@ class _WrongInOne(CropDecoder):
 
     wrong: frozenset[str] = frozenset()
 
-    def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> bool:
-        is_filled = super().fill(data, plan, out=out)
+    def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
+        is_filled = super().fill(data, plan, out=out, leaves_huffman=leaves_huffman)
         is_so = {
             "wide": out.shape == (224, 224, 3),
             "progressive": b"\xff\xc2" in bytes(data),
@@ -295,26 +300,158 @@ class _WrongInOne(CropDecoder):
     "wrong", ["wide plain", "wide antialiased", "progressive scaled", "turned plain", "turned antialiased", "scaled"]
 )
 def test_one_wrong_number_is_found_when_it_is_loaded(
-    decoder: CropDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: str
+    decoder: CropDecoder, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     path = Path(transform.__file__).parent / LIBRARY_NAME
     monkeypatch.setattr(transform, "CropDecoder", _WrongInOne)
-    assert checked_decoder(path) is not None
+    assert checked_decoder(path)[0] is not None
     monkeypatch.setattr(_WrongInOne, "wrong", frozenset(wrong.split()))
-    assert checked_decoder(path) is None
-    assert f"gives other pixels ({decoder.name})" in caplog.text
+    refused, reason = checked_decoder(path)
+    assert refused is None
+    assert reason == f"{path} gives other pixels ({decoder.name})"
 
 
-def test_a_stale_library_is_not_used(decoder: CropDecoder, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("decoder")
+def test_a_stale_library_is_not_used(tmp_path: Path) -> None:
     folder = Path(transform.__file__).parent
     for name in (LIBRARY_NAME, *SOURCES):
         shutil.copy(folder / name, tmp_path)
-    assert checked_decoder(tmp_path / LIBRARY_NAME) is not None
+    assert checked_decoder(tmp_path / LIBRARY_NAME)[0] is not None
     with (tmp_path / SOURCES[0]).open("a") as source:
         source.write("/* a newer one */\n")
-    assert checked_decoder(tmp_path / LIBRARY_NAME) is None
-    assert f"{LIBRARY_NAME} is made of other sources than the crop_decoder.c" in caplog.text
-    assert "install patchline again to renew it (or: make setup)" in caplog.text
+    stale, reason = checked_decoder(tmp_path / LIBRARY_NAME)
+    assert stale is None
+    assert f"{LIBRARY_NAME} is made of other sources than the crop_decoder.c" in reason
+    assert reason.endswith("install patchline again to renew it (or: make setup)")
+
+
+def test_a_library_that_is_refused_was_built_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not (Path(transform.__file__).parent / LIBRARY_NAME).exists():
+        pytest.skip("the crop decoder was not built: a C compiler and libjpeg-turbo's headers make it")
+    monkeypatch.setattr(transform, "_own_decoder", transform._own_decoder.__wrapped__)
+    monkeypatch.setattr(transform, "checked_decoder", lambda _: (None, "it gives other pixels"))
+    assert crop_decoder() is None
+    assert transform.why_no_crop_decoder() == "the crop decoder that was built is refused: it gives other pixels"
+    assert "the crop decoder is not used, but simplejpeg: it gives other pixels" in caplog.text
+    (check,) = decoder_checks()
+    assert check.found == "simplejpeg: the crop decoder that was built is refused: it gives other pixels"
+    monkeypatch.setattr(transform, "LIBRARY_NAME", "none.so")
+    assert transform.why_no_crop_decoder() == "the faster crop decoder was not built"
+
+
+def test_it_says_which_libjpeg_was_loaded(decoder: CropDecoder) -> None:
+    """The headers may be of another version."""
+    files = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libjpeg" in line}
+    said = {subprocess.run(["strings", file], capture_output=True, text=True, check=True).stdout for file in files}
+    assert any(f"{decoder.name.replace(' ', ' version ')} (build " in text for text in said) or not files
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        (
+            b"libjpeg-turbo version 2.0.6 (build 20230203)",
+            r"^libjpeg-turbo 2\.0\.6 was loaded; needed is .* 2\.1 or newer$",
+        ),
+        (b"libjpeg-turbo version 1.5.3 (build 1)", r"^libjpeg-turbo 1\.5\.3 was loaded"),
+        (b"mozjpeg version 4.1.1 (build 20230203)", r"^mozjpeg 4\.1\.1 was loaded"),
+        (b"6b  27-Mar-1998", r"does not say which libjpeg it is; needed is libjpeg-turbo 2\.1 or newer$"),
+        (b"libjpeg-turbo version 3.1.0 (build 20241214)", ""),
+        (b"libjpeg-turbo version 10.0.0 (build 20241214)", ""),
+    ],
+)
+def test_the_libjpeg_that_was_loaded_is_asked_for_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes, reason: str
+) -> None:
+    """The headers' version says what it was compiled with, not what the system loads."""
+    file = tmp_path / "libjpeg.so"
+    file.write_bytes(bytes(1000) + says + bytes(1000))
+
+    class Process:
+        def dladdr(self, _: object, found: Any) -> int:
+            found._obj.path = str(file).encode()
+            return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Process())
+    if reason:
+        with pytest.raises(ValueError, match=reason):
+            module.loaded_libjpeg(1)
+    else:
+        assert module.loaded_libjpeg(1) == says.decode().split(" (")[0].replace(" version", "")
+
+
+@pytest.mark.parametrize("kind", ["420", "444", "Gray", "optimised", "restart blocks"])
+def test_libjpegs_own_decoder_of_huffman_codes_gives_the_same(decoder: CropDecoder, kind: str) -> None:
+    plan = plan_view(
+        (TALL, BROAD),
+        turn_of(1),
+        Crop(top=31, left=45, height=90, width=100, flip=False),
+        Viewport(height=90, width=100),
+        denominator=1,
+    )
+    data = jpeg_of(kind, height=TALL, width=BROAD)
+    assert len(data) > 4096, "large enough for our decoder of Huffman codes"
+    views = np.zeros((2, 90, 100, 3), dtype=np.uint8)
+    for leaves, view in zip((False, True), views, strict=True):
+        assert decoder.fill(data, plan, out=view, leaves_huffman=leaves)
+    np.testing.assert_array_equal(*views)
+
+
+def test_the_setting_reaches_the_library(decoder: CropDecoder) -> None:
+    config = DataConfig(huffman_decoder="libjpeg-turbo")
+    ours, theirs = (view_settings(data, size=16, resize_pixels=16) for data in (DataConfig(), config))
+    assert ours
+    assert theirs
+    sample = np.zeros(1, dtype=SAMPLE)
+    sample[0] = (0, 0, 1, 2, 3, 4, 60, 80, 1)
+    plans = [decoder.plan(sample, settings) for settings in (ours, theirs)]
+    assert [plan and plan["leaves_huffman"] for plan in plans] == [0, 1]
+
+
+UNUSUAL = ([(4, 2), (1, 1), (1, 1)], [(2, 4), (1, 1), (1, 1)], [(4, 1), (2, 1), (1, 1)], [(2, 2), (2, 1), (1, 2)])
+USUAL = (
+    *(
+        [(1, 1)] * 3,
+        [(2, 1)] * 3,
+        [(1, 2)] * 3,
+        [(2, 1), (1, 1), (1, 1)],
+        [(1, 2), (1, 1), (1, 1)],
+        [(2, 2), (1, 1), (1, 1)],
+    ),
+    *([(4, 1), (1, 1), (1, 1)], [(1, 4), (1, 1), (1, 1)], [(3, 1)]),
+)
+
+
+@pytest.mark.parametrize("denominator", [1, 2, 4])
+def test_only_samplings_whose_crops_are_exact_are_taken(decoder: CropDecoder, denominator: int) -> None:
+    """Of others, libjpeg-turbo before 3.0 leaves columns unwritten, and all versions differ in narrow crops."""
+    for sampling in (*USUAL, *UNUSUAL):
+        coded = coded_jpeg(random.Random(3), most_height=200, most_width=200, sampling=sampling)
+        tall, broad = -(-coded.height // denominator), -(-coded.width // denominator)
+        for left, width in ((0, broad), (broad // 3, broad // 2), (broad // 2, 1), (broad // 2, 2)):
+            plan = ViewPlan(
+                stored_height=coded.height,
+                stored_width=coded.width,
+                denominator=denominator,
+                box=Box(top=0, left=left, height=tall, width=width),
+                turn=turn_of(1),
+                viewport=Viewport(height=tall, width=width),
+            )
+            view = np.zeros((tall, width, 3), dtype=np.uint8)
+            is_done = decoder.fill(coded.data, plan, out=view)
+            assert is_done == (sampling in USUAL), (sampling, left, width)
+            if is_done:
+                expected = fully_decoded(coded, denominator)[:, left : left + width]
+                np.testing.assert_array_equal(view, expected, err_msg=f"{sampling}, {left}, {width}")
+
+
+def fully_decoded(coded: CodedJpeg, denominator: int) -> Pixels:
+    """All of it, by Pillow."""
+    with Image.open(io.BytesIO(coded.data)) as image:
+        image.draft("RGB", (image.width // denominator, image.height // denominator))
+        return np.asarray(image.convert("RGB"))
 
 
 @pytest.mark.parametrize(
@@ -334,7 +471,7 @@ def test_a_stale_library_is_not_used(decoder: CropDecoder, tmp_path: Path, caplo
     ],
 )
 def test_it_plans_what_python_plans(decoder: CropDecoder, config: AugmentConfig, size: int) -> None:
-    settings = view_settings(config, RandAugmentConfig(), size=size, resize_pixels=late_crop_pixels(config, size))
+    settings = view_settings(DataConfig(augment=config), size=size, resize_pixels=late_crop_pixels(config, size))
     assert settings
     sides = np.random.default_rng(size).integers(1, [[4, 60, 600, 5000]], size=(30, 4))
     for number in range(200):
@@ -361,6 +498,7 @@ def test_it_plans_what_python_plans(decoder: CropDecoder, config: AugmentConfig,
             "is_upside_down": turn.is_upside_down,
             "is_leftright": turn.is_leftright,
             "is_antialiased": config.antialias,
+            "leaves_huffman": 0,
             "resized_height": viewport.height,
             "resized_width": viewport.width,
             "window_top": viewport.top,
@@ -379,7 +517,7 @@ def test_an_index_that_cannot_be_right_is_left_to_python(
 ) -> None:
     sample = np.zeros(1, dtype=SAMPLE)
     sample[0] = (0, 0, 1, 2, 3, 4, height, width, orientation)
-    settings = view_settings(AugmentConfig(), RandAugmentConfig(), size=16, resize_pixels=16)
+    settings = view_settings(DataConfig(), size=16, resize_pixels=16)
     assert settings
     assert decoder.plan(sample, settings) is None
 
@@ -403,7 +541,7 @@ def test_a_chunk_says_which_of_its_samples_are_done(decoder: CropDecoder, checks
     samples["crc32"] = [zlib.crc32(own or b"") for own in data]
     samples["crc32"][5] += 1
     samples["height"][6] += 1
-    settings = view_settings(AugmentConfig(), RandAugmentConfig(num_ops=2), size=16, resize_pixels=16)
+    settings = view_settings(DataConfig(randaugment=RandAugmentConfig(num_ops=2)), size=16, resize_pixels=16)
     assert settings
     views = np.zeros((len(data), 16, 16, 3), dtype=np.uint8)
     assert decoder.fill_all(samples, settings, out=views).tolist() == [True, *6 * [False], True]

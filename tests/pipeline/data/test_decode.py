@@ -1,20 +1,27 @@
 """Every kind of image becomes uint8 RGB of its own size; what is no image is a DecodeError and nothing else."""
 
 import io
+import random
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 
 import cv2
 import numpy as np
 import pytest
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
+from pipeline.data.augment import draws_of
+from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, turn_of, turned
+from pipeline.data.transform import train_view
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
+from tests.rigs.coded_jpegs import Sampling, coded_jpeg
 from tests.rigs.images import image_bytes
 from tests.rigs.transparent import SIDE, TRANSPARENT
 
@@ -270,6 +277,75 @@ def test_jpegs_are_decoded_scaled(kind: str, size: tuple[int, int], denominator:
     height, width = size[0] // denominator, size[1] // denominator
     blocks = whole[: height * denominator, : width * denominator].reshape(height, denominator, width, denominator, 3)
     assert np.abs(small[:height, :width] - blocks.mean(axis=(1, 3))).max() <= 8
+
+
+@pytest.mark.parametrize("sampling", [[(1, 4), (1, 1), (1, 1)], [(4, 2), (1, 1), (1, 1)], [(2, 4), (1, 1), (1, 1)]])
+def test_a_sampling_without_a_name_is_decoded_by_pillow(sampling: Sampling) -> None:
+    """4:4:1 is what a lossless turn makes of 4:1:1; simplejpeg raises KeyError."""
+    for seed in range(3):
+        coded = coded_jpeg(random.Random(seed), sampling=sampling)
+        with Image.open(io.BytesIO(coded.data)) as image:
+            expected = np.asarray(image.convert("RGB"))
+        found = decode_stored(coded.data, height=coded.height, width=coded.width)
+        np.testing.assert_array_equal(found, expected)
+
+
+CALLS = (
+    *((simplejpeg, name) for name in ("decode_jpeg_header", "decode_jpeg")),
+    *((Image, "open"), (Image, "fromarray"), (Image.Image, "load"), (Image.Image, "crop"), (Image.Image, "resize")),
+    *((cv2, name) for name in ("resize", "flip", "borderInterpolate")),
+)
+RAISED = (
+    *(KeyError(6), ValueError("no"), OSError("no"), SyntaxError("no"), EOFError(), struct.error("no"), MemoryError()),
+    *(cv2.error("(-4:Insufficient memory)"), OverflowError("no"), ZeroDivisionError(), RecursionError(), TypeError()),
+    *(UnidentifiedImageError("<_io.BytesIO object at 0x7f00>"), Image.DecompressionBombError("no"), AttributeError()),
+)
+VIEWS = {
+    "a plain resize": AugmentConfig(flip=True),
+    "antialiased": AugmentConfig(antialias=True),
+    "bicubic": AugmentConfig(filter="bicubic"),
+    "area": AugmentConfig(filter="area"),
+    "reflected edges": AugmentConfig(crop="simple_random"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[1])
+def test_whatever_a_library_raises_is_a_fault_of_that_image(
+    call: tuple[object, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anything else would end the run, and would meet it again after each restart, since the order is fixed."""
+    images = [encoded(RGB, "JPEG"), encoded(RGB, "PNG"), encoded(RGB.convert("RGBA"), "WEBP")]
+    faults = list[str]()
+    for error in RAISED:
+        with monkeypatch.context() as patch:
+            patch.setattr(*call, raising(error))
+            for data, config in product(images, VIEWS.values()):
+                sample, draws = Stored(data), draws_of(np.array([7]), np.array([0]), seed=0)[0]
+                draws[-1] = 0.0  # mirrored
+                try:
+                    train_view(sample, draws, config=config, out=np.zeros((16, 16, 3), np.uint8), use_library=False)
+                except DecodeError as fault:
+                    faults.append(str(fault))
+    assert faults or call[1].startswith("decode_jpeg"), "after simplejpeg, Pillow is asked"
+    assert all(faults), "each has a reason"
+    assert not any("0x7f00" in fault for fault in faults), "no address"
+
+
+@dataclass
+class Stored:
+    """An image as a shard holds it."""
+
+    data: bytes
+    height: int = HEIGHT
+    width: int = WIDTH
+    orientation: int = 1
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    return fails
 
 
 def test_a_damaged_jpeg_that_pillow_loads_is_used_as_pillow_loads_it() -> None:

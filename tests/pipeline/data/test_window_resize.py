@@ -1,4 +1,5 @@
-"""The area filter against its definition in fractions, OpenCV's fp32 one and Pillow's box filter."""
+"""The area filter against its definition in fractions, OpenCV's fp32 one and Pillow's box filter; windows of the
+other filters against the libraries' whole images."""
 
 from fractions import Fraction
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.data import area_resize as module
-from pipeline.data.area_resize import area_resize
+from pipeline.data import window_resize as module
+from pipeline.data.decode import DecodeError
+from pipeline.data.window_resize import area_resize, cover_resize, plain_resize
 
 
 def noise(seed: int, height: int, width: int) -> NDArray[np.uint8]:
@@ -108,7 +110,7 @@ def test_a_window_is_cut_from_the_whole(data: st.DataObject, height: int, width:
 def test_bands_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = noise(6, 40, 70)
     expected = whole(pixels, (30, 31))
-    monkeypatch.setattr(module, "_BAND_VALUES", 3 * 40 * 9)
+    monkeypatch.setattr(module, "_BAND_VALUES", 3 * 30 * 9)
     np.testing.assert_array_equal(whole(pixels, (30, 31)), expected)
 
 
@@ -126,3 +128,60 @@ def test_a_window_of_a_very_long_image_costs_no_more_than_itself() -> None:
     shown = area_resize(pixels, (448, 8_960_000), rows=slice(0, 384), columns=middle)
     assert shown.shape == (384, 384, 3)
     np.testing.assert_array_equal(shown[0, 0], pixels[0, 10_000])
+
+
+@pytest.mark.parametrize("size", [(7, 5), (1, 300), (300, 1)])
+def test_the_area_of_a_line_is_summed_along_it_first(size: tuple[int, int]) -> None:
+    """In the other order, 448 rows of sums for each of its pixels would be held: 2 GB for this one."""
+    line = noise(8, 1, 200_000)
+    for pixels, to in ((line, size), (line.transpose(1, 0, 2), size[::-1])):
+        np.testing.assert_array_equal(whole(pixels, to), by_definition_of_a_line(pixels, to))
+
+
+def by_definition_of_a_line(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The average of what each output covers of an image that is one pixel high or wide."""
+    is_upright = pixels.shape[1] == 1
+    values, outputs = pixels.reshape(-1, 3).astype(np.int64), size[0] if is_upright else size[1]
+    before = np.concatenate([np.zeros((1, 3), dtype=np.int64), values.cumsum(axis=0)])
+    borders = np.arange(outputs + 1) * len(values)
+    whole_inputs, part = np.divmod(borders, outputs)
+    integral = before[whole_inputs] * outputs + values[np.minimum(whole_inputs, len(values) - 1)] * part[:, None]
+    line = ((integral[1:] - integral[:-1]) // len(values)).astype(np.uint8)
+    other = size[1] if is_upright else size[0]
+    return np.stack([line] * other, axis=1 if is_upright else 0)
+
+
+def whole_by_opencv(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    return np.asarray(cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def whole_by_pillow(pixels: NDArray[np.uint8], size: tuple[int, int], how: Image.Resampling) -> NDArray[np.uint8]:
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize((size[1], image.height), how).resize(size[::-1], how), dtype=np.uint8)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    data=st.data(),
+    from_size=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    size=st.tuples(st.integers(1, 200), st.integers(1, 200)),
+)
+def test_windows_are_the_libraries_own_to_the_bit(
+    data: st.DataObject, from_size: tuple[int, int], size: tuple[int, int]
+) -> None:
+    pixels = noise(sum(from_size), *from_size)
+    starts = [data.draw(st.integers(0, length - 1)) for length in size]
+    rows, columns = (
+        slice(start, data.draw(st.integers(start + 1, length))) for start, length in zip(starts, size, strict=True)
+    )
+    found = plain_resize(pixels, size, rows=rows, columns=columns)
+    np.testing.assert_array_equal(found, whole_by_opencv(pixels, size)[rows, columns])
+    for is_bicubic, how in ((False, Image.Resampling.BILINEAR), (True, Image.Resampling.BICUBIC)):
+        found = cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=is_bicubic)
+        np.testing.assert_array_equal(found, whole_by_pillow(pixels, size, how)[rows, columns])
+
+
+def test_more_rows_than_can_be_resized_are_a_decode_error() -> None:
+    line = np.zeros((9_000_000, 1, 3), dtype=np.uint8)
+    with pytest.raises(DecodeError, match="9000000 rows are too many to be resized to 16 columns"):
+        cover_resize(line, (16, 16), rows=slice(0, 16), columns=slice(0, 16))

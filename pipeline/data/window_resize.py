@@ -1,0 +1,212 @@
+"""Resizing that makes only the rows and columns that are shown, whatever the size of the whole resized image.
+
+- `area_resize`: each output pixel is the average of the input pixels that it covers, parts of pixels by their share.
+  This is TensorFlow's tf.image.resize(method="area"), with which big_vision's resize_small (pp/ops_image.py) prepares
+  images for short_side_crop and for the central crop of its evaluations. There the average is computed in fp32 and cut
+  to whole grey levels; here it is exact, in whole numbers, and then cut: the same on any machine, and equal to
+  TensorFlow's but for averages that lie within fp32's rounding of a whole number. Where an image is enlarged, an output
+  pixel that covers a part of one input pixel has its value: enlarged images get blocks. Antialiasing would change
+  nothing.
+- `plain_resize` and `cover_resize` give OpenCV's and Pillow's pixels to the bit. augment.py uses them where the whole
+  resized image would be large: a line of 1 x 65,500 pixels whose short side becomes 256 would take 13 GB. They repeat
+  the arithmetic of view_resize.c, and are slower than either library.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.data.decode import DecodeError, Pixels
+
+_BAND_VALUES = 1 << 22  # the most that an intermediate result has, unless one output column needs more
+_MOST_BROAD_VALUES = 1 << 28  # of all rows that are covered, at the width that is shown
+_PLAIN_BITS = 11  # of OpenCV's weights
+_COVER_BITS = 22  # of Pillow's weights
+_BICUBIC_A = -0.5  # Pillow's
+
+
+def area_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
+    """These rows and columns, with a start and a stop, of the image resized to `size`, (height, width): uint8[number of
+    rows, number of columns, 3]. Only what they cover of `pixels`, uint8[height, width, 3], is read."""
+    num_inputs = pixels.shape[0] * pixels.shape[1]
+    down = _Axis(num_inputs=pixels.shape[0], num_outputs=size[0], start=rows.start, stop=rows.stop)
+    covered, num_rows = pixels[down.first : down.end], rows.stop - rows.start
+    a_column = 3 * -(-pixels.shape[1] // size[1]) * max(num_rows, covered.shape[0])
+    step = max(1, _BAND_VALUES // a_column)
+    out = np.empty((num_rows, columns.stop - columns.start, 3), dtype=np.uint8)
+    for start in range(columns.start, columns.stop, step):
+        stop = min(columns.stop, start + step)
+        across = _Axis(num_inputs=pixels.shape[1], num_outputs=size[1], start=start, stop=stop)
+        band = covered[:, across.first : across.end]
+        if 3 * num_rows * band.shape[1] <= _BAND_VALUES:
+            sums = across.sums(down.sums(band).transpose(1, 0, 2)).transpose(1, 0, 2)
+        else:  # the sums are exact, in either order
+            sums = down.sums(across.sums(band.transpose(1, 0, 2)).transpose(1, 0, 2))
+        out[:, start - columns.start : stop - columns.start] = sums // num_inputs
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """Outputs `start` to `stop` of an axis that is resized.
+
+    Places are counted in units of which an input has `num_outputs`, and an output as many as there are inputs: every
+    border is a whole number.
+    """
+
+    num_inputs: int
+    num_outputs: int
+    start: int
+    stop: int
+
+    @property
+    def first(self) -> int:
+        """The first input that is covered."""
+        return self.start * self.num_inputs // self.num_outputs
+
+    @property
+    def end(self) -> int:
+        """Behind the last input that is covered."""
+        return -(-self.stop * self.num_inputs // self.num_outputs)
+
+    def sums(self, covered: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Sums, over values[first:end], what each output covers, int64[stop - start, ...]: `num_inputs` times its
+        average."""
+        borders = np.arange(self.start, self.stop + 1, dtype=np.int64) * self.num_inputs
+        whole, part = np.divmod(borders - self.first * self.num_outputs, self.num_outputs)
+        inside = np.minimum(whole, covered.shape[0] - 1)  # the last border may lie behind the last input: its part is 0
+        parts = covered[inside] * part.reshape(-1, *(1 for _ in covered.shape[1:]))
+        sums: NDArray[np.int64] = _sums_between(covered, whole) * self.num_outputs + parts[1:] - parts[:-1]
+        return sums
+
+
+def _sums_between(values: NDArray[np.integer], borders: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sums of values[borders[k]:borders[k + 1]] over the first axis, int64[number of borders - 1, ...]."""
+    if values.size <= _BAND_VALUES:
+        before = np.zeros((values.shape[0] + 1, *values.shape[1:]), dtype=np.int64)  # the sum of all before each
+        np.cumsum(values, axis=0, dtype=np.int64, out=before[1:])
+        return np.asarray(before[borders[1:]] - before[borders[:-1]], dtype=np.int64)
+    sums = np.empty((borders.size - 1, *values.shape[1:]), dtype=np.int64)
+    for place, (begin, end) in enumerate(pairwise(borders.tolist())):
+        np.add.reduce(values[begin:end], axis=0, out=sums[place])
+    return sums
+
+
+def plain_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
+    """The same of OpenCV's INTER_LINEAR."""
+    down = _pairs(rows, num_inputs=pixels.shape[0], num_outputs=size[0], are_rows=True)
+    across = _pairs(columns, num_inputs=pixels.shape[1], num_outputs=size[1], are_rows=False)
+    out = np.empty((rows.stop - rows.start, columns.stop - columns.start, 3), dtype=np.uint8)
+    for row in range(out.shape[0]):
+        halves = [
+            (pixels[place][across.low].T * across.low_weight + pixels[place][across.high].T * across.high_weight) >> 4
+            for place in (down.low[row], down.high[row])
+        ]
+        low, high = halves[0] * down.low_weight[row] >> 16, halves[1] * down.high_weight[row] >> 16
+        out[row] = ((low + high + 2) >> 2).T
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """The two inputs of each output, and their weights of 11 bits: int64[number of outputs] each."""
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    low_weight: NDArray[np.int64]
+    high_weight: NDArray[np.int64]
+
+
+def _pairs(outputs: slice, *, num_inputs: int, num_outputs: int, are_rows: bool) -> _Pairs:
+    scale = 1.0 / (num_outputs / num_inputs)
+    places = ((np.arange(outputs.start, outputs.stop) + 0.5) * scale - 0.5).astype(np.float32)
+    floors = np.floor(places)
+    low, shares = floors.astype(np.int64), places - floors
+    if not are_rows:  # OpenCV gives columns at the border all the weight, and repeats rows: another rounding
+        shares[(low < 0) | (low >= num_inputs - 1)] = 0
+    one = np.float32(1 << _PLAIN_BITS)
+    return _Pairs(
+        low=low.clip(0, num_inputs - 1),
+        high=(low + 1).clip(0, num_inputs - 1),
+        low_weight=np.rint((np.float32(1) - shares) * one).astype(np.int64),
+        high_weight=np.rint(shares * one).astype(np.int64),
+    )
+
+
+def cover_resize(
+    pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice, is_bicubic: bool = False
+) -> Pixels:
+    """The same of Pillow's resize with BILINEAR or BICUBIC, columns first, rounded to 8 bits in between. Raises
+    DecodeError for an image whose rows are too many to be resized that way."""
+    curve, num_columns = (_BICUBIC if is_bicubic else _TRIANGLE), columns.stop - columns.start
+    down = [curve.cover(place, pixels.shape[0], size[0]) for place in (rows.start, rows.stop - 1)]
+    first, end = down[0].first, down[1].end
+    if (end - first) * num_columns * 3 > _MOST_BROAD_VALUES:
+        raise DecodeError(f"{end - first} rows are too many to be resized to {num_columns} columns one by one")
+    broad = np.empty((end - first, num_columns, 3), dtype=np.uint8)
+    for column in range(num_columns):
+        cover = curve.cover(columns.start + column, pixels.shape[1], size[1])
+        step = max(1, _BAND_VALUES // (3 * (cover.end - cover.first)))
+        for top in range(first, end, step):
+            band = pixels[top : min(end, top + step), cover.first : cover.end].transpose(1, 0, 2)
+            broad[top - first : top - first + step, column] = cover.sum(band)
+    out = np.empty((rows.stop - rows.start, num_columns, 3), dtype=np.uint8)
+    for row in range(len(out)):
+        cover = curve.cover(rows.start + row, pixels.shape[0], size[0])
+        out[row] = cover.sum(broad[cover.first - first : cover.end - first])
+    return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cover:
+    """The inputs first to end that an output covers, and their weights of 22 bits, int64[end - first]."""
+
+    first: int
+    end: int
+    weights: NDArray[np.int64]
+
+    def sum(self, covered: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The weighted sum of uint8[end - first, ...] over its first axis."""
+        sums = np.full(covered.shape[1:], 1 << (_COVER_BITS - 1), dtype=np.int64)
+        weights = self.weights.reshape(-1, *(1 for _ in covered.shape[1:]))
+        step = max(1, _BAND_VALUES // covered[0].size)
+        for begin in range(0, len(covered), step):
+            sums += (covered[begin : begin + step] * weights[begin : begin + step]).sum(axis=0)
+        return (sums >> _COVER_BITS).clip(0, 255).astype(np.uint8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    """A filter of Pillow's: the weight at each distance, float64[n] to float64[n], and how far it reaches."""
+
+    weight: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    support: float
+
+    def cover(self, place: int, num_inputs: int, num_outputs: int) -> _Cover:
+        """What the output at `place` covers, as precompute_coeffs of Pillow's Resample.c computes it."""
+        scale = num_inputs / num_outputs
+        stretched = max(scale, 1.0)
+        reach, centre = stretched * self.support, (place + 0.5) * scale
+        first, end = max(0, int(centre - reach + 0.5)), min(num_inputs, int(centre + reach + 0.5))
+        shares = self.weight(np.abs((np.arange(first, end) - centre + 0.5) * (1.0 / stretched)))
+        total = float(np.cumsum(shares)[-1])  # one after the other: np.sum rounds differently
+        weights = (shares / total if total else shares) * (1 << _COVER_BITS)
+        # Rounded halves away from zero, as normalize_coeffs_8bpc does.
+        return _Cover(first=first, end=end, weights=np.trunc(weights + np.copysign(0.5, weights)).astype(np.int64))
+
+
+def _triangle(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(distances < 1.0, 1.0 - distances, 0.0)
+
+
+def _cubic(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Keys' cubic convolution."""
+    x, a = distances, _BICUBIC_A
+    near, far = ((a + 2.0) * x - (a + 3.0)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+_TRIANGLE, _BICUBIC = _Curve(weight=_triangle, support=1.0), _Curve(weight=_cubic, support=2.0)
