@@ -24,7 +24,7 @@ VENV := $(CURDIR)/.venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install
 SHELL_FILES := $(wildcard slurm/*.sbatch slurm/*.sh .githooks/*) .ci/run
 
-.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak soak-cluster fuzz bench-env bench docs clean
+.PHONY: help setup demo slurm-demo test test-long test-flaky test-shards time-ci lint soak soak-cluster fuzz fuzz-c bench-env bench docs clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -113,6 +113,9 @@ SEED ?= 1
 
 fuzz: .venv/.all ## Give damaged and hostile files to all readers, an hour: make fuzz [SECONDS=600] [SEED=2]
 	$(VENV)/bin/python -m tests.fuzz --seconds $(SECONDS) --seed $(SEED)
+
+fuzz-c: .venv/.all ## Fuzz the C files with clang, ten minutes: make fuzz-c [ARGS='--libjpeg PREFIX --sanitizer memory']
+	$(VENV)/bin/python -m tests.fuzz.crop_decoder $(ARGS)
 
 # The peers need older versions of our requirements, so they have their own environment.
 # FFCV is built here. Its opencv-python would overwrite opencv-python-headless, which is the same module; --as-needed links

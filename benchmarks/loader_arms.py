@@ -162,6 +162,7 @@ ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ..
     "patchline": (ours, ()),
     "patchline, antialiased": (lambda settings: ours(settings, antialias=True), ()),
     "patchline, without the crop decoder": (lambda settings: ours(settings, library=False), ()),
+    "patchline, libjpeg-turbo's Huffman decoder": (lambda settings: ours(settings, own_huffman=False), ()),
     "patchline, shuffles all": (lambda settings: ours(settings, shuffles_all=True), ()),
     "DALI": (dali, ("nvidia-dali-cuda120",)),
     "DALI, antialiased": (lambda settings: dali(settings, antialias=True), ("nvidia-dali-cuda120",)),

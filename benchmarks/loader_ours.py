@@ -11,16 +11,22 @@ from benchmarks.loader_settings import BLOCK, MIN_AREA, Settings
 
 
 def ours(
-    settings: Settings, *, antialias: bool = False, library: bool = True, shuffles_all: bool = False
+    settings: Settings,
+    *,
+    antialias: bool = False,
+    library: bool = True,
+    own_huffman: bool = True,
+    shuffles_all: bool = False,
 ) -> Callable[[], Iterator[tuple[Any, Any]]]:
-    """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder. `shuffles_all`: the
-    shuffle covers the whole dataset."""
+    """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder. `own_huffman`:
+    with its own decoder of Huffman codes. `shuffles_all`: the shuffle covers the whole dataset."""
     from pipeline.data import DataConfig, train_batches, transform  # noqa: PLC0415
 
     config = DataConfig(
         lanes=settings.lanes,
         window_blocks=-(-settings.images // (settings.lanes * BLOCK)) if shuffles_all else settings.window_blocks,
         num_threads=settings.workers,
+        huffman_decoder="patchline" if own_huffman else "libjpeg-turbo",
         augment=augment_config(antialias=antialias),
     )
 

@@ -50,6 +50,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "patchline",
         "patchline, antialiased",
         "patchline, without the crop decoder",
+        "patchline, libjpeg-turbo's Huffman decoder",
         "patchline, shuffles all",
         "bare full decode",
         "bare decode + crop + resize, 2 threads",
