@@ -48,6 +48,7 @@ from benchmarks.rounds import (
 )
 
 LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA, BETON)
+READ_BY = {WEBDATASET: "webdataset", MOSAICML: "MosaicML", LITDATA: "LitData", BETON: "FFCV"}  # by one peer's arms alone
 OURS, ANTIALIASED, FOLDER = "patchline", "patchline, antialiased", "ImageFolder"
 ALL_SHUFFLED = "patchline, shuffles all"
 STREAMING, NATIVE = ("webdataset", "MosaicML", "LitData"), ("DALI", "FFCV", "SPDL")
@@ -90,14 +91,18 @@ def parser_of(description: str | None, *, arms: list[str]) -> argparse.ArgumentP
 
 
 def ready(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Leaves out arms of peers that are not installed, and prepares the layouts."""
-    if not Path(arguments.peers).exists():
+    """Leaves out arms of peers that are not installed, and prepares the layouts that the arms read."""
+    if any(arm.startswith((*STREAMING, *NATIVE, FOLDER)) for arm in arguments.arms) and not Path(arguments.peers).exists():
         parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
     for name in [arm for arm in arguments.arms if arm.startswith((*STREAMING, *NATIVE))]:
         for package in absent(ARMS[name][1], python=arguments.peers):
             say(f"{name} is left out: {arguments.peers} has no {package} (docs/benchmarks.md says how to install it)")
             arguments.arms = [arm for arm in arguments.arms if arm != name]
-    layouts = [layout for layout in LAYOUTS if layout != BETON or "FFCV" in arguments.arms]
+    layouts = [
+        layout
+        for layout in LAYOUTS
+        if layout not in READ_BY or any(arm.startswith(READ_BY[layout]) for arm in arguments.arms)
+    ]
     prepare(arguments.images, arguments.work, arguments.repeat_to, peers=arguments.peers, layouts=layouts)
 
 

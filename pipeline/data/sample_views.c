@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
 #include <immintrin.h>
 #define HAS_CARRYLESS __attribute__((target("pclmul,sse4.1")))
 #endif

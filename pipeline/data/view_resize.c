@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef __SSE2__
+/* With PORTABLE, no vector instructions are named: MemorySanitizer does not follow all of them (tests/fuzz). */
+#if defined(__SSE2__) && !defined(PORTABLE)
+#define WITH_SSE2
 #include <immintrin.h>
 #endif
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
 #define WITH_AVX2 __attribute__((target("avx2")))
 #endif
 
@@ -54,7 +56,7 @@ static void fill_pairs(struct pair *pairs, int first, int count, int from, int t
 /* Reads one byte beyond a pixel and writes one number beyond `resized`: both have room for it. */
 static void resize_row(const uint8_t *row, const struct pair *columns, int width, int16_t *resized)
 {
-#ifdef __SSE2__
+#ifdef WITH_SSE2
     const __m128i zero = _mm_setzero_si128();
     for (int i = 0; i < width; i++) {
         int32_t low, high, weights;

@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parent / "results"
 KEPT = Path(__file__).parent / "cases"
 PLAN_BYTES = 64  # NUM_PLAN_BYTES of the harness
 MOST_BYTES = 20_000  # of an input
-SANITIZERS = {"address": "address,undefined", "memory": "memory"}
+SANITIZERS = {"address": "-fsanitize=fuzzer,address,undefined", "memory": "-fsanitize=fuzzer,memory -DPORTABLE"}
 _EXECUTIONS = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
 _COVERED = re.compile(r"cov: (\d+)")
 
@@ -71,7 +71,7 @@ def build(folder: Path, *, sanitizer: str, libjpeg: Path | None) -> Path:
     linked = (
         [f"-I{libjpeg}/include", f"-L{libjpeg}/lib", f"-L{libjpeg}/lib64", "-l:libjpeg.a"] if libjpeg else ["-ljpeg"]
     )
-    flags = f"-std=c11 -g -O1 -D_GNU_SOURCE -fsanitize=fuzzer,{SANITIZERS[sanitizer]} -fno-sanitize-recover=all"
+    flags = f"-std=c11 -g -O1 -D_GNU_SOURCE {SANITIZERS[sanitizer]} -fno-sanitize-recover=all"
     include, *libraries = linked if libjpeg else ("", *linked)
     subprocess.run(
         [
