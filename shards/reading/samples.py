@@ -6,7 +6,9 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from shards.dataset import Dataset
+from shards.errors import ImageRefusedError
 from shards.images.config import MAX_IMAGE_BYTES
+from shards.images.decoding_cost import refuse_costly
 from shards.order import BlockSlice
 from shards.sample_rows import SampleRows
 from shards.storage.objects import MissingObjectError
@@ -71,10 +73,17 @@ def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
 
 
 def verified(dataset: Dataset, sample: RawSample) -> RawSample:
-    """The sample if its bytes are those that were packed; if not, it is read again once, and may get a `fault`."""
-    if sample.data is None or crc32(sample.data) == sample.crc32:
+    """The sample if its bytes are those that were packed; if not, it is read again once, and may get a `fault`. One
+    that costs more to decode than the dataset's limits allow has a fault too."""
+    if sample.data is not None and crc32(sample.data) != sample.crc32:
+        sample = refetched(dataset, sample)
+    if sample.data is None:
         return sample
-    return refetched(dataset, sample)
+    try:
+        refuse_costly(sample.data, dataset.manifest.limits)
+    except ImageRefusedError as error:
+        return faulty(dataset, sample, str(error))
+    return sample
 
 
 def refetched(dataset: Dataset, sample: RawSample) -> RawSample:

@@ -18,6 +18,9 @@ import numpy as np
 from isal.isal_zlib import crc32
 from PIL import Image
 
+from shards.errors import ImageRefusedError
+from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.decoding_cost import refuse_costly
 from shards.images.jpeg_damage import jpeg_damage
 from shards.images.png_damage import png_damage
 from shards.index import IndexRow, ShardCommit
@@ -33,7 +36,7 @@ from shards.store import Store
 PIECE_BYTES = 8 << 20
 Tar = bytes | mmap.mmap
 # What Pillow's decoders raise on damaged images.
-_DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_DECODE_ERRORS = (ImageRefusedError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @contextmanager
@@ -215,11 +218,12 @@ def _json_facts(tar: Tar, key: str, image_end: int) -> dict[str, Any] | None:
     return None
 
 
-def check_decode(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """Every image decodes, to the size that the index says."""
+def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAULT_LIMITS) -> Iterator[str]:
+    """Every image decodes, to the size that the index says and at no more cost than the limits allow."""
     for number, row in enumerate(rows):
         data = tar[row.offset : row.offset + row.size]
         try:
+            refuse_costly(data, limits)
             with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
                 height, width = image.height, image.width
                 if (height, width) == (row.height, row.width):
