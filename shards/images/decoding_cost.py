@@ -7,8 +7,6 @@ Pillow and libwebp: what they skip it skips, and where they stop with an error i
 
 import re
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
 from math import prod
 from typing import NoReturn
 
@@ -29,8 +27,6 @@ _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
 _PROFILE_CHUNKS = 1024  # that a profile counts as: Pillow inflates each of them, to at most 1 MB
 _EXIF_CHUNKS = 1024  # that each part of an EXIF block counts as: Pillow copies all parts before it once more
-_MOST_PLAIN_EXIF = 1 << 16  # bytes that no tags can make more than 90 MB of
-_TIFF_BYTES = {1: 1, 2: 1, 6: 1, 7: 1, 3: 2, 8: 2, 4: 4, 9: 4, 11: 4, 13: 4, 5: 8, 10: 8, 12: 8, 16: 8}  # by type
 _TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; it makes a number of each value of others
 
 
@@ -52,7 +48,7 @@ def refuse_costly(data: Data, limits: ImageLimits) -> None:
 def _check_jpeg(data: Data, limits: ImageLimits) -> None:
     frame = num_segments = num_scans = scan_pixels = coefficients = 0
     of_component: dict[int, int] = {}
-    exif: list[Data] = []
+    has_exif = False
     position = 2
     while found := _NEXT_MARKER(data, position):
         position = found.end()
@@ -62,7 +58,6 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
         if marker == _SCAN:
             chosen = data[position + 3 : position + 3 + 2 * data[position + 2] : 2]
             if not num_scans:
-                _check_exif(exif, limits)
                 if not frame or (data[frame - 1] not in _PROGRESSIVE and len(chosen) == data[frame + 7]):
                     return  # rows are decoded one after the other, and libjpeg refuses a second scan
                 coefficients, of_component = _coefficients(data, frame)
@@ -73,13 +68,13 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
                 break
             frame = position
         elif marker == _APP1 and data[position + 2 : position + 8] == EXIF_PREFIX:
-            exif.append(data[position + 8 : position + (data[position] << 8 | data[position + 1])])
+            has_exif = True
             num_segments += _EXIF_CHUNKS - 1
         elif marker in (_START, _END):
             break
         num_segments += 1
         if num_segments > limits.max_chunks:
-            what = f" (a part of its EXIF counts as {_EXIF_CHUNKS})" if exif else ""
+            what = f" (a part of its EXIF counts as {_EXIF_CHUNKS})" if has_exif else ""
             _refuse_chunks("a JPEG", f"segments{what}", limits)
         position += max(2, data[position] << 8 | data[position + 1])
     if num_scans:
@@ -95,15 +90,6 @@ def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: Imag
     if scan_pixels > limits.max_scan_pixels:
         _refuse(f"{what} with {scan_pixels} pixels in all", limits, "max_scan_pixels")
     _refuse_memory(what, num_bytes, limits)
-
-
-def _check_exif(parts: Sequence[Data], limits: ImageLimits) -> None:
-    """Of the tags of an EXIF block, as of a TIFF's."""
-    if sum(map(len, parts)) > _MOST_PLAIN_EXIF:
-        block = b"".join(parts).removeprefix(EXIF_PREFIX)
-        if block[:2] in (b"II", b"MM"):
-            with suppress(struct.error):
-                _check_tiff(block, limits)
 
 
 def _coefficients(data: Data, frame: int) -> tuple[int, dict[int, int]]:
@@ -134,12 +120,12 @@ def _check_png(data: Data, limits: ImageLimits) -> None:
         if num_chunks > limits.max_chunks:
             what = f" (a profile counts as {_PROFILE_CHUNKS})" if name == b"iCCP" else ""
             _refuse_chunks("a PNG", f"chunks{what}", limits)
-        if name == b"eXIf":
-            _check_exif([data[position + 8 : position + 8 + length]], limits)
         position += 12 + length
 
 
 def _check_webp(data: Data, limits: ImageLimits) -> None:
+    if data[8:12] != b"WEBP":
+        return
     height, width = webp_size(data)
     _refuse_memory(f"a WebP of {height}x{width} pixels", _WEBP_PIXEL_BYTES * height * width, limits)
     position, num_chunks = 12, 0
@@ -147,9 +133,7 @@ def _check_webp(data: Data, limits: ImageLimits) -> None:
         num_chunks += 1
         if num_chunks > limits.max_chunks:
             _refuse_chunks("a WebP", "chunks and frames", limits)
-        name, length = _WEBP_CHUNK.unpack_from(data, position)
-        if name == b"EXIF":
-            _check_exif([data[position + 8 : position + 8 + length]], limits)
+        _, length = _WEBP_CHUNK.unpack_from(data, position)
         position += 8 + length + length % 2
 
 
@@ -160,7 +144,7 @@ def _check_gif(data: Data, limits: ImageLimits) -> None:
 
 
 def _check_tiff(data: Data, limits: ImageLimits) -> None:
-    """Of the tags of the first image, which Pillow reads whole: their number, their values and their bytes."""
+    """Of the tags of the first image, which Pillow reads whole: their number and that of their values."""
     order, is_big = "<" if data[:1] == b"I" else ">", data[2:4] in (b"+\0", b"\0+")
     place, count, entry = ("8xQ", "Q", "HHQ8x") if is_big else ("4xI", "H", "HHI4x")
     (begin,) = struct.unpack_from(order + place, data)
@@ -168,13 +152,10 @@ def _check_tiff(data: Data, limits: ImageLimits) -> None:
     if num_tags > limits.max_chunks:
         _refuse_chunks("a TIFF", "tags", limits)
     size, begin = struct.calcsize(order + entry), begin + struct.calcsize(order + count)
-    num_bytes = 0
     for tag in range(min(num_tags, (len(data) - begin) // size)):
         name, kind, num_values = struct.unpack_from(order + entry, data, begin + tag * size)
         if num_values > limits.max_chunks and kind not in _TIFF_TEXT:
             _refuse_chunks("a TIFF", f"values in tag {name}, such as strips", limits)
-        num_bytes += num_values * _TIFF_BYTES.get(kind, 0)
-    _refuse_memory("a TIFF or EXIF block, for its tags", num_bytes, limits)
 
 
 def _refuse_memory(what: str, num_bytes: int, limits: ImageLimits) -> None:

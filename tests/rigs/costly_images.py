@@ -120,28 +120,13 @@ def gif_of_extensions(num_extensions: int) -> bytes:
     return data[:begin] + b"\x21\xfe\x01a\x00" * num_extensions + data[begin:]
 
 
-def tiff_of_strips(num_strips: int, *, num_profiles: int = 0, profile_bytes: int = 0) -> bytes:
-    """A grey TIFF of one column whose strips, of one row each, are the same byte of the file. Private tags may share
-    so many bytes."""
+def tiff_of_strips(num_strips: int) -> bytes:
+    """A grey TIFF of one column whose strips, of one row each, are the same byte of the file."""
     place = 12
     lists = struct.pack("<I", 8) * num_strips + struct.pack("<I", 1) * num_strips
     tags = [(256, 3, 1, 1), (257, 4, 1, num_strips), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
-    tags += [(273, 4, num_strips, place if num_strips > 1 else 8), (277, 3, 1, 1), (278, 4, 1, 1)]
-    tags += [(279, 4, num_strips, place + 4 * num_strips if num_strips > 1 else 1)]
-    tags += [(65000 + number, 7, profile_bytes, 0) for number in range(num_profiles)]
+    tags += [(273, 4, num_strips, place), (277, 3, 1, 1), (278, 4, 1, 1)]
+    tags += [(279, 4, num_strips, place + 4 * num_strips)]
     entries = b"".join(struct.pack("<HHII", *tag) for tag in tags)
     header = b"II*\0" + struct.pack("<I", place + len(lists)) + bytes(4)
-    return header + lists + struct.pack("<H", len(tags)) + entries + bytes(4) + bytes(profile_bytes)
-
-
-def shared_tags(num_tags: int) -> bytes:
-    """The contents of an EXIF block whose tags all have the bytes of the block from its ninth on."""
-    size = 14 + 12 * num_tags
-    entries = b"".join(struct.pack("<HHII", number, 7, size - 8, 8) for number in range(num_tags))
-    return b"II*\0" + struct.pack("<IH", 8, num_tags) + entries + bytes(4)
-
-
-def exif_segments(contents: bytes) -> bytes:
-    """An EXIF block as segments of a JPEG."""
-    parts = [contents[begin : begin + 65_527] for begin in range(0, len(contents), 65_527)]
-    return b"".join(_segment(0xE1, b"Exif\0\0" + part) for part in parts)
+    return header + lists + struct.pack("<H", len(tags)) + entries + bytes(4)

@@ -16,12 +16,10 @@ from shards.images.image_header import read_header
 from shards.images.perceptual import perceptual_hash
 from shards.images.thumbnails import picture, thumbnail
 from tests.rigs.costly_images import (
-    exif_segments,
     gif_of_extensions,
     png_of_chunks,
     progressive_jpeg,
     sequential_jpeg,
-    shared_tags,
     tiff_of_strips,
     webp_animation,
 )
@@ -69,31 +67,10 @@ COSTLY = [  # the data, the limit, a value that lifts it, words of the message
         PHOTO[:2] + EXIF * 65 + PHOTO[2:], "max_chunks", 2 * MANY, "part of its EXIF counts as 1024", id="EXIF parts"
     ),
     pytest.param(
-        PHOTO[:2] + exif_segments(shared_tags(12_000)) + PHOTO[2:],
-        "max_memory_bytes",
-        1 << 32,
-        "EXIF block, for its tags",
-        id="EXIF tags that share their bytes",
-    ),
-    pytest.param(
-        png_of_chunks(b"eXIf", shared_tags(12_000), num_chunks=1),
-        "max_memory_bytes",
-        1 << 32,
-        "EXIF block, for its tags",
-        id="the same in a PNG",
-    ),
-    pytest.param(
         PHOTO[:2] + b"\xff\xfe\0\2" * MANY + PHOTO[2:], "max_chunks", 2 * MANY, "65536 segments", id="JPEG comments"
     ),
     pytest.param(gif_of_extensions(MANY), "max_chunks", 2 * MANY, "a GIF of more", id="GIF comments"),
     pytest.param(tiff_of_strips(MANY), "max_chunks", 2 * MANY, "65536 values in tag 273", id="TIFF strips"),
-    pytest.param(
-        tiff_of_strips(1, num_profiles=400, profile_bytes=3_000_000),
-        "max_memory_bytes",
-        1 << 31,
-        "a TIFF or EXIF block, for its tags",
-        id="TIFF tags that share their bytes",
-    ),
 ]
 ANY_SIZE = replace(DEFAULT_LIMITS, max_pixels=WIDEST_LIMITS.max_pixels)
 
