@@ -48,7 +48,12 @@ from benchmarks.rounds import (
 )
 
 LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA, BETON)
-READ_BY = {WEBDATASET: "webdataset", MOSAICML: "MosaicML", LITDATA: "LitData", BETON: "FFCV"}  # by one peer's arms alone
+READ_BY = {
+    WEBDATASET: "webdataset",
+    MOSAICML: "MosaicML",
+    LITDATA: "LitData",
+    BETON: "FFCV",
+}  # by one peer's arms alone
 OURS, ANTIALIASED, FOLDER = "patchline", "patchline, antialiased", "ImageFolder"
 ALL_SHUFFLED = "patchline, shuffles all"
 STREAMING, NATIVE = ("webdataset", "MosaicML", "LitData"), ("DALI", "FFCV", "SPDL")
@@ -92,7 +97,10 @@ def parser_of(description: str | None, *, arms: list[str]) -> argparse.ArgumentP
 
 def ready(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Leaves out arms of peers that are not installed, and prepares the layouts that the arms read."""
-    if any(arm.startswith((*STREAMING, *NATIVE, FOLDER)) for arm in arguments.arms) and not Path(arguments.peers).exists():
+    if (
+        any(arm.startswith((*STREAMING, *NATIVE, FOLDER)) for arm in arguments.arms)
+        and not Path(arguments.peers).exists()
+    ):
         parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
     for name in [arm for arm in arguments.arms if arm.startswith((*STREAMING, *NATIVE))]:
         for package in absent(ARMS[name][1], python=arguments.peers):

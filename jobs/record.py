@@ -149,6 +149,7 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         *("three_augment", "color_jitter"),
     ),
     "MixupConfig": ("cutmix_alpha", "binary_targets"),
+    "ImageLimits": ("max_scans", "max_scan_pixels", "max_memory_bytes", "max_chunks"),
     "EvaluationTransform": ("antialias", "filter", "exif", "border"),
     "EvaluationConfig": ("also",),
     "InitialConfig": ("resample", "patch"),

@@ -10,7 +10,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
-from shards.files.typed_json import parse_json
+from shards.files.typed_json import parse_json, record_from
+from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.schema.config_values import Range, allowed_instead, shown_value
 from shards.schema.record_columns import is_unicode, not_plain, not_sha256, records_from
 
@@ -67,8 +68,9 @@ class Manifest:
 
     `format_version` is FORMAT_VERSION or TABLE_FORMAT_VERSION. `shards_url` is where the shards are, empty if they are
     beside the manifest; the index of tars made by others may be elsewhere. `adopted`: the tars were made by others and
-    may have members that are not images. `unlabeled`: images may have no label. `description` and `licence` are for
-    people; these three are written only if set.
+    may have members that are not images. `unlabeled`: images may have no label. `limits`: those by which its images
+    were taken, so that whoever decodes them takes them too. `description` and `licence` are for people; these four are
+    written only if set.
     """
 
     format_version: int
@@ -83,6 +85,7 @@ class Manifest:
     shards_url: str = ""
     adopted: bool = False
     unlabeled: bool = False
+    limits: ImageLimits = DEFAULT_LIMITS
     description: str = ""
     licence: str = ""
 
@@ -108,6 +111,9 @@ class Manifest:
         for name in _WRITTEN_IF_SET:
             if not written[name]:
                 del written[name]
+        written["limits"] = asdict(self.limits)
+        if self.limits == DEFAULT_LIMITS:
+            del written["limits"]
         if is_table:
             del written["shards"]
             written["files"] = {path: one for path, one in self.files.items() if not _INDEX_PATH.fullmatch(path)}
@@ -127,6 +133,8 @@ class Manifest:
         is_table = found["format_version"] == TABLE_FORMAT_VERSION
         _refuse_fields(found, is_table=is_table)
         _refuse_files(found["files"])
+        if "limits" in found:
+            found["limits"] = record_from(ImageLimits, found["limits"], where="limits.")
         if not is_table:
             shards = records_from(ShardRecord, found["shards"], name="shards")
             refuse_paths([shard.path for shard in shards])
@@ -174,7 +182,7 @@ def _refuse_fields(found: dict[str, Any], *, is_table: bool) -> None:
     for name, field in declared.items():
         if name not in found and field.default is MISSING:
             raise ValueError(f"not a manifest: {name} is missing")
-        if name not in found or name in ("shards", "files"):
+        if name not in found or name in ("shards", "files", "limits"):
             continue
         value = found[name]
         if allowed := allowed_instead(value, field.type):

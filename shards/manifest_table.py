@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, overload
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.images.config import ImageLimits
 from shards.index import table_bytes
 from shards.manifest import (
     MANIFEST_PATH,
@@ -122,14 +123,15 @@ def table_of(manifest: Manifest) -> pa.Table:
     files = manifest.files.others if isinstance(manifest.files, _Files) else _other_files(manifest)
     rest = {
         name.name: getattr(manifest, name.name) for name in fields(Manifest) if name.name not in ("shards", "files")
-    }
+    } | {"limits": asdict(manifest.limits)}
     return table.replace_schema_metadata({_REST: json.dumps(rest).encode(), _FILES: json.dumps(files).encode()})
 
 
 def manifest_from(table: pa.Table) -> Manifest:
     """The manifest of `table_of`, which takes no more memory than the table does."""
     files = _Files(json.loads(table.schema.metadata[_FILES]), table.column("index_sha256"))
-    return Manifest(**json.loads(table.schema.metadata[_REST]), shards=ShardTable(table), files=files)
+    rest = json.loads(table.schema.metadata[_REST])
+    return Manifest(**rest | {"limits": ImageLimits(**rest["limits"])}, shards=ShardTable(table), files=files)
 
 
 def array_of(values: NDArray[Any]) -> pa.Array:

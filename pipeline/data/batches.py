@@ -402,7 +402,12 @@ class TrainBatches:
                 return sample
             try:
                 train_view(
-                    sample, draws.crop, config=self.config.augment, out=view, huffman=self.config.huffman_decoder
+                    sample,
+                    draws.crop,
+                    config=self.config.augment,
+                    out=view,
+                    huffman=self.config.huffman_decoder,
+                    limits=dataset.manifest.limits,
                 )
                 self._recolour(view, draws)
             except DecodeError as error:

@@ -29,6 +29,8 @@
 
 enum { INTERFACE = 3 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
+enum { MOST_SCANS = 100, MOST_SEGMENTS = 1 << 16, EXIF_SEGMENTS = 1024 }; /* as in shards/images: ImageLimits' defaults */
+static const uint64_t MOST_SCAN_PIXELS = (uint64_t)1 << 31, MOST_MEMORY_BYTES = (uint64_t)1 << 30;
 enum { LEAST_BYTES = 4096 }; /* for less, filling huffman_decoder.c's tables takes longer than decoding saves */
 enum { READ_BEYOND = 16 }; /* bytes that resizing reads from a pixel on */
 enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
@@ -43,6 +45,8 @@ struct decoding {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
     jmp_buf leave;
+    const uint8_t *data;
+    size_t num_bytes;
     struct scratch *scratch; /* for the crop */
     int is_ours;             /* the scan is decoded by huffman_decoder.c */
 };
@@ -119,6 +123,29 @@ static int is_plain(const struct jpeg_decompress_struct *jpeg)
     int is_known = jpeg->jpeg_color_space == JCS_GRAYSCALE || jpeg->jpeg_color_space == JCS_YCbCr ||
                    jpeg->jpeg_color_space == JCS_RGB;
     return is_known && jpeg->data_precision == 8 && !jpeg->arith_code && is_usual_sampling(jpeg);
+}
+
+/* Whether a JPEG of several scans may cost more than the default limits of decoding_cost.py allow, which then decides. It
+ * counts no less than that does: whatever looks like a marker is one here, and each scan has all components. */
+static int may_be_costly(const struct decoding *decoding)
+{
+    const struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
+    const uint8_t *place = decoding->data, *end = place + decoding->num_bytes;
+    uint64_t coefficients = 0, num_scans = 0, num_segments = 0;
+    for (int component = 0; component < jpeg->num_components; component++) {
+        const jpeg_component_info *info = jpeg->comp_info + component;
+        uint64_t across = (uint64_t)info->width_in_blocks + (uint64_t)info->h_samp_factor;
+        uint64_t down = (uint64_t)info->height_in_blocks + (uint64_t)info->v_samp_factor;
+        coefficients += DCTSIZE2 * across * down;
+    }
+    while ((place = memchr(place, 0xFF, (size_t)(end - place))) != NULL && ++place < end)
+        if (*place > 1 && *place != 0xFF && !(*place >= JPEG_RST0 && *place <= JPEG_RST0 + 7)) {
+            num_scans += *place == 0xDA;
+            num_segments += *place == JPEG_APP0 + 1 ? EXIF_SEGMENTS : 1;
+        }
+    uint64_t pixels = (uint64_t)jpeg->image_height * jpeg->image_width;
+    return num_scans > MOST_SCANS || num_segments > MOST_SEGMENTS || num_scans * coefficients > MOST_SCAN_PIXELS ||
+           2 * coefficients + 3 * pixels > MOST_MEMORY_BYTES;
 }
 
 /* Blocks whose coefficients are not all there are smoothed over their neighbours, which a crop may not have. */
@@ -249,7 +276,8 @@ static int decode(struct decoding *decoding, const struct request *request, uint
     jpeg_read_header(jpeg, TRUE);
     if (jpeg->image_height != (JDIMENSION)request->stored_height ||
         jpeg->image_width != (JDIMENSION)request->stored_width ||
-        (uint64_t)jpeg->image_height * jpeg->image_width > MOST_PIXELS || !is_plain(jpeg))
+        (uint64_t)jpeg->image_height * jpeg->image_width > MOST_PIXELS || !is_plain(jpeg) ||
+        (jpeg_has_multiple_scans(jpeg) && may_be_costly(decoding)))
         return LEFT_TO_OTHERS;
     jpeg->out_color_space = JCS_RGB;
     jpeg->scale_num = 1;
@@ -286,6 +314,7 @@ int decode_view(const uint8_t *data, size_t num_bytes, const struct request *req
                 uint8_t *out)
 {
     struct decoding decoding;
+    decoding.data = data, decoding.num_bytes = num_bytes;
     decoding.scratch = scratch;
     decoding.jpeg.err = jpeg_std_error(&decoding.errors);
     decoding.errors.error_exit = leave;

@@ -20,7 +20,9 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from shards.errors import PrintableError
+from shards.errors import ImageRefusedError, PrintableError
+from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.decoding_cost import refuse_costly
 from shards.images.flatten import flattened
 from shards.orientation import TURNS, Turn
 
@@ -69,12 +71,26 @@ def turned(stored: Pixels, turn: Turn) -> Pixels:
     return upright[:: -1 if turn.is_upside_down else 1, :: -1 if turn.is_leftright else 1]
 
 
-def decode_stored(data: bytes | memoryview, *, height: int, width: int, denominator: int = 1) -> Pixels:
-    """uint8[height, width, 3] as stored; the size is the index's. Greyscale and CMYK become RGB. Raises DecodeError.
+def decode_stored(
+    data: bytes | memoryview,
+    *,
+    height: int,
+    width: int,
+    denominator: int = 1,
+    limits: ImageLimits = DEFAULT_LIMITS,
+) -> Pixels:
+    """uint8[height, width, 3] as stored; the size is the index's. Greyscale and CMYK become RGB.
+
+    Raises DecodeError, also for an image that would cost more to decode than `limits` allow (a dataset's are in its
+    manifest).
 
     A JPEG is decoded at 1 / denominator (1, 2, 4, 8), to sides rounded up; other formats know only 1. What is
     transparent lies on white.
     """
+    try:
+        refuse_costly(data, limits)
+    except ImageRefusedError as error:
+        raise DecodeError(str(error)) from error
     size = (height, width)
     pixels = _decode_jpeg(data, size, denominator) if is_jpeg(data) else _decode_with_pillow(data, size)
     _refuse_other_size((pixels.shape[0], pixels.shape[1]), scaled_size(height, width, denominator))

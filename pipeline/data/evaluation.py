@@ -154,7 +154,7 @@ class _Maker:
         if sample.data is None:
             raise self._damaged(sample, sample.fault)
         try:
-            evaluation_view(sample, self.transform, out=view)
+            evaluation_view(sample, self.transform, out=view, limits=self.dataset.manifest.limits)
         except DecodeError as error:
             raise self._damaged(sample, f"decode: {error}") from error
 

@@ -94,10 +94,15 @@ class ImageDataset(Sequence[LabelledImage]):
             return [self[number] for number in range(*place.indices(len(self)))]
         sample = self.sample(place)
         try:
-            stored = decode_stored(sample.data or b"", height=sample.height, width=sample.width)
+            stored = decode_stored(
+                sample.data or b"",
+                height=sample.height,
+                width=sample.width,
+                limits=self.dataset.manifest.limits,
+            )
             pixels = np.require(turned(stored, turn_of(sample.orientation)), requirements=["C", "W"])
         except DecodeError as error:
-            raise self._damaged(sample, str(error)) from error
+            raise self.damaged(sample, str(error)) from error
         names = tuple(self.classes[label] for label in sample.labels)
         data = bytes(sample.data or b"")
         source = partial(self.dataset.source_of, *locate_row(self.dataset, sample.sample_id))
@@ -116,7 +121,7 @@ class ImageDataset(Sequence[LabelledImage]):
             raise IndexError(f"image {number} of {len(self):,} in {self.url}")
         sample = read_sample(self.dataset, number % len(self))
         if sample.data is None:
-            raise self._damaged(sample, sample.fault)
+            raise self.damaged(sample, sample.fault)
         return sample
 
     def to_torch(self, *, transform: Transform | None = None, image_size: int | None = None) -> "TorchImages":
@@ -158,7 +163,7 @@ class ImageDataset(Sequence[LabelledImage]):
             threads=len(os.sched_getaffinity(0)),
         )
 
-    def _damaged(self, sample: RawSample, why: str) -> InvalidDataError:
+    def damaged(self, sample: RawSample, why: str) -> InvalidDataError:
         return InvalidDataError(f"image {sample.sample_id} of {self.url} cannot be used: {why}")
 
 
@@ -178,7 +183,10 @@ class TorchImages:
         if self.image_size:
             sample = self.images.sample(place)
             view = np.empty((self.image_size, self.image_size, 3), np.uint8)
-            evaluation_view(sample, _UPRIGHT, out=view)
+            try:
+                evaluation_view(sample, _UPRIGHT, out=view, limits=self.images.dataset.manifest.limits)
+            except DecodeError as error:
+                raise self.images.damaged(sample, str(error)) from error
             return torch.from_numpy(view).permute(2, 0, 1).contiguous(), _label(sample.labels)
         found = self.images[place]
         image = self.transform(found.image) if self.transform else torch.from_numpy(found.pixels).permute(2, 0, 1)

@@ -25,6 +25,7 @@ from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, tu
 from pipeline.data.randaugment import OPERATIONS, Strength
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
 from pipeline.evaluation_transform import EvaluationTransform
+from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.orientation import UPRIGHT, Turn
 
 _LOG = logging.getLogger(__name__)
@@ -53,8 +54,10 @@ def train_view(
     out: Pixels,
     use_library: bool = True,
     huffman: HuffmanDecoder = "patchline",
+    limits: ImageLimits = DEFAULT_LIMITS,
 ) -> None:
-    """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError."""
+    """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError, also for an image
+    whose decoding would cost more than `limits` allow."""
     turn = _turn(sample, exif=config.exif)
     height, width = _seen_size(sample, turn)
     crop = draw_crop(height, width, draws, config=config)
@@ -62,7 +65,9 @@ def train_view(
     may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
     denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
     plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
-    _fill(sample, plan, out=out, use_library=use_library, huffman=huffman)
+    decoder = crop_decoder() if use_library else None
+    if not _fill_by(decoder, sample, plan, out=out, leaves_huffman=huffman == "libjpeg-turbo"):
+        _fill_from_all(sample.data, plan, out=out, limits=limits)
 
 
 def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -75,13 +80,22 @@ def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: ND
     return decoder.fill_all(samples, settings, out=out)
 
 
-def evaluation_view(sample: Encoded, transform: EvaluationTransform, *, out: Pixels, use_library: bool = True) -> None:
-    """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError."""
+def evaluation_view(
+    sample: Encoded,
+    transform: EvaluationTransform,
+    *,
+    out: Pixels,
+    use_library: bool = True,
+    limits: ImageLimits = DEFAULT_LIMITS,
+) -> None:
+    """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError, as
+    train_view does."""
     turn = _turn(sample, exif=transform.exif)
     whole = _without_border(*_seen_size(sample, turn), border=transform.border)
     viewport = evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0])
     plan = plan_view((sample.height, sample.width), turn, whole, viewport, denominator=1)
-    _fill(sample, plan, out=out, use_library=use_library)
+    if not _fill_by(crop_decoder() if use_library else None, sample, plan, out=out):
+        _fill_from_all(sample.data, plan, out=out, limits=limits)
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
@@ -145,20 +159,25 @@ def _seen_size(sample: Encoded, turn: Turn) -> tuple[int, int]:
     return (sample.width, sample.height) if turn.is_exchanged else (sample.height, sample.width)
 
 
-def _fill(
-    sample: Encoded, plan: ViewPlan, *, out: Pixels, use_library: bool, huffman: HuffmanDecoder = "patchline"
-) -> None:
+def _fill_by(
+    decoder: CropDecoder | None, sample: Encoded, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False
+) -> bool:
+    """Whether the library could make the view."""
     data = sample.data
+    if decoder is None or data is None or not is_jpeg(data):
+        return False
+    return decoder.fill(data, plan, out=out, leaves_huffman=leaves_huffman)
+
+
+def _fill_from_all(
+    data: bytes | memoryview | None, plan: ViewPlan, *, out: Pixels, limits: ImageLimits = DEFAULT_LIMITS
+) -> None:
+    """Decodes the whole image."""
     if data is None:
         raise DecodeError("there are no bytes to decode")
-    decoder = crop_decoder() if use_library and is_jpeg(data) else None
-    if decoder is None or not decoder.fill(data, plan, out=out, leaves_huffman=huffman == "libjpeg-turbo"):
-        _fill_from_all(data, plan, out=out)
-
-
-def _fill_from_all(data: bytes | memoryview, plan: ViewPlan, *, out: Pixels) -> None:
-    """Decodes the whole image."""
-    stored = decode_stored(data, height=plan.stored_height, width=plan.stored_width, denominator=plan.denominator)
+    stored = decode_stored(
+        data, height=plan.stored_height, width=plan.stored_width, denominator=plan.denominator, limits=limits
+    )
     box = plan.box
     part = stored[box.top : box.top + box.height, box.left : box.left + box.width]
     show(turned(part, plan.turn), plan.viewport, out=out)

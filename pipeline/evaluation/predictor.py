@@ -30,6 +30,7 @@ from pipeline.models.weights.folder import filled_model
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world
 from shards.errors import ImageRefusedError, UserError
+from shards.images.config import WIDEST_LIMITS
 from shards.images.flatten import flattened
 from shards.images.image_file import read_image_file
 from shards.pool import Pool
@@ -99,7 +100,7 @@ class Predictor:
         if isinstance(image, str | os.PathLike):
             try:
                 upright = replace(self.usage.transform, exif=True)  # whatever the run's evaluation did
-                evaluation_view(read_image_file(Path(image)), upright, out=out)
+                evaluation_view(read_image_file(Path(image)), upright, out=out, limits=WIDEST_LIMITS)
             except (ImageRefusedError, DecodeError) as error:
                 raise UserError(f"{os.fspath(image)}: {error}") from error
         else:

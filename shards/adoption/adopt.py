@@ -258,6 +258,7 @@ def _merged(adoption: Adoption, store: Store, found: _Found, plan_hash: str) -> 
         files=merged.files,
         shards_url=_lasting(adoption.tars_url) if is_elsewhere else "",
         adopted=True,
+        limits=adoption.spec.limits,
     )
     if is_elsewhere:
         store.discard_unfinished()

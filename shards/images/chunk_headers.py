@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Iterator
 
 from shards.errors import ImageRefusedError
 from shards.orientation import EXIF_PREFIX, orientation_of
@@ -52,6 +53,20 @@ def png_facts(data: bytes) -> tuple[int, int, str, int]:
     return height, width, mode, orientation_of(exif)
 
 
+def webp_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width of the canvas, as the header says. struct.error if it is cut off."""
+    name = bytes(data[12:16])
+    if name == b"VP8X":
+        (wide,) = struct.unpack_from("<I", data, 24)
+        (high,) = struct.unpack_from("<I", data, 26)
+        return 1 + (high >> 8), 1 + (wide & 0xFFFFFF)
+    if name == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", data, 26)
+    return height & 0x3FFF, width & 0x3FFF  # the upper bits are a hint for scaling
+
+
 def webp_facts(data: bytes) -> tuple[int, int, str, int]:
     """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
     if len(data) < 30:
@@ -65,26 +80,25 @@ def webp_facts(data: bytes) -> tuple[int, int, str, int]:
     if name == b"VP8X":
         return _extended_webp(data, end)
     if name == b"VP8L":
-        return (*_lossless_webp(data, 20), 1)
+        return (*webp_size(data), _lossless_mode(data, 20), 1)
     # A key frame, then its start code (RFC 6386, section 9.1).
     if name != b"VP8 " or data[20] & 1 or data[23:26] != b"\x9d\x01\x2a":
         raise ImageRefusedError("damaged WebP header")
-    width, height = struct.unpack_from("<HH", data, 26)
-    return height & 0x3FFF, width & 0x3FFF, "RGB", 1  # the upper bits are a hint for scaling
+    return (*webp_size(data), "RGB", 1)
 
 
-def _lossless_webp(data: bytes, position: int) -> tuple[int, int, str]:
-    """Height, width and mode from the contents of a VP8L chunk."""
+def _lossless_mode(data: bytes, position: int) -> str:
+    """The mode, from the contents of a VP8L chunk."""
     if data[position : position + 1] != b"\x2f" or position + 5 > len(data):
         raise ImageRefusedError("damaged WebP header")
     (bits,) = struct.unpack_from("<I", data, position + 1)
-    return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1, "RGBA" if bits >> 28 & 1 else "RGB"
+    return "RGBA" if bits >> 28 & 1 else "RGB"
 
 
 def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
     """The extended format, for animations, alpha and metadata. Of an animation the first frame counts."""
     mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
-    width, height = 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+    height, width = webp_size(data)
     position, has_pixels, exif = 30, False, b""
     while position + 8 <= end:
         name, length = _WEBP_CHUNK.unpack_from(data, position)
@@ -93,7 +107,7 @@ def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
         if contents + length > end:
             raise ImageRefusedError("damaged WebP: a chunk beyond its end")
         if name == b"VP8L":
-            mode = _lossless_webp(data, contents)[2]
+            mode = _lossless_mode(data, contents)
         has_pixels = has_pixels or name in {b"VP8 ", b"VP8L", b"ANMF"}
         if name == b"EXIF":
             exif = data[contents : contents + length].removeprefix(EXIF_PREFIX)
@@ -105,14 +119,26 @@ def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
 def check_first_gif_frame(data: bytes) -> None:
     """Raises ImageRefusedError unless the first image is whole. Many GIFs lack the trailer after the last image."""
     try:
-        position = 13 + _gif_palette(data[10])
-        while data[position] != 0x2C:  # extensions come before the first image
-            if data[position] != 0x21:
-                raise ImageRefusedError("damaged GIF: no image in it")
-            position = _after_gif_blocks(data, position + 2)
+        *_, position = gif_blocks(data)
+        if data[position] != 0x2C:
+            raise ImageRefusedError("damaged GIF: no image in it")
         _after_gif_blocks(data, position + 11 + _gif_palette(data[position + 9]))
     except IndexError:
         raise ImageRefusedError(f"truncated: a GIF that ends within its first image, {len(data)} bytes") from None
+
+
+def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
+    """Where a GIF's palette ends, then each block of the extensions before its first image. IndexError if the GIF ends
+    there."""
+    position = 13 + _gif_palette(data[10])
+    yield position
+    while data[position] == 0x21:
+        position += 2
+        while length := data[position]:
+            position += 1 + length
+            yield position
+        position += 1
+        yield position
 
 
 def _gif_palette(flags: int) -> int:

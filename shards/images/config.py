@@ -21,22 +21,42 @@ DEFAULT_MAX_DISTANCE = 64  # measured in docs/benchmarks.md
 
 _MOST_BYTES = (1 << 31) - 1
 _MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
+_MOST_SCANS, _MOST_SCAN_PIXELS, _MOST_MEMORY_BYTES, _MOST_CHUNKS = 10_000, 1 << 34, 1 << 32, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """The largest image that is packed; checked before anything is decoded."""
+    """The largest image that is packed, and the costliest to decode; checked before anything is decoded.
+
+    A dataset's manifest has limits that are not the defaults: whoever reads its images allows the same.
+    """
 
     max_bytes: Annotated[int, Range(1, _MOST_BYTES)] = MAX_IMAGE_BYTES
     """Largest image in bytes, as stored."""
     max_pixels: Annotated[int, Range(1, _MOST_PIXELS)] = MAX_IMAGE_PIXELS
     """Largest image in pixels (height x width)."""
+    max_scans: Annotated[int, Range(1, _MOST_SCANS)] = 100
+    """Most scans of a JPEG or passes of a PNG; photographs have 1 to 20, and an interlaced PNG has 7."""
+    max_scan_pixels: Annotated[int, Range(1, _MOST_SCAN_PIXELS)] = 1 << 31
+    """Most pixels in all scans of a JPEG together, counted per component; a thousand million take about 1 s."""
+    max_memory_bytes: Annotated[int, Range(1, _MOST_MEMORY_BYTES)] = 1 << 30
+    """Most memory in bytes to decode a JPEG of several scans or a WebP to RGB, estimated from the header."""
+    max_chunks: Annotated[int, Range(1, _MOST_CHUNKS)] = 1 << 16
+    """Most parts of a file: segments of a JPEG, chunks of a PNG, frames of a WebP, strips of a TIFF."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="limits.")
 
 
 DEFAULT_LIMITS = ImageLimits()
+WIDEST_LIMITS = ImageLimits(
+    max_bytes=_MOST_BYTES,
+    max_pixels=_MOST_PIXELS,
+    max_scans=_MOST_SCANS,
+    max_scan_pixels=_MOST_SCAN_PIXELS,
+    max_memory_bytes=_MOST_MEMORY_BYTES,
+    max_chunks=_MOST_CHUNKS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

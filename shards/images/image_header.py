@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from shards.errors import ImageRefusedError
 from shards.images.chunk_headers import check_first_gif_frame, png_facts, webp_facts
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.decoding_cost import refuse_costly
 from shards.images.jpeg_header import jpeg_facts
 from shards.orientation import TAG, TURNS, UPRIGHT
 
@@ -61,6 +62,7 @@ def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeade
     if len(data) > limits.max_bytes:
         raise ImageRefusedError(f"too large: {len(data)} bytes, allowed: {limits.max_bytes}")
     ext = _format(data)
+    refuse_costly(data, limits)  # before any parser walks through millions of segments
     parse = _PARSERS.get(ext)
     height, width, mode, orientation = parse(data) if parse else _ask_pillow(data, ext)
     if height < 1 or width < 1:

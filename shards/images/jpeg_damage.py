@@ -8,8 +8,8 @@ import re
 import simplejpeg
 
 _JPEG = b"\xff\xd8\xff"
-_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
-_RESTARTS, _END, _SCAN, _PROGRESSIVE = range(0xD0, 0xD8), 0xD9, 0xDA, 0xC2
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # restarts have no length, and may be millions
+_END, _SCAN, _PROGRESSIVE = 0xD9, 0xDA, 0xC2
 _COEFFICIENTS = 64
 _LOST = ("Corrupt JPEG data", "Premature end of JPEG file")
 
@@ -24,7 +24,7 @@ def jpeg_damage(data: bytes | memoryview) -> str:
         return ""
     try:
         simplejpeg.decode_jpeg(data, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
-    except ValueError as error:
+    except Exception as error:  # a ValueError, but for what it does not expect
         reason = " ".join(str(error).split())
         return reason if reason.startswith(_LOST) else ""
     try:
@@ -42,13 +42,12 @@ def _lacks_scans(data: bytes | memoryview) -> bool:
         marker, body = data[found.end() - 1], found.end() + 2
         if marker == _END:
             break
-        if marker in _RESTARTS:
-            position = found.end()
-            continue
         position = body - 2 + int.from_bytes(data[body - 2 : body], "big")
         if marker == _PROGRESSIVE:
             missing_bits = {data[body + 6 + 3 * place]: [16] * _COEFFICIENTS for place in range(data[body + 5])}
-        elif marker == _SCAN and missing_bits:
+        elif marker == _SCAN and not missing_bits:
+            break
+        elif marker == _SCAN:
             num_components = data[body]
             first, last, bits = data[body + 1 + 2 * num_components : body + 4 + 2 * num_components]
             for component in data[body + 1 : body + 1 + 2 * num_components : 2]:

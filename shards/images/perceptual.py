@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shards.errors import UserError
-from shards.images.config import HASH_BITS, ImageLimits
+from shards.images.config import HASH_BITS, WIDEST_LIMITS
 from shards.images.flatten import flattened
 from shards.images.image_header import read_header, refusal_of, upright
 
@@ -24,7 +24,6 @@ _DECODED_SIDE = 2 * _SIDE  # least side of a decoded JPEG: with _SIDE, twice as 
 _INNER = 0.025  # share that the inner hashes leave out on each side
 _LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the sample's photographs have 17 and more
 _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are zero
-_ANY_SIZE = ImageLimits(max_bytes=(1 << 31) - 1, max_pixels=178_956_970)  # the caller has its own; Pillow opens no more
 
 
 def perceptual_hash(data: bytes) -> bytes | None:
@@ -56,7 +55,7 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
 
 def _upright_grey(data: bytes) -> Image.Image:
     """The image in grey, decoded at the smallest sufficient scale; of an animation, its first frame."""
-    header = read_header(data, _ANY_SIZE)
+    header = read_header(data, WIDEST_LIMITS)  # the caller has its own
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about sizes, which the caller limits, and about damaged metadata

@@ -23,7 +23,6 @@ _UNKNOWN_RANGE = frozenset(("I", "F"))
 _REDUCING_GAP = 2.0
 _FILTER = Image.Resampling.LANCZOS  # the sharpest filter, since training scales the copy again
 _SUBSAMPLING = "4:2:0"  # as in most photographs; 4:4:4 needs a quarter more bytes
-_MOST_WEBP_PIXELS = 1 << 26  # decoding WebP takes 16 bytes per pixel, other formats 4 to 8
 
 _Box = tuple[float, float, float, float]
 
@@ -36,9 +35,6 @@ def refusal(header: ImageHeader, resize: Resize) -> str | None:
         return f"{header.ext} cannot be stored as it is; --resize.convert allows to store it as JPEG"
     if header.mode in _UNKNOWN_RANGE:
         return f"{header.ext} with pixels of 32 bits (mode {header.mode}), whose range is unknown"
-    if header.ext == "webp" and header.height * header.width > _MOST_WEBP_PIXELS:
-        size = f"{header.height}x{header.width} pixels"
-        return f"too large: {size} of WebP, {_MOST_WEBP_PIXELS} in all can be re-encoded"
     if max(_copy_size(header, resize)) > MOST_JPEG_PIXELS:
         height, width = _copy_size(header, resize)
         return f"{height}x{width} pixels do not fit into a JPEG, at most {MOST_JPEG_PIXELS} a side"
@@ -56,7 +52,8 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
 
     A copy is RGB, or L if the image is grey; transparent pixels become white, 16 bits are scaled to 8. Raises
     ImageRefusedError if `refusal` has a reason or the image does not decode. Memory for an image of 2**27 pixels:
-    50 MB for a baseline JPEG, at most 1.2 GB for any format (1.35 GB if the copy is nearly as large).
+    50 MB for a baseline JPEG, at most 1.2 GB for any format (1.35 GB if the copy is nearly as large), unless
+    --limits.max-memory-bytes was raised.
     """
     if is_untouched(header, resize):
         return data, header

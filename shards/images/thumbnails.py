@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageOps
 
+from shards.images.config import DEFAULT_LIMITS
+from shards.images.decoding_cost import refuse_costly
 from shards.images.flatten import flattened
 
 THUMBNAIL_SIDE = 176
@@ -16,9 +18,6 @@ MOST_BYTES = 11_000  # of a thumbnail
 MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 _EXTREME = 2.5  # longer images are cut to this ratio of their sides
-
-# What Pillow raises on damaged bytes.
-_BROKEN = (OSError, ValueError, SyntaxError, IndexError, KeyError, EOFError, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +55,12 @@ def _upright(data: bytes, *, least: int) -> tuple[Image.Image, int, int] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about odd metadata, which is dropped
             return _decoded(data, least)
-    except _BROKEN:
+    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any of Python's exceptions
         return None
 
 
 def _decoded(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
+    refuse_costly(data, DEFAULT_LIMITS)
     with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         width, height = opened.size
         opened.draft("RGB", (least, least))  # JPEG only: decode at a fraction of the size

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import HASH_BITS
+from shards.images.decoding_cost import refuse_costly
 from shards.images.near_duplicates import EvaluationIndex
 from shards.images.perceptual import evaluation_hashes
 from shards.index import table_bytes
@@ -198,6 +199,7 @@ def _records(dataset: Dataset, shard: int) -> Iterator[dict[str, object]]:
     for row, (offset, size) in enumerate(zip(rows.offset.tolist(), rows.size.tolist(), strict=True)):
         image = dataset.shard_store.read_range(dataset.shard_path(shard), offset, offset + size)
         try:
+            refuse_costly(image, dataset.manifest.limits)
             hashes = evaluation_hashes(image) or (None,) * len(VIEWS)
         except ImageRefusedError:
             hashes = (None,) * len(VIEWS)

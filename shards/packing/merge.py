@@ -208,6 +208,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
         shards=tuple(merged.shards),
         files=merged.files,
         unlabeled=spec.unlabeled == "keep",
+        limits=spec.limits,
     )
     manifest = write_manifest(store, manifest)
     if SHARDS_PATH not in manifest.files:

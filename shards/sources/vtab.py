@@ -268,11 +268,11 @@ def _stretched(png: bytes) -> bytes | ImageRefusedError:
     """A grey PNG of 0 and 1 as one of 0 and 255: dsprites.py multiplies the pixels by 255."""
     from PIL import Image
 
-    from shards.images.config import ImageLimits
+    from shards.images.config import WIDEST_LIMITS
     from shards.images.image_header import read_header, refusal_of
 
     try:
-        header = read_header(png, ImageLimits(max_pixels=_MOST_BINARY_PIXELS))
+        header = read_header(png, replace(WIDEST_LIMITS, max_pixels=_MOST_BINARY_PIXELS))
         if header.mode != "L":
             raise ImageRefusedError(f"an image of mode {header.mode}; allowed: grey, with pixels of 0 and 1")
         with Image.open(io.BytesIO(png), formats=("PNG",)) as image:

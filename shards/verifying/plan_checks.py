@@ -1,6 +1,7 @@
 """A dataset against its plan: each shard's samples, and the tables of the whole; pure checks, each yielding faults."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from shards.manifest import Manifest
 from shards.orientation import UPRIGHT
 from shards.packing.plan import AdoptedRecord, Plan
 from shards.packing.write_shard import PlannedSample
+from shards.schema.config_values import shown_value
 from shards.schema.differences import Difference
 
 _SETTINGS = ("split", "samples_per_block")
@@ -89,6 +91,8 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
     for name in _SETTINGS:
         if name in settings and getattr(manifest, name) != settings[name]:
             yield f"{name} is {getattr(manifest, name)!r}, by the plan {settings[name]!r}"
+    if (limits := asdict(manifest.limits)) != settings.get("limits", limits):
+        yield f"limits are {limits}, by the plan {shown_value(settings['limits'])}"
     if isinstance(record, AdoptedRecord):
         for name in ("num_samples", "num_quarantined"):
             if getattr(manifest, name) != getattr(record, name):

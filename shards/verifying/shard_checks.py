@@ -18,6 +18,8 @@ import numpy as np
 from isal.isal_zlib import crc32
 from PIL import Image
 
+from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.decoding_cost import refuse_costly
 from shards.images.jpeg_damage import jpeg_damage
 from shards.images.png_damage import png_damage
 from shards.index import IndexRow, ShardCommit
@@ -32,8 +34,6 @@ from shards.store import Store
 
 PIECE_BYTES = 8 << 20
 Tar = bytes | mmap.mmap
-# What Pillow's decoders raise on damaged images.
-_DECODE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @contextmanager
@@ -215,17 +215,18 @@ def _json_facts(tar: Tar, key: str, image_end: int) -> dict[str, Any] | None:
     return None
 
 
-def check_decode(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """Every image decodes, to the size that the index says."""
+def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAULT_LIMITS) -> Iterator[str]:
+    """Every image decodes, to the size that the index says and at no more cost than the limits allow."""
     for number, row in enumerate(rows):
         data = tar[row.offset : row.offset + row.size]
         try:
+            refuse_costly(data, limits)
             with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
                 height, width = image.height, image.width
                 if (height, width) == (row.height, row.width):
                     image.load()  # the size was within the packing's limits
-        except _DECODE_ERRORS as error:
-            yield f"row {number} ({row.source}) does not decode: {error}"
+        except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+            yield f"row {number} ({row.source}) does not decode: {error or type(error).__name__}"
             continue
         if (height, width) != (row.height, row.width):
             yield f"row {number} is {height}x{width}, the index says {row.height}x{row.width}"

@@ -252,7 +252,7 @@ def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: s
         if is_ours:
             found["json"] = shard_checks.check_json(index.rows, tar)
         if task.deep:
-            found["decode"] = shard_checks.check_decode(index.rows, tar)
+            found["decode"] = shard_checks.check_decode(index.rows, tar, dataset.manifest.limits)
     return _faults(record.path, found)
 
 

@@ -5,10 +5,11 @@ import io
 import random
 import shutil
 import subprocess
+import time
 import zlib
 from collections.abc import Callable
 from ctypes import util
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from pipeline.data import transform
 from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, late_crop_pixels, training_viewport
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, SAMPLE, SOURCES, CropDecoder, view_settings
-from pipeline.data.decode import Pixels, turn_of
-from pipeline.data.transform import checked_decoder, crop_decoder
+from pipeline.data.decode import DecodeError, Pixels, turn_of
+from pipeline.data.transform import checked_decoder, crop_decoder, train_view
 from pipeline.data.view_plan import Box, ViewPlan, largest_denominator, plan_view
 from pipeline.machine.probes import decoder_checks
 from shards.hashing import CROPS
 from tests.rigs.coded_jpegs import CodedJpeg, coded_jpeg
+from tests.rigs.costly_images import progressive_jpeg, sequential_jpeg
 from tests.rigs.jpegs import KINDS, jpeg_of
 
 HEIGHT, WIDTH = 60, 80
@@ -445,6 +447,41 @@ def test_only_samplings_whose_crops_are_exact_are_taken(decoder: CropDecoder, de
             if is_done:
                 expected = fully_decoded(coded, denominator)[:, left : left + width]
                 np.testing.assert_array_equal(view, expected, err_msg=f"{sampling}, {left}, {width}")
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "costly"),
+    [
+        pytest.param(1500, 1500, progressive_jpeg(1500, 1500, num_scans=882), id="scans"),
+        pytest.param(13_000, 8200, progressive_jpeg(13_000, 8200, num_scans=22, band=21), id="pixels of scans"),
+        pytest.param(11_000, 11_000, progressive_jpeg(11_000, 11_000, num_scans=1, num_components=3), id="memory"),
+        pytest.param(11_000, 11_000, sequential_jpeg(11_000, 11_000, [[1], [2], [3]]), id="memory, sequential"),
+    ],
+)
+def test_what_may_cost_too_much_is_left_to_python_at_once(
+    decoder: CropDecoder, height: int, width: int, costly: bytes
+) -> None:
+    plan = replace(PLAN, stored_height=height, stored_width=width)
+    began = time.process_time()
+    assert not decoder.fill(costly, plan, out=view())
+    assert time.process_time() - began < 0.2, "nothing was decoded"
+    sample = replace(STORED, data=costly, height=height, width=width)
+    draws = draws_of(np.array([5]), np.array([0]), seed=0)[0]
+    with pytest.raises(DecodeError, match=r"costly to decode: .*; allowed: \d+ \(--limits\."):
+        train_view(sample, draws, config=AugmentConfig(), out=view())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """An image as a shard holds it."""
+
+    data: bytes = b""
+    height: int = HEIGHT
+    width: int = WIDTH
+    orientation: int = 1
+
+
+STORED = Stored()
 
 
 def fully_decoded(coded: CodedJpeg, denominator: int) -> Pixels:

@@ -10,6 +10,7 @@ from PIL import Image
 from shards.errors import ImageRefusedError
 from shards.images.config import ImageLimits
 from shards.images.image_file import ImageFile, read_image_file
+from tests.rigs.costly_images import progressive_jpeg, sequential_jpeg
 from tests.rigs.images import image_bytes, png_promising
 
 
@@ -46,10 +47,18 @@ def gif() -> bytes:
     ],
 )
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
-    monkeypatch.setattr("shards.images.image_file.DEFAULT_LIMITS", ImageLimits(max_bytes=20_000))
+    monkeypatch.setattr("shards.images.image_file._LIMITS", ImageLimits(max_bytes=20_000))
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(ImageRefusedError, match=message):
         read_image_file(tmp_path / "a")
+
+
+def test_no_flag_lifts_limits_here_so_they_are_the_widest(tmp_path: Path) -> None:
+    (tmp_path / "many").write_bytes(progressive_jpeg(40, 50, num_scans=882))
+    assert read_image_file(tmp_path / "many").height == 40
+    (tmp_path / "too many").write_bytes(sequential_jpeg(40, 50, [[1]] * 10_001))
+    with pytest.raises(ImageRefusedError, match=r"10,001 scans; allowed: 10000$"):
+        read_image_file(tmp_path / "too many")
 
 
 def test_places_without_an_image(tmp_path: Path) -> None:

@@ -186,8 +186,7 @@ def header_of(ext: str, height: int, width: int, mode: str = "RGB") -> ImageHead
         (header_of("tif", 9, 9, "F"), SMALL, "pixels of 32 bits (mode F)"),
         (header_of("png", 9, 70_000), Resize(), None),
         (header_of("tif", 9, 70_000), CONVERT, "9x70000 pixels do not fit into a JPEG"),
-        (header_of("webp", 10_000, 10_000), SMALL, "too large: 10000x10000 pixels of WebP"),
-        (header_of("webp", 10_000, 10_000), Resize(), None),
+        (header_of("webp", 10_000, 10_000), SMALL, None),  # what it takes to decode is for the limits
     ],
 )
 def test_refused_by_header(header: ImageHeader, resize: Resize, reason: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from jobs.data.pack import PackJob, run
 from shards.errors import UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.images.perceptual import perceptual_hash
+from shards.manifest import MANIFEST_PATH
 from shards.packing.config import Dedup
-from shards.packing.evaluation_sets import EvaluationImages, find_sets, hash_shard, hash_tasks, load_images
+from shards.packing.evaluation_sets import VIEWS, EvaluationImages, find_sets, hash_shard, hash_tasks, load_images
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
@@ -29,9 +31,9 @@ def shapes(seed: int) -> Image.Image:
     return Image.fromarray(pixels).resize((128, 96), Image.Resampling.BICUBIC)
 
 
-def jpeg(image: Image.Image, quality: int = 90) -> bytes:
+def jpeg(image: Image.Image, quality: int = 90, *, progressive: bool = False) -> bytes:
     file = io.BytesIO()
-    image.save(file, format="JPEG", quality=quality)
+    image.save(file, format="JPEG", quality=quality, progressive=progressive)
     return file.getvalue()
 
 
@@ -149,3 +151,22 @@ def test_a_collection_of_copies_alone_is_refused_with_the_reason(evaluation_url:
     spec = pack_spec(source, dedup=Dedup(against=(evaluation_url,)))
     with pytest.raises(UserError, match="no usable image: of 6, 6 are of evaluation sets"):
         planned(open_store(str(tmp_path / "out")), spec)
+
+
+def test_an_image_beyond_the_limits_of_its_dataset_is_not_decoded(evaluation_url: str, tmp_path: Path) -> None:
+    root = Path(evaluation_url).parent / "images"
+    (root / "c" / "scans.jpg").write_bytes(jpeg(shapes(6), progressive=True))
+    packed = tmp_path / "packed"
+    assert run(PackJob(out=str(packed), source=FolderSource(root=str(root)))) == 0
+    assert count_hashed(packed, tmp_path / "before") == 7
+    manifest = json.loads((packed / MANIFEST_PATH).read_bytes()) | {"limits": {"max_scans": 3}}
+    (packed / MANIFEST_PATH).write_text(json.dumps(manifest, sort_keys=True, indent=1) + "\n")
+    assert count_hashed(packed, tmp_path / "after") == 6
+
+
+def count_hashed(url: Path, out: Path) -> int:
+    """How many images of an evaluation set have a perceptual hash."""
+    [task] = hash_tasks(str(out), find_sets((str(url),)), hash_name=PERCEPTUAL_HASH)
+    hash_shard(task)
+    table = read_table(open_store(str(out)).read("work/evaluation-00-000000.parquet"))
+    return sum(found is not None for found in table.column(VIEWS[0]).to_pylist())

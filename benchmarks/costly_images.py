@@ -1,0 +1,73 @@
+"""What an image may cost at most that packing takes by default: CPU time and peak memory of one decode to RGB.
+
+Each row is a small file at one of the limits of shards/images/config.py, decoded in a process of its own as training
+does where the library leaves an image to Python. Baseline JPEGs are there to compare with. All are black: real data
+add their own time, 10 to 20 ns a byte. The last rows are taken only with the flags. Command (two minutes):
+
+    python -m benchmarks.costly_images --out benchmarks/results/costly_images.json
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks.measure import machine
+from benchmarks.rounds import write
+from pipeline.data.decode import decode_stored
+from shards.images.config import DEFAULT_LIMITS, WIDEST_LIMITS
+from shards.images.decoding_cost import refuse_costly
+from shards.images.image_header import read_header
+from tests.rigs.costly_images import png_of_chunks, progressive_jpeg, sequential_jpeg, webp_animation
+
+COLOURS = partial(progressive_jpeg, num_components=3)
+TAKEN: dict[str, Callable[[], bytes]] = {
+    "baseline JPEG, 16 megapixels": partial(sequential_jpeg, 4096, 4096, [[1, 2, 3]]),
+    "baseline JPEG, 134 megapixels": partial(sequential_jpeg, 11_585, 11_585, [[1, 2, 3]]),
+    "100 scans, 0.25 megapixels, grey": partial(progressive_jpeg, 500, 500, num_scans=100, band=8),
+    "100 scans, 16 megapixels, grey": partial(progressive_jpeg, 4096, 4096, num_scans=100, band=8),
+    "43 scans, 47 megapixels, 4:4:4": partial(COLOURS, 6850, 6850, num_scans=43, band=63),
+    "16 scans, 118 megapixels, 4:4:4": partial(COLOURS, 10_900, 10_900, num_scans=16, band=63),
+    "15 scans, 134 megapixels, grey": partial(progressive_jpeg, 11_585, 11_585, num_scans=15, band=63),
+    "3 baseline scans, 118 megapixels": partial(sequential_jpeg, 10_900, 10_900, [[1], [2], [3]]),
+    "WebP, 67 megapixels": partial(webp_animation, 8192, 8192, num_frames=1),
+    "PNG of 65,000 texts": partial(png_of_chunks, b"tEXt", b"a\0b", num_chunks=65_000),
+}
+BY_FLAG: dict[str, Callable[[], bytes]] = {
+    "882 scans, 2 megapixels, grey": partial(progressive_jpeg, 1500, 1500, num_scans=882),
+    "882 scans, 16 megapixels, grey": partial(progressive_jpeg, 4096, 4096, num_scans=882),
+    "1 progressive scan, 179 megapixels, 4:4:4": partial(COLOURS, 13_377, 13_377, num_scans=1),
+}
+
+
+def measured(name: str) -> dict[str, float]:
+    """The CPU seconds and the megabytes that one decode adds to a process, and the bytes of the file."""
+    data = (TAKEN | BY_FLAG)[name]()
+    if name in TAKEN:
+        refuse_costly(data, DEFAULT_LIMITS)
+    header = read_header(data, WIDEST_LIMITS)
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    decode_stored(data, height=header.height, width=header.width)
+    seconds = time.process_time() - began
+    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e6
+    return {"file_bytes": len(data), "cpu_seconds": round(seconds, 2), "megabytes": round(megabytes)}
+
+
+def main() -> None:
+    """Measures, prints and keeps the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    found = {}
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name in (*TAKEN, *BY_FLAG):
+            found[name] = pool.apply(measured, (name,))
+            print(f"{name:44}", found[name], flush=True)
+    write(arguments.out, {"machine": machine(), "decodes": found})
+
+
+if __name__ == "__main__":
+    main()
