@@ -162,6 +162,7 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
         image_size=config.image_size if change.image_size is None else change.image_size,
         num_classes=num_classes,
         representation=config.representation and not change.new_head,
+        head_bias=0.0 if change.new_head else config.head_bias,
     )
     refuse_absurd(target, where=weights.where)
     shapes = shapes_of(target)
