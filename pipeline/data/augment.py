@@ -17,9 +17,11 @@ Evaluation resizes directly (vision_transformer) or resizes the short side and c
 resize_small and central_crop).
 
 The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
-(its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): equal to
-the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The
-area filter is in area_resize.py. Bicubic is Pillow's, in the same way as the antialiased bilinear one.
+(its weights have 11 bits: on average 0.13 below). Few-shot images are resized to floats that are cut off to whole grey
+levels, as in big_vision. It cuts its training crops off, too; here those are rounded. The antialiased resize is
+Pillow's crop and resize(BILINEAR): equal to the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks
+more, and may differ by 1 grey level. The area filter is in area_resize.py. Bicubic is Pillow's, in the same way as the
+antialiased bilinear one.
 """
 
 import math
@@ -125,7 +127,8 @@ def _random_resized_crop(
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
     """A crop is resized to height x width, and `num_reflected` pixels are reflected at each edge; the output shows the
-    part of that which begins at (top, left)."""
+    part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole grey levels, not
+    rounded."""
 
     height: int
     width: int
@@ -135,6 +138,7 @@ class Viewport:
     is_antialiased: bool = False
     is_area: bool = False
     is_bicubic: bool = False
+    is_cut_off: bool = False
     num_reflected: int = 0
 
 
@@ -202,6 +206,7 @@ def evaluation_viewport(height: int, width: int, transform: EvaluationTransform,
         is_antialiased=transform.antialias,
         is_area=transform.filter == "area",
         is_bicubic=transform.filter == "bicubic",
+        is_cut_off=transform.mode == "fewshot" and transform.filter == "bilinear" and not transform.antialias,
     )
 
 
@@ -228,6 +233,8 @@ def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice)
         return _resize_by_pillow(pixels, viewport, Image.Resampling.BICUBIC)[rows, columns]
     if viewport.is_antialiased:
         return _resize_by_pillow(pixels, viewport, Image.Resampling.BILINEAR)[rows, columns]
+    if viewport.is_cut_off:
+        return _resize_cut_off(pixels, viewport, rows=rows, columns=columns)
     return _resize_plain(pixels, viewport)[rows, columns]
 
 
@@ -237,6 +244,33 @@ def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
     cv2.setNumThreads(1)  # parallelism is over images
     size = (viewport.width, viewport.height)
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def _resize_cut_off(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
+    """As big_vision's `resize` (pp/ops_image.py): TensorFlow's bilinear kernel in fp32, in its order of operations
+    (core/kernels/image/resize_bilinear_op.cc), then a cast to uint8, which cuts off."""
+    above, below, down = _neighbours(pixels.shape[0], viewport.height, rows)
+    left, right, across = _neighbours(pixels.shape[1], viewport.width, columns)
+    # [rows, columns covered, 3] -> [columns covered, rows, 3]
+    lines = [pixels[places].astype(np.float32).transpose(1, 0, 2) for places in (above, below)]
+    # [columns, rows, 3] -> [rows, columns, 3]
+    upper, lower = (
+        (line[left] + (line[right] - line[left]) * across[:, None, None]).transpose(1, 0, 2) for line in lines
+    )
+    values: Pixels = (upper + (lower - upper) * down[:, None, None]).astype(np.uint8)
+    return values
+
+
+def _neighbours(
+    num_inputs: int, num_outputs: int, chosen: slice
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The inputs below and above the place of each chosen output, and how far it is from the first, float32 in [0, 1).
+    Places are those of half-pixel centres."""
+    scale, half = np.float32(num_inputs) / np.float32(num_outputs), np.float32(0.5)
+    place = (np.arange(chosen.start, chosen.stop, dtype=np.float32) + half) * scale - half
+    first = np.floor(place)
+    lowest, highest = np.maximum(first, 0), np.minimum(np.ceil(place), num_inputs - 1)
+    return lowest.astype(np.int64), highest.astype(np.int64), place - first
 
 
 def _resize_by_pillow(pixels: Pixels, viewport: Viewport, resampling: Image.Resampling) -> Pixels:
