@@ -172,6 +172,17 @@ def _refuse_foreign(file: TensorFile) -> None:
             f"{file.where!r} has a class token (cls_token) and attention pooling (attn_pool); models here have one of "
             "them: give other weights"
         )
+    if (name := "blocks.0.attn.q_bias") in file.shapes:
+        what = f"{name} {list(file.shapes[name])} in {file.where!r} is of"
+        if "pos_embed" not in file.shapes and not any("relative_position" in each for each in file.shapes):
+            raise UserError(
+                f"{what} DINOv3, EUPE or another model of timm's eva.py, whose positions are rotary and turn by places "
+                f"in [-1, 1], not by patches: {_NO_FIELD}"
+            )
+        raise UserError(
+            f"{what} EVA or BEiT, which have biases of queries and values alone, in tensors of their own; they are not "
+            "read here: give weights of another model"
+        )
     if f"{_QKV}weight" in file.shapes and f"{_QKV}bias" not in file.shapes:
         raise UserError(f"{_QKV}bias is not in {file.where!r}, its attention has no biases: {_NO_FIELD}")
 

@@ -230,6 +230,27 @@ def test_what_differs_more_than_in_its_heads_is_refused_for_that(timm: ModuleTyp
         model_in(TensorFile(where="w", shapes=shapes, read=lambda _: torch.zeros(1)), {"architecture": name}, Hints())
 
 
+QKVB = ("tiny", "small", "small_plus", "base", "large", "huge_plus")
+
+
+@pytest.mark.parametrize("name", [f"vit_{size}_patch16_dinov3_qkvb" for size in QKVB])
+def test_dinov3_with_biases_is_refused_for_its_positions(timm: ModuleType, tmp_path: Path, name: str) -> None:
+    """They turn otherwise than ours; biases it has, in two tensors."""
+    with torch.device("meta"):
+        model = timm.create_model(name, depth=1, num_classes=0)
+    shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    assert {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"} <= shapes.keys()
+    folder = tmp_path / "w"
+    folder.mkdir()
+    save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"architecture": name}))
+    with pytest.raises(
+        UserError, match=r"q_bias \[\d+\] in .* is of DINOv3, EUPE .* whose positions are rotary"
+    ) as caught:
+        open_any(str(folder), Hints())
+    assert "no biases" not in str(caught.value)
+
+
 def test_load_model_says_what_it_assumed_and_nothing_else(
     timm: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
