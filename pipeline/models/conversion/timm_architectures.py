@@ -191,9 +191,11 @@ _NAMES: dict[Architecture, tuple[str, ...]] = {
     Architecture(width=1664, num_heads=16): ("vit_gigantic_patch14_224",),
 }
 ARCHITECTURES: Mapping[str, Architecture] = {name: each for each, names in _NAMES.items() for name in names}
-# facebookresearch/moco-v3's vits.py, whose ViT-S is not timm's. Its files name it, and have no other arguments.
-_MOCO_V3 = {"arch": "vit_small"}
-_MOCO_V3_SMALL = Architecture(width=384, num_heads=12, pixels=_IMAGENET)
+# facebookresearch/moco-v3's vits.py, whose ViT-S is not timm's. Its files name the model and have no other arguments.
+_MOCO_V3: Mapping[str, Architecture] = {
+    "vit_small": Architecture(width=384, num_heads=12, pixels=_IMAGENET),
+    "vit_base": Architecture(width=768, num_heads=12, pixels=_IMAGENET),
+}
 
 
 def bare_architecture(description: Mapping[str, Any]) -> str:
@@ -213,7 +215,9 @@ def of_script(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def named_architecture(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> Architecture | None:
     """The model that a config.json or a script's arguments name, if it is one of these."""
-    return _MOCO_V3_SMALL if dict(arguments) == _MOCO_V3 else ARCHITECTURES.get(bare_architecture(description))
+    if len(arguments) == 1 and (of_moco := _MOCO_V3.get(str(arguments.get("arch")))):
+        return of_moco
+    return ARCHITECTURES.get(bare_architecture(description))
 
 
 def architecture_by_file(path: str) -> Architecture | None:

@@ -211,8 +211,9 @@ def _refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual:
     names had another model behind them in older versions of timm."""
     named = named_architecture(description, file.arguments)
     if named and not (usual.num_heads or "num_heads" in usual.said or hints.num_heads or hints.model):
+        name = description.get("architecture") or file.arguments.get("arch")
         raise UserError(
-            f"{file.where!r} is called {shown_value(description.get('architecture'))}, which is {named.width} wide "
+            f"{file.where!r} is called {shown_value(name)}, which is {named.width} wide "
             f"with {named.num_heads} heads, and its tensors are {_width(file)} wide; give --num-heads"
         )
 

@@ -169,9 +169,14 @@ def test_moco_v3s_small_model_is_not_timms(
     weights = open_any(str(tmp_path / "w.pth.tar"), Hints(pixels="imagenet"))
     assert weights.config.size.num_heads == num_heads
     assert difference(weights, model, IMAGENET) < 2e-5
-    if num_heads == 12:
-        with pytest.raises(UserError, match=r"is of the model 'vit_small', .*; give --pixels imagenet to fold"):
-            open_any(str(tmp_path / "w.pth.tar"), Hints())
+
+
+@pytest.mark.parametrize("size", ["small", "base"])
+def test_moco_v3s_pixels_are_imagenets(timm: ModuleType, tmp_path: Path, size: str) -> None:
+    model = timm.create_model(f"vit_{size}_patch16_224", num_classes=3, num_heads=12, depth=1, img_size=32)
+    torch.save({"state_dict": model.state_dict(), "arch": f"vit_{size}"}, tmp_path / "w.pth.tar")
+    with pytest.raises(UserError, match=rf"is of the model 'vit_{size}', .*; give --pixels imagenet to fold"):
+        open_any(str(tmp_path / "w.pth.tar"), Hints())
 
 
 @pytest.mark.parametrize("name", [f"{GAP}.safetensors", f"{GAP}.in1k_ep300.safetensors", f"{GAP}_mine.safetensors"])

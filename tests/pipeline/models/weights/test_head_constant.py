@@ -10,11 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from jobs.models.import_weights import run as import_weights
 from jobs.settings.models import ImportJob
+from patchline import load_model
+from pipeline.checkpoints.best import read_best
 from pipeline.models import Model, ModelConfig, unfilled_model
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.convert import changed, open_any
@@ -134,6 +138,14 @@ def test_a_runs_weights_score_as_the_run_did_with_its_constant(first: Path, digi
         found = json.loads(patchline(*words, "--json", "--device", "cpu").output)
         assert found["loss"] == pytest.approx(by_step[step]["test_loss"], rel=1e-5)
     assert_same_logits(tmp_path / "at-16", first)
+    best = read_best(first)
+    assert best is not None
+    assert patchline("weights", str(first), "--best", "--out", str(tmp_path / "best")).code == 0
+    assert_same_logits(tmp_path / "best", tmp_path / f"at-{best.step}")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    (_, likely), *_ = load_model(first, device="cpu").predict(image)
+    logits_1K = filled_model(open_weights(str(first)))(torch.from_numpy(np.asarray(image).copy())[None])
+    assert likely == pytest.approx(float(logits_1K.detach().sigmoid().max()), abs=1e-6)
 
 
 @pytest.mark.slow
