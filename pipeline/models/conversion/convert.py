@@ -81,8 +81,9 @@ def open_any(path: str, hints: Hints) -> Weights:
 def open_for_use(path: str, *, say: bool = False) -> Weights:
     """The weights at `path`, of any format, as they are: a run, a weights folder, or what `open_any` reads.
 
-    The classes of a head without names are called 0, 1, ... `say`: warn of what was assumed because the file does not
-    say it. Raises UserError if there are none, or the file leaves open what only flags of `patchline import` can say.
+    The classes of a head without a name for each are called 0, 1, ... `say`: warn of what was assumed because the file
+    does not say it. Raises UserError if there are none, or the file leaves open what only flags of `patchline import`
+    can say.
     Reading a tensor raises InvalidDataError if it is not finite.
     """
     if _is_ours(Path(path)):
@@ -97,12 +98,24 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
     if say and weights.assumed:
         message = "%s: assumed, as the file does not say: %s; patchline import has flags for other values"
         log.warning(message, path, ", ".join(weights.assumed))
-    names = weights.labels or tuple(str(number) for number in range(weights.config.num_classes))
+    names = names_of_classes(weights, say=say)
 
     def tensor(name: str) -> torch.Tensor:
         return refuse_not_finite(weights.tensor(name).float(), f"{name} in the weights at {path!r}")
 
     return replace(weights, labels=names, tensor=tensor)
+
+
+def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
+    """The names of the head's classes: those in the file if there is one for each, else 0, 1, ... Others say nothing
+    of which classes they are; `say`: warn of them."""
+    num_names, num_classes = len(weights.labels), weights.config.num_classes
+    if num_names == num_classes:
+        return weights.labels
+    if say and num_names and num_classes:
+        message = "%s names %d classes, its head has %d: they are called 0 to %d; patchline import takes their names"
+        log.warning(f"{message} (--labels-file)", weights.where, num_names, num_classes, num_classes - 1)
+    return tuple(str(number) for number in range(num_classes))
 
 
 def usage_for(path: str) -> Usage:
