@@ -243,8 +243,15 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
             f"config.json beside {file.where!r}, or its script, says global_pool {pooled!r}; with these tensors "
             f"allowed: {expected!r}"
         )
-    if "quickgelu" in str(description.get("architecture")):
-        raise UserError(f"{description['architecture']!r} has QuickGELU; allowed: GELU exact and tanh")
+    named = next((value for key in ("model", "arch") if isinstance(value := file.arguments.get(key), str)), "")
+    architecture = str(description.get("architecture") or named)
+    if "quickgelu" in architecture:
+        raise UserError(f"{architecture!r} has QuickGELU; allowed: GELU exact and tanh")
+    if "_rpn_" in architecture:
+        raise UserError(
+            f"{file.where!r} is of {shown_value(architecture)}, which has its norms behind attention and MLP; allowed: "
+            "norms in front of them"
+        )
 
 
 def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:

@@ -235,6 +235,20 @@ def test_what_differs_more_than_in_its_heads_is_refused_for_that(timm: ModuleTyp
         model_in(TensorFile(where="w", shapes=shapes, read=lambda _: torch.zeros(1)), {"architecture": name}, Hints())
 
 
+@pytest.mark.parametrize("is_bare", [False, True], ids=["folder", "file"])
+def test_norms_behind_attention_and_mlp_are_refused_by_name(timm: ModuleType, tmp_path: Path, is_bare: bool) -> None:
+    """With biases and without the norm after the mean, its tensors have the names and shapes of ours."""
+    name = "vit_base_patch16_rpn_224"
+    arguments = {"fc_norm": False, "qkv_bias": True, "depth": 1, "img_size": 32, "init_values": None}
+    model = timm.create_model(name, num_classes=3, **arguments).eval()
+    if is_bare:
+        torch.save({"state_dict": model.state_dict(), "args": {"model": name}}, tmp_path / "w.pth")
+    else:
+        written(tmp_path / "w.pth", model, {"architecture": name, "model_args": arguments})
+    with pytest.raises(UserError, match=f"is of '{name}', which has its norms behind attention and MLP"):
+        open_any(str(tmp_path / "w.pth"), Hints(grid_side=2))
+
+
 QKVB = ("tiny", "small", "small_plus", "base", "large", "huge_plus")
 
 
