@@ -20,7 +20,8 @@ class EvaluationTransform:
 
     mode: Literal["resize", "central_crop", "fewshot"] = "resize"
     """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre; fewshot:
-    resize to a larger square, then cut out the centre, as big_vision's few-shot evaluation."""
+    resize to a larger square, then cut out the centre, as big_vision's few-shot evaluation, which cuts plain bilinear
+    values off to whole grey levels."""
     short_side: Annotated[int, Range(0, zero="256/224 of the model's size")] = 0
     """Pixels of the short side, or of the square, before the centre is cut out; at least the model's size; 0: 256/224
     of it, the paper's proportion."""

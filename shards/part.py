@@ -121,7 +121,7 @@ def _range(dataset: Dataset, subset: SubsetConfig) -> Runs:
     if max(subset.first + 1, subset.end) > num:
         raise UserError(
             f"the subset is samples {subset.first:,} to {subset.end or 'the end'}, but {dataset.url} has {num:,} "
-            f"samples; allowed: subset.first to {num - 1:,}, subset.end to {num:,}"
+            f"samples; allowed: subset.first to {num - 1:,} (0 leaves none out), subset.end to {num:,}"
         )
     return between(subset.first, subset.end or num)
 

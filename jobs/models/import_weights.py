@@ -8,7 +8,7 @@ from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.convert import changed, open_any, usage_at
+from pipeline.models.conversion.convert import changed, names_of_classes, open_any, usage_at
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
@@ -93,12 +93,9 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
     """The names in --labels-file; without it the weights' own names, if they keep their head; else numbers."""
     if not job.labels_file:
-        is_known = len(weights.labels) == config.num_classes and not job.new_head
-        if weights.labels and not is_known and not job.new_head:
-            counts = (weights.where, len(weights.labels), config.num_classes, config.num_classes - 1)
-            message = "%s names %d classes, its head has %d: they are called 0 to %d; give their names in --labels-file"
-            log.warning(message, *counts)
-        return weights.labels if is_known else tuple(str(number) for number in range(config.num_classes))
+        if job.new_head:
+            return tuple(str(number) for number in range(config.num_classes))
+        return names_of_classes(weights, say=True)
     return labels_in_file(job.labels_file, num_classes=config.num_classes)
 
 

@@ -5,8 +5,9 @@ NAME_i21k_augreg has the mean of all tokens, NAME_i1k_augreg a class token and t
 big_vision's choice for each size. Neither has dropout or stochastic depth. Common to all: 300 epochs, batch 4096, Adam
 at 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9),
 and weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). Steps are of 14.2 million images without the
-first 51,200, or of 99 % of ImageNet-1k, whose rest is held out; for a copy of another size, take the --steps that
-`patchline plan RECIPE --num-images N` names.
+first 51,200, which are not trained on (--data.subset.first 0 trains on all), or of 99 % of ImageNet-1k, whose rest is
+held out; for a copy of another size, take the --steps that `patchline plan RECIPE --num-images N` names for the N
+images that are trained on.
 In vit_i1k.py the class token has no position embedding; here it has one, which adds a second vector to the same token.
 Precision differs as in paper_imagenet.py, and big_vision keeps Adam's first moment in bf16 (--optimizer.first-moment
 bf16 does so, too). Images are prepared as in paper_views.py.
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from jobs.recipes.paper_datasets import IMAGENET_1K_99, IMAGENET_21K_AUGREG, for_many_ranks
+from jobs.recipes.paper_datasets import IMAGENET_1K_99, IMAGENET_21K_AUGREG, IMAGENET_21K_LEFT_OUT, for_many_ranks
 from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
@@ -25,7 +26,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 from pipeline.training.spikes import GuardConfig
-from shards.config import HeldOutConfig
+from shards.config import HeldOutConfig, SubsetConfig
 
 _BATCH, _EPOCHS = 4096, 300
 Augmentation = Literal["none", "light1", "light2", "medium1", "medium2", "strong1", "strong2"]
@@ -182,7 +183,12 @@ def augreg_job(name: str, augmentation: Augmentation, *, weight_decay: float) ->
     return TrainingJob(
         model=ModelConfig(name=name, image_size=224, num_classes=0, head_bias=-10.0),
         data=for_many_ranks(
-            DataConfig(augment=PRETRAINING.training, randaugment=randaugment, mixup=MixupConfig(alpha=alpha))
+            DataConfig(
+                augment=PRETRAINING.training,
+                randaugment=randaugment,
+                mixup=MixupConfig(alpha=alpha),
+                subset=SubsetConfig(first=IMAGENET_21K_LEFT_OUT),
+            )
         ),
         steps=steps_of(_EPOCHS, num_images=IMAGENET_21K_AUGREG.num_images, global_batch=_BATCH),
         global_batch=_BATCH,

@@ -29,9 +29,10 @@ IMAGENET_1K = PaperDataset(name="ImageNet-1k", num_images=1_281_167, num_classes
 IMAGENET_1K_99 = PaperDataset(  # train[:99%], rounded by TFDS; the rest is for choosing
     name="ImageNet-1k, big_vision's training split", num_images=1_268_355, num_classes=IMAGENET_1K.num_classes
 )
+IMAGENET_21K_LEFT_OUT = 51_200
 IMAGENET_21K_AUGREG = PaperDataset(  # full[51200:]; the rest is for testing
     name="ImageNet-21k, AugReg's training split",
-    num_images=IMAGENET_21K.num_images - 51_200,
+    num_images=IMAGENET_21K.num_images - IMAGENET_21K_LEFT_OUT,
     num_classes=IMAGENET_21K.num_classes,
 )
 CIFAR10 = PaperDataset(name="CIFAR-10", num_images=50_000, num_classes=10)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pipeline.models.config import ModelConfig, num_masked_outputs, without_masked_patches
 from pipeline.training.settings.job import TrainingJob
+from shards.config import SubsetConfig
 
 SUFFIX = "_smoke"
 _STEPS = 12
@@ -25,8 +26,12 @@ def smoke(job: TrainingJob) -> TrainingJob:
         job,
         model=_tiny(job.model, image_size=image_size),
         data=replace(
-            job.data, lanes=_LANES, window_blocks=2, augment=replace(job.data.augment, resize_pixels=0)
-        ),  # in proportion to the image
+            job.data,
+            lanes=_LANES,
+            window_blocks=2,
+            augment=replace(job.data.augment, resize_pixels=0),  # in proportion to the image
+            subset=SubsetConfig(),  # of a large dataset
+        ),
         evaluation=replace(
             job.evaluation, transform=replace(job.evaluation.transform, short_side=0)
         ),  # in proportion to the image

@@ -17,9 +17,11 @@ Evaluation resizes directly (vision_transformer) or resizes the short side and c
 resize_small and central_crop).
 
 The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
-(its weights have 11 bits: on average 0.13 below). The antialiased one is Pillow's crop and resize(BILINEAR): equal to
-the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The
-area filter is in window_resize.py. Bicubic is Pillow's, in the same way as the antialiased bilinear one.
+(its weights have 11 bits: on average 0.13 below). Few-shot images are resized to floats that are cut off to whole grey
+levels, as in big_vision. It cuts its training crops off, too; here those are rounded. The antialiased resize is
+Pillow's crop and resize(BILINEAR): equal to the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks
+more, and may differ by 1 grey level. Bicubic is Pillow's, in the same way as the antialiased bilinear one. The area
+filter is in window_resize.py.
 """
 
 import math
@@ -32,7 +34,7 @@ from PIL import Image
 
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels, image_faults
-from pipeline.data.window_resize import area_resize, cover_resize, plain_resize
+from pipeline.data.window_resize import area_resize, cover_resize, cut_off_resize, plain_resize
 from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from shards.hashing import CROPS, uniforms
 
@@ -126,7 +128,8 @@ def _random_resized_crop(
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
     """A crop is resized to height x width, and `num_reflected` pixels are reflected at each edge; the output shows the
-    part of that which begins at (top, left)."""
+    part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole grey levels, not
+    rounded."""
 
     height: int
     width: int
@@ -136,6 +139,7 @@ class Viewport:
     is_antialiased: bool = False
     is_area: bool = False
     is_bicubic: bool = False
+    is_cut_off: bool = False
     num_reflected: int = 0
 
 
@@ -203,6 +207,7 @@ def evaluation_viewport(height: int, width: int, transform: EvaluationTransform,
         is_antialiased=transform.antialias,
         is_area=transform.filter == "area",
         is_bicubic=transform.filter == "bicubic",
+        is_cut_off=transform.mode == "fewshot" and transform.filter == "bilinear" and not transform.antialias,
     )
 
 
@@ -246,6 +251,8 @@ def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice)
             return cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=viewport.is_bicubic)
         resampling = Image.Resampling.BICUBIC if viewport.is_bicubic else Image.Resampling.BILINEAR
         return _resize_by_pillow(pixels, viewport, resampling)[rows, columns]
+    if viewport.is_cut_off:
+        return cut_off_resize(pixels, size, rows=rows, columns=columns)
     if is_large:
         return plain_resize(pixels, size, rows=rows, columns=columns)
     return _resize_plain(pixels, viewport)[rows, columns]

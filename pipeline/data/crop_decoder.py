@@ -182,13 +182,13 @@ class CropDecoder:
         Huffman codes.
 
         False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG, and
-        what the library does not know: the area and bicubic filters, and reflected edges.
+        what the library does not know: the area and bicubic filters, values that are cut off, and reflected edges.
         Releases the interpreter lock; any number of threads may call it at once.
         """
         box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
         if out.dtype != np.uint8 or out.shape[2:] != (3,) or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8[height, width, 3]")
-        if viewport.is_area or viewport.is_bicubic or viewport.num_reflected:
+        if viewport.is_area or viewport.is_bicubic or viewport.is_cut_off or viewport.num_reflected:
             return False
         if not (0 <= viewport.top <= viewport.height - height and 0 <= viewport.left <= viewport.width - width):
             raise ValueError(f"{height} x {width} pixels are not inside of {viewport}")

@@ -7,6 +7,8 @@
   TensorFlow's but for averages that lie within fp32's rounding of a whole number. Where an image is enlarged, an output
   pixel that covers a part of one input pixel has its value: enlarged images get blocks. Antialiasing would change
   nothing.
+- `cut_off_resize` is the bilinear resize of big_vision's few-shot images (pp/ops_image.py): TensorFlow's kernel in
+  fp32, in its order of operations (core/kernels/image/resize_bilinear_op.cc), then a cast to uint8, which cuts off.
 - `plain_resize` and `cover_resize` give OpenCV's and Pillow's pixels to the bit. augment.py uses them where the whole
   resized image would be large: a line of 1 x 65,500 pixels whose short side becomes 256 would take 13 GB. They repeat
   the arithmetic of view_resize.c, and are slower than either library.
@@ -93,6 +95,31 @@ def _sums_between(values: NDArray[np.integer], borders: NDArray[np.int64]) -> ND
     for place, (begin, end) in enumerate(pairwise(borders.tolist())):
         np.add.reduce(values[begin:end], axis=0, out=sums[place])
     return sums
+
+
+def cut_off_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
+    """The same of a bilinear resize in fp32 whose values are cut off to whole grey levels."""
+    above, below, down = _neighbours(pixels.shape[0], size[0], rows)
+    left, right, across = _neighbours(pixels.shape[1], size[1], columns)
+    lines = list[NDArray[np.float32]]()
+    for places in (above[:, None], below[:, None]):
+        low, high = (pixels[places, shown].astype(np.float32) for shown in (left, right))
+        lines.append(low + (high - low) * across[:, None])  # [rows, columns, 3]
+    upper, lower = lines
+    values: Pixels = (upper + (lower - upper) * down[:, None, None]).astype(np.uint8)
+    return values
+
+
+def _neighbours(
+    num_inputs: int, num_outputs: int, chosen: slice
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The inputs below and above the place of each chosen output, and how far it is from the first, float32 in [0, 1).
+    Places are those of half-pixel centres."""
+    scale, half = np.float32(num_inputs) / np.float32(num_outputs), np.float32(0.5)
+    place = (np.arange(chosen.start, chosen.stop, dtype=np.float32) + half) * scale - half
+    first = np.floor(place)
+    lowest, highest = np.maximum(first, 0), np.minimum(np.ceil(place), num_inputs - 1)
+    return lowest.astype(np.int64), highest.astype(np.int64), place - first
 
 
 def plain_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:

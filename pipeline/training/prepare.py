@@ -197,7 +197,7 @@ def _refuse_unsuitable_weights(job: TrainingJob, data: TrainingData) -> None:
 
 def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
     """Tensor by name for a run without a checkpoint: fitted weights if the job names some, else initial ones. With
-    `say`, the log says whether their patches are resized."""
+    `say`, the log says what was assumed of their file, and whether their patches are resized."""
     shapes = shapes_of(job.model)
 
     def scratch(name: str) -> Any:
@@ -205,7 +205,7 @@ def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
 
     if not job.initial.weights:
         return scratch
-    weights, initial = open_for_use(job.initial.weights), job.initial
+    weights, initial = open_for_use(job.initial.weights, say=say), job.initial
     resizes = initial.patch == "resize"
     if say and resizes and has_other_patches(weights.config, job.model):
         source, model = weights.config, job.model

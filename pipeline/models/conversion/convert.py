@@ -21,6 +21,7 @@ from pipeline.models.conversion.pixel_range import (
     PIXELS,
     PixelRange,
     folded,
+    foreign_name,
     name_by_file,
     name_by_words,
     of_processor,
@@ -30,6 +31,7 @@ from pipeline.models.conversion.pixel_range import (
 from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.timm_architectures import architecture_by_file, of_script, usual_pixels
 from pipeline.models.position_layers import from_axes, sines
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import (
@@ -79,8 +81,9 @@ def open_any(path: str, hints: Hints) -> Weights:
 def open_for_use(path: str, *, say: bool = False) -> Weights:
     """The weights at `path`, of any format, as they are: a run, a weights folder, or what `open_any` reads.
 
-    The classes of a head without names are called 0, 1, ... `say`: log what was assumed because the file does not say
-    it. Raises UserError if there are none, or the file leaves open what only flags of `patchline import` can say.
+    The classes of a head without a name for each are called 0, 1, ... `say`: warn of what was assumed because the file
+    does not say it. Raises UserError if there are none, or the file leaves open what only flags of `patchline import`
+    can say.
     Reading a tensor raises InvalidDataError if it is not finite.
     """
     if _is_ours(Path(path)):
@@ -94,13 +97,25 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
         raise type(error)(f"{error} ({command} has these flags, and makes a weights folder)") from error
     if say and weights.assumed:
         message = "%s: assumed, as the file does not say: %s; patchline import has flags for other values"
-        log.info(message, path, ", ".join(weights.assumed))
-    names = weights.labels or tuple(str(number) for number in range(weights.config.num_classes))
+        log.warning(message, path, ", ".join(weights.assumed))
+    names = names_of_classes(weights, say=say)
 
     def tensor(name: str) -> torch.Tensor:
         return refuse_not_finite(weights.tensor(name).float(), f"{name} in the weights at {path!r}")
 
     return replace(weights, labels=names, tensor=tensor)
+
+
+def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
+    """The names of the head's classes: those in the file if there is one for each, else 0, 1, ... Others say nothing
+    of which classes they are; `say`: warn of them."""
+    num_names, num_classes = len(weights.labels), weights.config.num_classes
+    if num_names == num_classes:
+        return weights.labels
+    if say and num_names and num_classes:
+        message = "%s names %d classes, its head has %d: they are called 0 to %d; patchline import takes their names"
+        log.warning(f"{message} (--labels-file)", weights.where, num_names, num_classes, num_classes - 1)
+    return tuple(str(number) for number in range(num_classes))
 
 
 def usage_for(path: str) -> Usage:
@@ -162,6 +177,7 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
         image_size=config.image_size if change.image_size is None else change.image_size,
         num_classes=num_classes,
         representation=config.representation and not change.new_head,
+        head_bias=0.0 if change.new_head else config.head_bias,
     )
     refuse_absurd(target, where=weights.where)
     shapes = shapes_of(target)
@@ -269,14 +285,17 @@ def _declared_pixels(folder: Path, description: Mapping[str, Any]) -> PixelRange
     return by_timm or of_processor(folder)
 
 
-def _with_our_pixels(weights: Weights, declared: PixelRange | None, hints: Hints) -> Weights:
-    """The weights with the pixels that they were trained on folded in: declared, given, or else assumed to be ours."""
+def _with_our_pixels(
+    weights: Weights, declared: PixelRange | None, hints: Hints, *, usual: PixelRange = PIXELS["paper"]
+) -> Weights:
+    """The weights with the pixels that they were trained on folded in: declared, given, or else assumed to be the
+    `usual` ones of their architecture."""
     given = PIXELS[hints.pixels] if hints.pixels else None
     if declared and given and given != declared:
         raise UserError(
             f"--pixels is {hints.pixels!r} ({given}), the files at {weights.where!r} say {declared}; leave out --pixels"
         )
-    pixels = declared or given or PIXELS["paper"]
+    pixels = declared or given or usual
     said = () if declared or given else (f"pixels of {pixels}",)
     tensor = folded(weights.tensor, weights.config, pixels, where=weights.where)
     if pixels != PIXELS["paper"]:
@@ -284,9 +303,9 @@ def _with_our_pixels(weights: Weights, declared: PixelRange | None, hints: Hints
     return replace(weights, tensor=tensor, assumed=weights.assumed + said)
 
 
-def _refuse_other_pixels(path: Path, *, trained: str) -> None:
+def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None:
     """UserError for a bare file whose name, or whose config.json, is of a model that takes other pixels than ours.
-    `trained`: the model that its script's arguments name."""
+    `trained`: the model that its script's arguments name, and `usual`: the pixels of that model."""
     declared = None
     if (path.parent / CONFIG_FILE).is_file():
         declared = _declared_pixels(path.parent, json_object(path.parent / CONFIG_FILE))
@@ -295,13 +314,14 @@ def _refuse_other_pixels(path: Path, *, trained: str) -> None:
             f"{CONFIG_FILE} beside {str(path)!r} says pixels of {declared}; give the folder, {str(path.parent)!r}, so "
             "that they are folded into the patch embedding"
         )
-    if declared is None and (by_script := name_by_words(trained)):
+    if declared is None and (by_script := name_by_words(trained) or foreign_name(usual)):
         raise UserError(
             f"{str(path)!r} is of the model {shown_value(trained)}, by its script's arguments, which usually takes "
             f"pixels of {PIXELS[by_script]}; give --pixels {by_script} to fold them into the patch embedding, or "
             "--pixels paper for mean and deviation 0.5"
         )
-    name = name_by_file(path)
+    known = architecture_by_file(str(path))
+    name = name_by_file(path) or (foreign_name(known.pixels) if known else None)
     if declared is None and name:
         raise UserError(
             f"{str(path)!r} is named like a model that takes pixels of {PIXELS[name]}, which the file does not say; "
@@ -325,7 +345,8 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
         file, processor = _open_tensors(tensors, hints), processor_of(folder)
         return _with_our_pixels(open_hugging_face(file, description, hints, processor=processor), declared, hints)
     if "architecture" in description:
-        return _with_our_pixels(timm.open_timm(_open_tensors(tensors, hints), description, hints), declared, hints)
+        weights = timm.open_timm(_open_tensors(tensors, hints), description, hints)
+        return _with_our_pixels(weights, declared, hints, usual=usual_pixels(description, {}))
     kind = description.get("model_type", "nothing")
     raise UserError(
         f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: 'vit', timm's (with an "
@@ -348,9 +369,14 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
         return plain.open_plain(file, hints)
     if any(name in file.shapes for name in timm.MARKS):
         declared = of_timm(file.arguments, where=str(path))
+        usual = usual_pixels(of_script(file.arguments), file.arguments)
         if hints.pixels is None and declared is None:
-            _refuse_other_pixels(path, trained=str(file.arguments.get("model") or file.arguments.get("arch") or ""))
-        return _with_our_pixels(timm.open_timm(file, {}, hints), declared, hints)
+            trained = str(file.arguments.get("model") or file.arguments.get("arch") or "")
+            _refuse_other_pixels(path, trained=trained, usual=usual)
+        weights = timm.open_timm(file, {}, hints)
+        if (path.parent / CONFIG_FILE).is_file():
+            timm.refuse_other_description(weights, file, json_object(path.parent / CONFIG_FILE), hints)
+        return _with_our_pixels(weights, declared, hints, usual=usual)
     if any("embeddings.patch_embeddings" in name for name in file.shapes):
         raise UserError(
             f"{file.where!r} has Hugging Face's tensors; their config.json says the rest: give the folder of both"

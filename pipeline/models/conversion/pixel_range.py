@@ -115,6 +115,11 @@ def name_by_words(text: str) -> PixelName | None:
     return next((_WORDS[word] for word in words if word in _WORDS), None)
 
 
+def foreign_name(pixels: PixelRange) -> PixelName | None:
+    """The name of pixels other than ours, for --pixels; None for ours, and for those without a name."""
+    return next((name for name, each in PIXELS.items() if each == pixels and name != "paper"), None)
+
+
 def folded(tensor: TensorByName, config: ModelConfig, pixels: PixelRange, *, where: str) -> TensorByName:
     """The tensors of a model that takes our pixels and computes the same. UserError if its first layer pads them."""
     if pixels == PIXELS["paper"]:

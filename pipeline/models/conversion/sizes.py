@@ -78,11 +78,13 @@ class Hints:
 
 @dataclass(frozen=True, kw_only=True)
 class Usual:
-    """The usual values for a file's format; `said`: those of them, or num_heads, that the file gives itself."""
+    """The usual values for a file's format, and for the architecture that it names, if any; `said`: those of them that
+    the file gives itself, by its architecture too. `num_heads`: None if nothing but the width says it."""
 
     gelu: Gelu
     layer_norm_epsilon: float
     resnet_epsilons: ResNetEpsilons
+    num_heads: int | None = None
     said: tuple[str, ...] = ()
 
 
@@ -215,7 +217,7 @@ def transformer_config(
         raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
     if hints.resnet_epsilons and not shapes.resnet:
         raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
-    num_heads = _num_heads(shapes, known, where=where, hints=hints)
+    num_heads = _num_heads(shapes, known, where=where, usual=usual, hints=hints)
     size = Size(
         patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
     )
@@ -275,13 +277,15 @@ def _config_in(where: str, **fields: Any) -> ModelConfig:
     return config
 
 
-def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, hints: Hints) -> int:
+def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usual: Usual, hints: Hints) -> int:
     """The number of heads that the user, the file and the model's name agree on, else the usual one for the width.
 
-    A model of another width has no say: its tensors are refused by their shapes.
+    A model of another width has no say: its tensors are refused by their shapes. The user may know better than the
+    architecture that a file names, but not by the name of another model.
     """
     is_of_its_width = known is not None and known.width == shapes.width
-    said = (hints.num_heads, shapes.num_heads, known.num_heads if known and is_of_its_width else None)
+    in_file = shapes.num_heads or (None if hints.num_heads else usual.num_heads)
+    said = (hints.num_heads, in_file, known.num_heads if known and is_of_its_width else None)
     if len({number for number in said if number}) > 1:
         raise UserError(
             f"--num-heads, {where!r} and --model say {', '.join(str(number or 'nothing') for number in said)} heads; "

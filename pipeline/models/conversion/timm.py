@@ -31,12 +31,14 @@ from pipeline.models.conversion.layout import (
 )
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.timm_architectures import of_script
 from pipeline.models.conversion.timm_config import (
     AXIAL_ARGUMENTS,
     EPSILON,
     GELUS,
     entries,
     model_in,
+    usual_of,
     with_names_of_today,
     without_register_rows,
 )
@@ -77,7 +79,7 @@ _BITS = {
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
-    description = _with_published(description)
+    description = _with_published(description or of_script(file.arguments))
     file = without_register_rows(with_names_of_today(file, description), description, hints)
     found = model_in(file, description, hints)
     shapes = shapes_in_file(found.config)
@@ -97,6 +99,25 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
         assumed=said,
         usage=usage,
     )
+
+
+def refuse_other_description(weights: Weights, file: TensorFile, description: Mapping[str, Any], hints: Hints) -> None:
+    """UserError if the config.json beside a bare file says that its model has other heads or another GELU than were
+    taken without it."""
+    config, said = weights.config, usual_of(file, description)
+    if config.is_bit:
+        return
+    taken: dict[str, Any] = {"num_heads": config.size.num_heads, "gelu": config.gelu}
+    told = {"num_heads": said.num_heads, "gelu": said.gelu}
+    differing = [name for name in said.said if name in told and told[name] != taken[name] and not getattr(hints, name)]
+    if differing:
+        listed = " and ".join(f"{name} {told[name]}" for name in differing)
+        flags = " ".join(f"--{name.replace('_', '-')} {taken[name]}" for name in differing)
+        folder = Path(file.where).parent
+        raise UserError(
+            f"config.json beside {file.where!r} says {listed}; give the folder, {str(folder)!r}, or {flags} if it is "
+            "of another model"
+        )
 
 
 def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -27,30 +27,16 @@ from pipeline.models.conversion.sizes import (
     units_of,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.timm_architectures import (
+    architecture_by_file,
+    bare_architecture,
+    named_architecture,
+)
 from shards.errors import UserError
+from shards.schema.config_values import shown_value
 
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 EPSILON = 1e-6
-# Entry points in timm 1.0.31's vision_transformer.py that set act_layer='gelu_tanh' in their code, which config.json
-# does not show.
-TANH_ARCHITECTURES = frozenset(
-    {
-        "vit_base_patch32_siglip_256",
-        "vit_large_patch16_siglip_512",
-        "vit_so400m_patch16_siglip_256",
-        "vit_so400m_patch16_siglip_384",
-        "vit_so400m_patch16_siglip_512",
-        "vit_giantopt_patch16_siglip_256",
-        "vit_giantopt_patch16_siglip_384",
-        "vit_base_patch32_siglip_gap_256",
-        "vit_large_patch16_siglip_gap_512",
-        "vit_so400m_patch16_siglip_gap_256",
-        "vit_so400m_patch16_siglip_gap_384",
-        "vit_so400m_patch16_siglip_gap_512",
-        "vit_giantopt_patch16_siglip_gap_256",
-        "vit_giantopt_patch16_siglip_gap_384",
-    }
-)
 # Models of timm's eva.py with rotary positions as ours, RoPE-ViT's axial ones, and what their code sets.
 _AXIAL = frozenset({"vit_small_patch16_rope_224", "vit_base_patch16_rope_224", "vit_large_patch16_rope_224"})
 AXIAL_ARGUMENTS: dict[str, Any] = {
@@ -69,6 +55,8 @@ _FOREIGN = {
     r"fc_norm\.": "is a norm after the mean over tokens; the models here have theirs before it, as the paper's code: "
     "give weights with global_pool 'avg' and fc_norm False, or with a class token",
     r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
+    r"patch_embed\.backbone\.(conv1|bn1|layer\d)": "is of a ResNet with batch norm before the blocks; those of hybrids "
+    f"here have group norm and standardised weights: {_NO_FIELD}",
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
@@ -91,7 +79,8 @@ class Found:
 def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
     """The model of a state dict. Raises UserError for parts that ours lack, before anything else."""
     _refuse_foreign(file)
-    usual = _usual(file, description)
+    usual = usual_of(file, description)
+    _refuse_other_width(file, description, usual, hints)
     _refuse_other_settings(file, description)
     if "stem.conv.weight" in file.shapes:
         return Found(config=_bit_config(file, usual, hints), class_row=False, said=usual.said)
@@ -101,7 +90,7 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
 def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
     """Whether config.json is of a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
     axial models."""
-    architecture = str(description.get("architecture")).split(".")[0]
+    architecture = bare_architecture(description)
     arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
     is_rotary = bool(arguments.get("use_rot_pos_emb"))
     differing = [name for name, value in AXIAL_ARGUMENTS.items() if arguments.get(name) != value]
@@ -172,23 +161,65 @@ def _refuse_foreign(file: TensorFile) -> None:
         for name in file.shapes:
             if re.match(start, name):
                 raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
+    first, second = (file.shapes.get(f"blocks.0.mlp.fc{number}.weight", ()) for number in (1, 2))
+    if len(first) == len(second) == 2 and first[0] == 2 * second[1]:
+        raise UserError(
+            f"blocks.0.mlp.fc1.weight {list(first)} in {file.where!r} is of a gated MLP (SwiGLU), of which fc2 takes "
+            f"half: {_NO_FIELD}"
+        )
     if {_PROBE, "cls_token"} <= file.shapes.keys():
         raise UserError(
             f"{file.where!r} has a class token (cls_token) and attention pooling (attn_pool); models here have one of "
             "them: give other weights"
         )
+    if (name := "blocks.0.attn.q_bias") in file.shapes:
+        what = f"{name} {list(file.shapes[name])} in {file.where!r} is of"
+        if "pos_embed" not in file.shapes and not any("relative_position" in each for each in file.shapes):
+            raise UserError(
+                f"{what} DINOv3, EUPE or another model of timm's eva.py, whose positions are rotary and turn by places "
+                f"in [-1, 1], not by patches: {_NO_FIELD}"
+            )
+        raise UserError(
+            f"{what} EVA or BEiT, which have biases of queries and values alone, in tensors of their own; they are not "
+            "read here: give weights of another model"
+        )
     if f"{_QKV}weight" in file.shapes and f"{_QKV}bias" not in file.shapes:
         raise UserError(f"{_QKV}bias is not in {file.where!r}, its attention has no biases: {_NO_FIELD}")
 
 
-def _usual(file: TensorFile, description: Mapping[str, Any]) -> Usual:
-    arguments, architecture = entries(description, "model_args"), str(description.get("architecture")).split(".")[0]
-    activation, is_known = arguments.get("act_layer"), architecture in TANH_ARCHITECTURES
-    gelu = GELUS.get(str(activation or ("gelu_tanh" if is_known else "gelu")))
+def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
+    """What timm's code, config.json or a script's arguments say, and for what they leave open, the usual values."""
+    arguments, named = entries(description, "model_args"), named_architecture(description, file.arguments)
+    known, activation = named or architecture_by_file(file.where), arguments.get("act_layer")
+    num_heads = known.num_heads if known and _width(file) in (known.width, arguments.get("embed_dim")) else None
+    declared = _num_heads(description)
+    gelu = GELUS.get(str(activation)) if activation else known.gelu if known else "exact"
     if gelu is None:
         raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed: {', '.join(GELUS)}")
-    said = (["gelu"] if activation or is_known else []) + (["num_heads"] if _num_heads(description) else [])
-    return Usual(gelu=gelu, layer_norm_epsilon=EPSILON, resnet_epsilons="timm", said=tuple(said))
+    said = {"gelu": activation or named, "layer_norm_epsilon": named, "num_heads": declared or (named and num_heads)}
+    return Usual(
+        gelu=gelu,
+        layer_norm_epsilon=EPSILON,
+        resnet_epsilons="timm",
+        num_heads=declared or num_heads,
+        said=tuple(name for name, source in said.items() if source),
+    )
+
+
+def _refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
+    """UserError if the architecture that is named has another width, so that its number of heads says nothing: some
+    names had another model behind them in older versions of timm."""
+    named = named_architecture(description, file.arguments)
+    if named and not (usual.num_heads or "num_heads" in usual.said or hints.num_heads or hints.model):
+        name = description.get("architecture") or file.arguments.get("arch")
+        raise UserError(
+            f"{file.where!r} is called {shown_value(name)}, which is {named.width} wide "
+            f"with {named.num_heads} heads, and its tensors are {_width(file)} wide; give --num-heads"
+        )
+
+
+def _width(file: TensorFile) -> int:
+    return file.shape("patch_embed.proj.weight", 4)[0] if "patch_embed.proj.weight" in file.shapes else 0
 
 
 def _num_heads(description: Mapping[str, Any]) -> int | None:
@@ -209,10 +240,18 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
         )
     if is_vit and pooled and pooled != expected:
         raise UserError(
-            f"config.json beside {file.where!r} says global_pool {pooled!r}; with these tensors allowed: {expected!r}"
+            f"config.json beside {file.where!r}, or its script, says global_pool {pooled!r}; with these tensors "
+            f"allowed: {expected!r}"
         )
-    if "quickgelu" in str(description.get("architecture")):
-        raise UserError(f"{description['architecture']!r} has QuickGELU; allowed: GELU exact and tanh")
+    named = next((value for key in ("model", "arch") if isinstance(value := file.arguments.get(key), str)), "")
+    architecture = str(description.get("architecture") or named)
+    if "quickgelu" in architecture:
+        raise UserError(f"{architecture!r} has QuickGELU; allowed: GELU exact and tanh")
+    if "_rpn_" in architecture:
+        raise UserError(
+            f"{file.where!r} is of {shown_value(architecture)}, which has its norms behind attention and MLP; allowed: "
+            "norms in front of them"
+        )
 
 
 def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:

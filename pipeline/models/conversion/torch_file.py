@@ -23,7 +23,7 @@ _AVERAGED = frozenset(("ema", "swa", "avg", "average", "averaged", "averages", "
 # Of optimisers and losses, which may hold tensors too.
 _OTHERS = frozenset(("optim", "optimizer", "optimizers", "scheduler", "scaler", "loss", "criterion", "rng", "queue"))
 _COUNTER = "n_averaged"  # of torch's AveragedModel
-_ARGUMENTS = ("args", "hyper_parameters", "config", "cfg")
+_ARGUMENTS, _MODEL = ("args", "hyper_parameters", "config", "cfg"), "arch"
 _MOST_DEPTH = 3
 _WORDS = re.compile(r"[^a-z]+")
 # The arguments in the files of timm, DeiT, MAE and others. Both types only hold values.
@@ -62,14 +62,15 @@ def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
 
 
 def _arguments(loaded: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """The arguments of the training script, as timm, MAE, DeiT and Lightning keep them."""
+    """The arguments of the training script, as timm, MAE, DeiT and Lightning keep them; without any, the name of the
+    model, as MoCo v3 and others after PyTorch's ImageNet example keep it."""
     for name in _ARGUMENTS:
         found = loaded.get(name)
         if isinstance(found, argparse.Namespace):
             return vars(found)
         if isinstance(found, dict):
             return found
-    return {}
+    return {_MODEL: loaded[_MODEL]} if isinstance(loaded.get(_MODEL), str) else {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,9 @@ def fit_weights(
 
     Position embeddings are resampled to the target's grid by `mode`; with "none", those of another grid are `initial`.
     With `resize_patches`, a ViT's patch embedding of another patch size is resized. With `new_head`, the head and the
-    hidden pre-training layer are dropped and the target's head is `initial` (zero). Raises UserError with every tensor
-    that does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
+    hidden pre-training layer are dropped and the target's head is `initial` (zero). A head that is kept says the same
+    under the target's constant (`head_bias`), which is taken out of its bias. Raises UserError with every tensor that
+    does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
     """
     _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
@@ -67,6 +68,8 @@ def fit_weights(
         if mode == "none" and name in places and wanted[name] != found[name]:
             return initial(name)
         value = weights.tensor(name)
+        if name == HEAD[1]:
+            return value + (weights.config.head_bias - target.head_bias)
         if is_resized and name == _PATCH:
             return resized_patches(value, from_side=weights.config.size.patch, to_side=target.size.patch)
         if mode != "none" and name.endswith(_TABLE):

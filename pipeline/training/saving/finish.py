@@ -29,6 +29,7 @@ from pipeline.checkpoints.stored import (
 from pipeline.data.position import StreamPosition
 from pipeline.data.training_data import open_training_data
 from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
 from pipeline.models.masked import output_names
 from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
@@ -66,13 +67,14 @@ def save_checkpoint_weights(
     is_raw: bool = False,
 ) -> None:
     """A weights folder with the averaged weights if the job averages, else or if `is_raw` with the raw ones, under any
-    ZeRO stage. InvalidDataError if the checkpoint has other tensors than the job's model."""
+    ZeRO stage. What no tensor shows of the model, such as its head's constant, is as the checkpoint says: job.yaml may
+    have been edited since. InvalidDataError if the checkpoint has other tensors than the job's model."""
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != dict(shapes_of(job.model)):
         raise InvalidDataError(f"{manifest.id.folder} has other tensors than the model in the run's job.yaml")
     slot = AVERAGE if job.ema_decay and not is_raw else MASTER
     save_weights(
         folder,
-        config=job.model,
+        config=ModelConfig(**manifest.job.model),
         labels=output_names(job.model) if job.model.masked_patches else labels,
         tensor=tensors_in_order(files, manifest, slot=slot),
         usage=Usage(loss=job.loss, transform=job.evaluation.transform),

@@ -1,8 +1,10 @@
 """Muon: momentum whose matrices are made orthogonal, for matrices that ZeRO has cut into flat partitions.
 
 Sources: Keller Jordan's post of 2024 (https://kellerjordan.github.io/posts/muon/) and its code, KellerJordan/Muon;
-torch.optim.Muon, whose update this is to the bit; "Muon is Scalable for LLM Training" (Liu et al., 2025,
-arXiv:2502.16982) for the size of an update. With G the gradient of a matrix of A rows and B columns:
+torch.optim.Muon, whose update this is to the bit in a bf16 model; "Muon is Scalable for LLM Training" (Liu et al.,
+2025, arXiv:2502.16982) for the size of an update. In an fp32 model, the iteration is in fp32 here, and in bf16 in
+torch's: after 20 updates at a rate of 0.02 the weights are 1e-3 apart, and these are nearer to exact ones. With G the
+gradient of a matrix of A rows and B columns:
 
     M <- momentum M + (1 - momentum) G
     U  = (1 - momentum) G + momentum M                                          Nesterov's momentum

@@ -61,7 +61,10 @@ def test_names_that_do_not_fit_the_head_are_dropped_with_a_warning(
     (folder / "config.json").write_text(json.dumps(config))
     assert run(job, overwrite=True) == 0
     assert open_weights(job.out).labels == ("0", "1", "2")
-    assert "names 2 classes, its head has 3: they are called 0 to 2; give their names in --labels-file" in caplog.text
+    assert (
+        "names 2 classes, its head has 3: they are called 0 to 2; patchline import takes their names (--labels-file)"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.recipes import augreg, augreg_released
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
+from shards.config import SubsetConfig
 
 RECIPES = {**augreg.RECIPES, **augreg_released.RECIPES}
 # By the name of an augmentation: operations, magnitude, mixup.
@@ -61,6 +62,7 @@ def refuse_another_kind(job: TrainingJob, *, augmentation: str, is_i1k: bool) ->
     assert (data.randaugment.num_ops, data.randaugment.magnitude, data.mixup.alpha) == AUGMENTATIONS[augmentation]
     # 300 epochs of 14,148,800 or 1,268,355 images
     assert (job.steps, job.global_batch) == (92_897 if is_i1k else 1_036_289, 4096)
+    assert data.subset == SubsetConfig(first=0 if is_i1k else 51_200), "what is not counted is not trained on"
     assert (job.loss, job.clip_norm, job.model.head_bias) == ("sigmoid", 1.0, -6.9 if is_i1k else -10.0)
     assert (schedule.learning_rate, schedule.decay, schedule.warmup_steps) == (1e-3, "cosine", 10_000)
     assert (schedule.final_learning_rate, data.held_out.share) == (0.0, 0.01 if is_i1k else 0.0)

@@ -20,6 +20,7 @@ from pipeline.models.masked import masked_loss, masked_targets
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
+from shards.config import SubsetConfig
 from shards.store import open_store
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
@@ -66,9 +67,10 @@ def test_a_smoke_size_is_the_same_run_but_for_sizes() -> Iterator[str]:
         full = recipe()
         tiny = smoke(full)
         augment = replace(full.data.augment, resize_pixels=0)  # a size, too: that in proportion to the image
+        subset = SubsetConfig()  # and this is of a large dataset
         expected = {field: getattr(full, field) for field in kept} | {
             "engine": replace(full.engine, precision="auto"),
-            "data": replace(full.data, lanes=8, window_blocks=2, augment=augment),
+            "data": replace(full.data, lanes=8, window_blocks=2, augment=augment, subset=subset),
             "schedule": replace(
                 full.schedule,
                 warmup_steps=min(4, full.schedule.warmup_steps),

@@ -24,6 +24,7 @@ from pipeline.data.augment import (
     training_viewport,
 )
 from pipeline.data.config import AugmentConfig
+from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.evaluation_transform import EvaluationTransform
 from shards.errors import UserError
 from tests.pipeline.models.parity import imported
@@ -258,25 +259,71 @@ def test_evaluation_windows(
 ) -> None:
     height, width, top, left = expected
     viewport = Viewport(height=height, width=width, top=top, left=left)
-    assert evaluation_viewport(*size, transform, size=56) == viewport
+    is_cut_off = transform.mode == "fewshot"
+    assert evaluation_viewport(*size, transform, size=56) == replace(viewport, is_cut_off=is_cut_off)
     antialiased = replace(viewport, is_antialiased=True)
     assert evaluation_viewport(*size, replace(transform, antialias=True), size=56) == antialiased
     area = replace(viewport, is_area=True)
     assert evaluation_viewport(*size, replace(transform, filter="area"), size=56) == area
 
 
+def cut_off(pixels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """`resize(side)` of big_vision's pp/ops_image.py, pixel by pixel: TensorFlow's bilinear kernel (half-pixel centres,
+    no antialiasing, core/kernels/image/resize_bilinear_op.cc) computes in fp32, and tf.cast to uint8 cuts off."""
+    half = np.float32(0.5)
+
+    def place(number: int, length: int) -> tuple[int, int, np.float32]:
+        at = (np.float32(number) + half) * (np.float32(length) / np.float32(side)) - half
+        return max(int(np.floor(at)), 0), min(int(np.ceil(at)), length - 1), at - np.floor(at)
+
+    values, found = pixels.astype(np.float32), np.empty((side, side, 3), np.uint8)
+    for row in range(side):
+        above, below, down = place(row, pixels.shape[0])
+        for column in range(side):
+            left, right, across = place(column, pixels.shape[1])
+            upper = values[above, left] + (values[above, right] - values[above, left]) * across
+            lower = values[below, left] + (values[below, right] - values[below, left]) * across
+            found[row, column] = (upper + (lower - upper) * down).astype(np.uint8)
+    return found
+
+
 def test_few_shot_images_are_big_visions(test_data: Path) -> None:
-    """`resize(256)` and `central_crop(224)` of its configs/common_fewshot.py, within a grey level on 50 photographs:
-    bilinear without antialiasing to a square, as TensorFlow and torch resize, and floats that are cut off."""
+    """`resize(256)` and `central_crop(224)` of its configs/common_fewshot.py, equal on 50 photographs: bilinear without
+    antialiasing to a square, as TensorFlow and torch resize, and floats that are cut off."""
+    transform = EvaluationTransform(mode="fewshot")
     for path in sorted((test_data / "imagenet-sample").iterdir())[:50]:
         with Image.open(path) as image:
             pixels = np.asarray(image.convert("RGB"))
         planes = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
         resized = F.interpolate(planes, size=(256, 256), mode="bilinear", align_corners=False, antialias=False)
         expected = resized[0, :, 16:240, 16:240].permute(1, 2, 0).numpy().astype(np.uint8)
-        ours, (height, width) = np.empty((224, 224, 3), np.uint8), pixels.shape[:2]
-        show(pixels, evaluation_viewport(height, width, EvaluationTransform(mode="fewshot"), size=224), out=ours)
-        assert np.abs(ours.astype(int) - expected.astype(int)).max() <= 1
+        ours = np.empty((224, 224, 3), np.uint8)
+        evaluation_view_of_pixels(pixels, transform, out=ours)
+        np.testing.assert_array_equal(ours, expected)
+
+
+@settings(max_examples=40)
+@given(height=st.integers(1, 90), width=st.integers(1, 90), size=st.integers(1, 30), seed=st.integers(0, 99))
+def test_few_shot_images_are_cut_off_at_any_size(height: int, width: int, size: int, seed: int) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    ours, short = np.empty((size, size, 3), np.uint8), max(size, round(size * 256 / 224))
+    evaluation_view_of_pixels(pixels, EvaluationTransform(mode="fewshot"), out=ours)
+    first = (short - size) // 2
+    expected = cut_off(pixels, short)[first : first + size, first : first + size]
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_other_evaluations_are_not_cut_off(test_data: Path) -> None:
+    """vision_transformer resizes to floats; whole grey levels are the nearest ones."""
+    with Image.open(sorted((test_data / "imagenet-sample").iterdir())[0]) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    planes = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float()
+    floats = F.interpolate(planes, size=(224, 224), mode="bilinear", align_corners=False)[0].permute(1, 2, 0).numpy()
+    ours = np.empty((224, 224, 3), np.uint8)
+    evaluation_view_of_pixels(pixels, EvaluationTransform(), out=ours)
+    assert abs(float((ours - floats).mean())) < 0.2
+    evaluation_view_of_pixels(pixels, EvaluationTransform(mode="fewshot", short_side=224), out=ours)
+    assert float((ours - floats).mean()) < -0.4
 
 
 @pytest.mark.parametrize("filter_name", ["bicubic", "bilinear"])

@@ -116,6 +116,18 @@ def test_both_ways_give_the_same_evaluation_view(mode: str, orientation: int, fi
 
 
 @needs_library
+@pytest.mark.parametrize("orientation", TURNS)
+def test_few_shot_views_are_cut_off_both_ways(orientation: int, filled: list[bool]) -> None:
+    """The library rounds, so it leaves them to the other way."""
+    sample = Sample(data=jpeg_of(KINDS[0], height=75, width=131), height=75, width=131, orientation=orientation)
+    for antialias in (False, True):
+        how = EvaluationTransform(mode="fewshot", antialias=antialias)
+        ours, theirs = (evaluated(sample, how, size=48, use_library=use) for use in (True, False))
+        np.testing.assert_array_equal(ours, theirs)
+    assert filled == [False, True]
+
+
+@needs_library
 def test_photographs_are_the_same_both_ways(test_data: Path, filled: list[bool]) -> None:
     """Each with its own crops, turned and not, at its own size and scaled."""
     paths = sorted((test_data / "imagenet-sample").glob("*.JPEG"))

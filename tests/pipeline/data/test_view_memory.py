@@ -38,6 +38,7 @@ AUGMENTS = {
 }
 EVALUATIONS = {
     "evaluation": EvaluationTransform(),
+    "few-shot": EvaluationTransform(mode="fewshot"),
     "evaluation, central_crop": EvaluationTransform(mode="central_crop"),
     "evaluation, central_crop, antialiased": EvaluationTransform(mode="central_crop", antialias=True),
     "evaluation, central_crop, bicubic": EvaluationTransform(mode="central_crop", filter="bicubic"),

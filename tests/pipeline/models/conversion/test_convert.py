@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from patchline import load_model
 from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.config import Mode
@@ -215,7 +218,7 @@ def test_pixels_that_a_folder_declares_are_folded_in(
     """The library's own model, given its own pixels, has our logits for the images as they are."""
     folder = exported(tmp_path, VIT, library)
     hints = Hints(num_heads=2) if library == "timm" else Hints()
-    assert open_any(str(folder), hints).assumed == (("layer_norm_epsilon 1e-06",) if library == "timm" else ())
+    assert open_any(str(folder), hints).assumed == ()
     if library == "timm":
         description = json.loads((folder / "config.json").read_text())
         description["pretrained_cfg"] |= {"mean": MEAN, "std": DEVIATION}
@@ -254,6 +257,24 @@ def test_a_bare_file_takes_the_pixels_that_are_given_or_named(tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps(description))
     with pytest.raises(UserError, match=r"config.json beside .* says pixels of mean 0.485 .*; give the folder"):
         open_any(str(folder / "model.safetensors"), hints)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), tuple("abcde")])
+def test_names_that_are_not_one_per_class_are_not_guessed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: tuple[str, ...]
+) -> None:
+    """Nothing says which of the classes they are of."""
+    folder = exported(tmp_path, VIT, "timm")
+    description = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(description | {"label_names": list(names)}))
+    model = load_model(folder, device="cpu")
+    assert model.labels == ("0", "1", "2")
+    assert len(model.predict(np.zeros((20, 20, 3), np.uint8))) == 3
+    said = f"names {len(names)} classes, its head has 3: they are called 0 to 2; patchline import"
+    assert [said in record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [True]
+    caplog.clear()
+    load_model(exported(tmp_path / "right", VIT, "timm"), device="cpu")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("kind", [dict, argparse.Namespace])

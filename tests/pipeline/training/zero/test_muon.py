@@ -91,6 +91,22 @@ def test_updates_are_torchs_to_the_bit(num_ranks: int) -> None:
     assert not found[len(expected) :].any(), "padding stays 0"
 
 
+def test_under_fp32_updates_are_nearer_to_exact_ones_than_torchs() -> None:
+    """torch's iteration is in bf16 even for fp32 weights; ours is in the precision of the model."""
+    matrices, group = matrices_of(SHAPES.items()), {"lr": RATE, "weight_decay": DECAY, "momentum": MOMENTUM}
+    found = dict[torch.dtype, torch.Tensor]()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        weights = torch.cat([each.flatten() for each in initial()])
+        momentum = torch.zeros_like(weights)
+        for update in range(20):
+            gradient = torch.cat([each.flatten() for each in gradients(update)])
+            step_matrices(weights, gradient, momentum, matrices=matrices, group=group, dtype=dtype)
+        found[dtype] = weights
+    exact = found[torch.float64]
+    assert float((found[torch.float32] - exact).abs().max()) < 1e-5
+    assert 1e-4 < float((found[torch.bfloat16] - exact).abs().max()) < 5e-3
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (12, 40), (40, 12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_orthogonal_matrix_has_the_singular_vectors_and_no_singular_values(
