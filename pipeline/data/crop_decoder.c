@@ -122,15 +122,18 @@ static int is_plain(const struct jpeg_decompress_struct *jpeg)
 {
     int is_known = jpeg->jpeg_color_space == JCS_GRAYSCALE || jpeg->jpeg_color_space == JCS_YCbCr ||
                    jpeg->jpeg_color_space == JCS_RGB;
-    return is_known && jpeg->data_precision == 8 && !jpeg->arith_code && is_usual_sampling(jpeg);
+    int is_lossless = !jpeg->progressive_mode && (jpeg->Ss != 0 || jpeg->Se != DCTSIZE2 - 1); /* libjpeg-turbo 3 */
+    return is_known && jpeg->data_precision == 8 && !jpeg->arith_code && !is_lossless && is_usual_sampling(jpeg);
 }
 
-/* Whether a JPEG of several scans may cost more than the default limits of decoding_cost.py allow, which then decides. It
- * counts no less than that does: whatever looks like a marker is one here, and each scan has all components. */
+/* Whether a JPEG may cost more than the default limits of decoding_cost.py allow, which then decides. It counts no less
+ * than that does: whatever looks like a marker is one here, and each scan has all components. Of a JPEG of one scan, only
+ * the header is looked at. */
 static int may_be_costly(const struct decoding *decoding)
 {
     const struct jpeg_decompress_struct *jpeg = &decoding->jpeg;
-    const uint8_t *place = decoding->data, *end = place + decoding->num_bytes;
+    int is_one_scan = !jpeg_has_multiple_scans((j_decompress_ptr)jpeg);
+    const uint8_t *place = decoding->data, *end = is_one_scan ? jpeg->src->next_input_byte : place + decoding->num_bytes;
     uint64_t coefficients = 0, num_scans = 0, num_segments = 0;
     for (int component = 0; component < jpeg->num_components; component++) {
         const jpeg_component_info *info = jpeg->comp_info + component;
@@ -143,6 +146,8 @@ static int may_be_costly(const struct decoding *decoding)
             num_scans += *place == 0xDA;
             num_segments += *place == JPEG_APP0 + 1 ? EXIF_SEGMENTS : 1;
         }
+    if (is_one_scan)
+        return num_segments > MOST_SEGMENTS;
     uint64_t pixels = (uint64_t)jpeg->image_height * jpeg->image_width;
     return num_scans > MOST_SCANS || num_segments > MOST_SEGMENTS || num_scans * coefficients > MOST_SCAN_PIXELS ||
            2 * coefficients + 3 * pixels > MOST_MEMORY_BYTES;
@@ -277,7 +282,7 @@ static int decode(struct decoding *decoding, const struct request *request, uint
     if (jpeg->image_height != (JDIMENSION)request->stored_height ||
         jpeg->image_width != (JDIMENSION)request->stored_width ||
         (uint64_t)jpeg->image_height * jpeg->image_width > MOST_PIXELS || !is_plain(jpeg) ||
-        (jpeg_has_multiple_scans(jpeg) && may_be_costly(decoding)))
+        may_be_costly(decoding))
         return LEFT_TO_OTHERS;
     jpeg->out_color_space = JCS_RGB;
     jpeg->scale_num = 1;

@@ -28,6 +28,7 @@ from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 4  # part of the position: other pixels are another run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
+_FORMATS = ("JPEG", "PNG", "WEBP")  # that datasets hold
 _BAND_PIXELS = 1 << 22  # the most that are copied out of Pillow at once
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MOST_CHARACTERS = 200  # of a library's message
@@ -123,7 +124,7 @@ def _decode_jpeg(data: bytes | memoryview, size: tuple[int, int], denominator: i
 
 
 def _decode_with_pillow(data: bytes | memoryview, size: tuple[int, int], denominator: int = 1) -> Pixels:
-    with image_faults(), Image.open(io.BytesIO(data)) as image:
+    with image_faults(), Image.open(io.BytesIO(data), formats=_FORMATS) as image:
         _refuse_size((image.height, image.width), size)
         if denominator > 1:
             image.draft("RGB", (image.width // denominator, image.height // denominator))

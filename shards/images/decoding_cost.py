@@ -21,20 +21,24 @@ Data = bytes | memoryview
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]", re.DOTALL).search  # restarts have no length
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+_PROGRESSIVE = frozenset((0xC2, 0xCA))
+_SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progressive, with either kind of codes
 _COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # libwebp: colours, two canvases, its own pixels
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
 _PROFILE_CHUNKS = 1024  # that a profile counts as: Pillow inflates each of them, to at most 1 MB
 _EXIF_CHUNKS = 1024  # that each part of an EXIF block counts as: Pillow copies all parts before it once more
 _TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; it makes a number of each value of others
+_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles, of which Pillow makes an object each
 
 
 def refuse_costly(data: Data, limits: ImageLimits) -> None:
     """Raises ImageRefusedError, with the flag that lifts the limit, if decoding costs more than `limits` allow.
 
-    Damaged images and unknown formats pass: they are for the decoder to refuse. A baseline JPEG takes 5 microseconds;
-    others take as long as a search for the byte 0xFF in all of the data, and no more than a microsecond per chunk.
+    Damaged images and unknown formats pass: they are for the decoder to refuse. Lossless and hierarchical JPEGs do not:
+    libjpeg-turbo 3 writes beyond its memory when it decodes a lossless one at a reduced scale. A baseline JPEG takes 5
+    microseconds; others take as long as a search for the byte 0xFF in all of the data, and no more than a microsecond
+    per chunk.
     """
     check = _CHECKS.get(bytes(data[:3]))
     if check is None:
@@ -64,14 +68,15 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
             num_scans += 1
             scan_pixels += sum(of_component.get(component, 0) for component in chosen)
         elif marker in _FRAMES:
-            if frame:
-                break
-            frame = position
+            _refuse_unsafe_frame(marker)
+            frame = frame or position
         elif marker == _APP1 and data[position + 2 : position + 8] == EXIF_PREFIX:
             has_exif = True
             num_segments += _EXIF_CHUNKS - 1
         elif marker in (_START, _END):
-            break
+            if num_scans:
+                break
+            continue  # before the first scan, Pillow reads on; neither has a length
         num_segments += 1
         if num_segments > limits.max_chunks:
             what = f" (a part of its EXIF counts as {_EXIF_CHUNKS})" if has_exif else ""
@@ -81,6 +86,11 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
         height, width = struct.unpack_from(">HH", data, frame + 3)
         num_bytes = _COEFFICIENT_BYTES * coefficients + _PIXEL_BYTES * height * width
         _refuse_scans(num_scans, scan_pixels, num_bytes, limits)
+
+
+def _refuse_unsafe_frame(marker: int) -> None:
+    if marker not in _SAFE_FRAMES:
+        raise ImageRefusedError("a lossless or hierarchical JPEG, which decoders do not read safely")
 
 
 def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: ImageLimits) -> None:
@@ -154,7 +164,7 @@ def _check_tiff(data: Data, limits: ImageLimits) -> None:
     size, begin = struct.calcsize(order + entry), begin + struct.calcsize(order + count)
     for tag in range(min(num_tags, (len(data) - begin) // size)):
         name, kind, num_values = struct.unpack_from(order + entry, data, begin + tag * size)
-        if num_values > limits.max_chunks and kind not in _TIFF_TEXT:
+        if num_values > limits.max_chunks and (kind not in _TIFF_TEXT or name in _TIFF_PARTS):
             _refuse_chunks("a TIFF", f"values in tag {name}, such as strips", limits)
 
 

@@ -21,6 +21,8 @@ def flattened(image: Image.Image) -> Image.Image:
     so that the largest images are not in memory four times. It raises what Pillow's decoders raise for damage: nearly
     any of Python's exceptions.
     """
+    if isinstance(image.info.get("transparency"), str):  # a PNG's text of that name, not its transparent value
+        del image.info["transparency"]
     _scale_transparent_value(image)
     image.load()
     mode = "L" if image.mode in _GREY else "RGB"

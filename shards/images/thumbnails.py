@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from PIL import Image, ImageOps
@@ -31,35 +32,39 @@ class Thumbnail:
 
 def thumbnail(data: bytes) -> Thumbnail | None:
     """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, long images cut; None if the bytes do not decode."""
-    upright = _upright(data, least=THUMBNAIL_SIDE)
-    if upright is None:
-        return None
-    image, height, width = upright
-    small = ImageOps.fit(image, _fitting(*image.size), Image.Resampling.LANCZOS)
-    return Thumbnail(data=_jpeg(small, most_bytes=MOST_BYTES), height=height, width=width)
+    return _made(data, _fitted, least=THUMBNAIL_SIDE, most_bytes=MOST_BYTES)
 
 
 def picture(data: bytes) -> Thumbnail | None:
     """A JPEG of the whole image, at most PICTURE_SIDE pixels on the longer side; None if the bytes do not decode."""
-    upright = _upright(data, least=PICTURE_SIDE)
-    if upright is None:
-        return None
-    image, height, width = upright
-    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.LANCZOS)
-    return Thumbnail(data=_jpeg(image, most_bytes=MOST_PICTURE_BYTES), height=height, width=width)
+    return _made(data, _shrunk, least=PICTURE_SIDE, most_bytes=MOST_PICTURE_BYTES)
 
 
-def _upright(data: bytes, *, least: int) -> tuple[Image.Image, int, int] | None:
-    """An upright RGB image, `least` pixels or more per side if it has them, and the height and width of the whole."""
+def _made(data: bytes, small: Callable[[Image.Image], Image.Image], *, least: int, most_bytes: int) -> Thumbnail | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about odd metadata, which is dropped
-            return _decoded(data, least)
+            upright = _decoded(data, least)
+            if upright is None:
+                return None
+            image, height, width = upright
+            image.info = {}  # Pillow would copy a comment into the JPEG, or refuse a long one
+            return Thumbnail(data=_jpeg(small(image), most_bytes=most_bytes), height=height, width=width)
     except Exception:  # costly, or damaged: Pillow's decoders raise nearly any of Python's exceptions
         return None
 
 
+def _fitted(image: Image.Image) -> Image.Image:
+    return ImageOps.fit(image, _fitting(*image.size), Image.Resampling.LANCZOS)
+
+
+def _shrunk(image: Image.Image) -> Image.Image:
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.LANCZOS)
+    return image
+
+
 def _decoded(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
+    """An upright RGB image, `least` pixels or more per side if it has them, and the height and width of the whole."""
     refuse_costly(data, DEFAULT_LIMITS)
     with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         width, height = opened.size

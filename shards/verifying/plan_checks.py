@@ -91,7 +91,8 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
     for name in _SETTINGS:
         if name in settings and getattr(manifest, name) != settings[name]:
             yield f"{name} is {getattr(manifest, name)!r}, by the plan {settings[name]!r}"
-    if (limits := asdict(manifest.limits)) != settings.get("limits", limits):
+    limits, by_plan = asdict(manifest.limits), settings.get("limits")
+    if isinstance(by_plan, dict) and any(limits.get(name) != value for name, value in by_plan.items()):
         yield f"limits are {limits}, by the plan {shown_value(settings['limits'])}"
     if isinstance(record, AdoptedRecord):
         for name in ("num_samples", "num_quarantined"):

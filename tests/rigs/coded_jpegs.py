@@ -64,6 +64,18 @@ def coded_jpeg(
     return CodedJpeg(data=data, height=height, width=width, scan=len(header))
 
 
+def lossless_jpeg(height: int, width: int) -> bytes:
+    """A lossless JPEG (SOF3) of noise in three components, each predicted from the pixel to the left."""
+    rng = random.Random(0)
+    header = b"\xff\xd8\xff\xc3" + struct.pack(">HBHHB", 17, 8, height, width, 3)
+    header += b"".join(bytes([number, 0x11, 0]) for number in (1, 2, 3))
+    header += b"\xff\xc4" + struct.pack(">HB", 19 + 9, 0) + bytes([0, 0, 0, 9, *[0] * 12]) + bytes(range(9))
+    header += b"\xff\xda" + struct.pack(">HB", 12, 3) + bytes([1, 0, 2, 0, 3, 0]) + b"\x01\x00\x00"
+    sizes = [rng.randrange(9) for _ in range(3 * height * width)]
+    bits = [format(size, "04b") + _any_bits(rng, size) for size in sizes]
+    return header + _stuffed(bits) + b"\xff\xd9"
+
+
 def _ac_table(rng: random.Random) -> dict[int, tuple[int, int]]:
     symbols = rng.sample(range(256), rng.choice([1, 2, 5, 40, 162, 255]))
     if rng.random() < 0.5:

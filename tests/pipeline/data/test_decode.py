@@ -14,6 +14,7 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngInfo
 
 from pipeline.data.augment import draws_of
 from pipeline.data.config import AugmentConfig
@@ -21,7 +22,7 @@ from pipeline.data.decode import DecodeError, Pixels, decode_stored, turn_of, tu
 from pipeline.data.transform import train_view
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
-from tests.rigs.coded_jpegs import Sampling, coded_jpeg
+from tests.rigs.coded_jpegs import Sampling, coded_jpeg, lossless_jpeg
 from tests.rigs.images import image_bytes
 from tests.rigs.transparent import SIDE, TRANSPARENT
 
@@ -288,6 +289,23 @@ def test_a_sampling_without_a_name_is_decoded_by_pillow(sampling: Sampling) -> N
             expected = np.asarray(image.convert("RGB"))
         found = decode_stored(coded.data, height=coded.height, width=coded.width)
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("denominator", [1, 2, 4, 8])
+def test_a_lossless_jpeg_never_reaches_a_decoder(denominator: int) -> None:
+    """At a reduced scale, libjpeg-turbo 3 writes beyond its memory: a crash that nothing fences."""
+    data = lossless_jpeg(97, 321)
+    hidden = data[:2] + data[:2] + data[2:]  # a second start, which Pillow reads over
+    for each in (data, hidden):
+        with pytest.raises(DecodeError, match="a lossless or hierarchical JPEG"):
+            decode_stored(each, height=97, width=321, denominator=denominator)
+
+
+def test_a_text_that_is_called_transparency_is_no_transparent_value() -> None:
+    texts = PngInfo()
+    texts.add_text("transparency", "x")
+    found = decode_stored(encoded(RGB, "PNG", pnginfo=texts), height=HEIGHT, width=WIDTH)
+    np.testing.assert_array_equal(found, np.asarray(RGB))
 
 
 CALLS = (

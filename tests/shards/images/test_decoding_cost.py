@@ -1,6 +1,7 @@
 """Images that cost far more to decode than others of their size: refused by their markers, and the flag lifts it."""
 
 import io
+import struct
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +86,22 @@ def test_what_is_refused_and_what_lifts_it(data: bytes, name: str, lifted: int, 
     assert read_header(data, replace(ANY_SIZE, **{name: lifted})).height >= 1
     assert thumbnail(data) is None
     assert picture(data) is None
+
+
+@pytest.mark.parametrize("hidden_by", [b"\xff\xd8", b"\xff\xd9", PHOTO[PHOTO.index(b"\xff\xc0") :][:19] * 2])
+def test_markers_that_pillow_reads_over_hide_nothing(hidden_by: bytes) -> None:
+    """Behind a second start, an end or two more frames, Pillow goes on collecting EXIF: 1,000 parts take it 20 s."""
+    with pytest.raises(ImageRefusedError, match="a part of its EXIF counts as 1024"):
+        refuse_costly(PHOTO[:2] + hidden_by + EXIF * 65 + PHOTO[2:], DEFAULT_LIMITS)
+
+
+def test_strips_count_whatever_the_type_of_their_offsets() -> None:
+    """Of bytes, Pillow makes a tile each as well."""
+    tiff = bytearray(tiff_of_strips(MANY))
+    tag = tiff.index(struct.pack("<HH", 273, 4))
+    struct.pack_into("<H", tiff, tag + 2, 1)
+    with pytest.raises(ImageRefusedError, match="65536 values in tag 273"):
+        refuse_costly(bytes(tiff), DEFAULT_LIMITS)
 
 
 def test_small_files_of_many_scans() -> None:

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from shards.images.thumbnails import MOST_BYTES, MOST_PICTURE_BYTES, PICTURE_SIDE, THUMBNAIL_SIDE, picture, thumbnail
 from tests.rigs.images import image_bytes
@@ -14,6 +15,17 @@ def encoded(image: Image.Image, **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, **options)  # type: ignore[arg-type]
     return file.getvalue()
+
+
+@pytest.mark.parametrize("length", [60_000, 70_000])
+def test_a_long_comment_is_not_copied(length: int) -> None:
+    """Pillow writes a PNG's text of that name into the JPEG, and raises if it does not fit."""
+    texts = PngInfo()
+    texts.add_text("comment", "a" * length)
+    data = encoded(Image.new("RGB", (60, 40)), format="PNG", pnginfo=texts)
+    for made, most in ((thumbnail(data), MOST_BYTES), (picture(data), MOST_PICTURE_BYTES)):
+        assert made is not None
+        assert len(made.data) <= most
 
 
 @pytest.mark.parametrize(
