@@ -188,6 +188,9 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
     "IndexJob": ("description", "licence"),
     "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
     "FewshotInTraining": ("subset", "held_out", "transform"),
+    "FolderSource": ("class_level",),
+    "ClassTarsSource": ("class_level",),
+    "TarOfTarsSource": ("class_level",),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }

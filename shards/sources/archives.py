@@ -6,13 +6,14 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_value
+from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.splits import refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
@@ -42,6 +43,9 @@ class ClassTarsSource:
     kind: Literal["class_tars"] = "class_tars"
     root: str = ""
     """Folder or s3://bucket/prefix that holds one tar of images per class."""
+    class_level: ClassLevel = "auto"
+    """Class of an image: first: the tar's name; deepest: the deepest folder inside the tar; path: the whole path of tar
+    and folders; auto: the tar's name, with a warning if its images lie in several folders."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")
@@ -53,13 +57,14 @@ class ClassTarsSource:
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
+        classes = ClassPaths(self.class_level)
         for path, num_bytes in open_store(self.root).list_sizes():
             if is_tar_name(path, where=self.root):
-                yield _tar_entry(path, path, 0, num_bytes)
+                yield replace(_tar_entry(path, path, 0, num_bytes), labels=(_tar_class(path, classes),))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each tar, from its start to its end."""
-        return _images(open_store(self.root), entries, max_bytes)
+        return _images(open_store(self.root), entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
         """Reads by path, offset and size."""
@@ -80,6 +85,9 @@ class TarOfTarsSource:
     kind: Literal["tar_of_tars"] = "tar_of_tars"
     path: str = ""
     """The archive: a file or s3://bucket/key."""
+    class_level: ClassLevel = "auto"
+    """Class of an image: first: the inner tar's name; deepest: the deepest folder inside it; path: the whole path of
+    tar and folders; auto: the tar's name, with a warning if its images lie in several folders."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")
@@ -90,16 +98,18 @@ class TarOfTarsSource:
         return refusing_mixed_folders(self._entries(), self.path, option="--source.path")
 
     def _entries(self) -> Iterator[Entry]:
+        classes = ClassPaths(self.class_level)
         store, path = self._store_and_name()
         for member in self._outer_members(store, path):
             if isinstance(member.data, ImageRefusedError):
                 where = f"--source.path {self.path!r}, {printable(member.name) or 'the archive'}"
                 raise UserError(f"{where}: {member.data}; give the whole archive, as it was published")
-            yield _tar_entry(path, member.name, member.offset, member.size)
+            entry = _tar_entry(path, member.name, member.offset, member.size)
+            yield replace(entry, labels=(_tar_class(member.name, classes),))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each inner tar, from its start to its end."""
-        return _images(self._store_and_name()[0], entries, max_bytes)
+        return _images(self._store_and_name()[0], entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
         """Reads by offset and size."""
@@ -218,24 +228,34 @@ def _tar_entry(path: str, tar_name: str, first: int, num_bytes: int) -> Entry:
     return Entry(
         locator=f"{path}:{first}:{num_bytes}",
         name=printable(tar_name),
-        labels=(_label(printable(tar_name)),),
         num_bytes=num_bytes,
         num_images=0,
     )
 
 
-def _label(tar_name: str) -> str:
+def _own_name(tar_name: str) -> str:
     return tar_name.rpartition("/")[2][: -len(".tar")]
 
 
-def _images(store: Store, entries: Sequence[Entry], max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+def _tar_class(path: str, classes: ClassPaths, *, inner: str = "") -> str:
+    """The class of a tar, or of the images in one of its folders. A folder of the tar's own name is no level."""
+    stem, own = path.removeprefix("./")[: -len(".tar")], _own_name(path)
+    inner = "" if inner == own else inner.removeprefix(f"{own}/")
+    return classes.class_of(f"{stem}/{inner}" if inner else stem, num_first=stem.count("/") + 1)
+
+
+def _images(
+    store: Store, entries: Sequence[Entry], max_bytes: int, level: ClassLevel
+) -> Iterator[tuple[Entry, ImageBytes]]:
     for entry in entries:
+        classes = ClassPaths(level)
         try:
             for member in _members(store, entry, max_bytes):
                 if member.data is not None:
-                    yield _image_entry(entry, member), member.data
+                    yield _image_entry(entry, member, classes), member.data
         except (OSError, EOFError, MissingObjectError) as error:
             yield entry, OSError(str(error))
+        classes.mention_nested(root=entry.name)
 
 
 def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
@@ -280,7 +300,7 @@ def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
 
 def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
     """UserError for a WebDataset shard, whose members with one key are a sample: its name is no class."""
-    beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(tar.labels[0]) else set()))
+    beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(_own_name(tar.name)) else set()))
     if beside and any(f".{suffix}" in IMAGE_SUFFIXES for suffix in suffixes):
         raise UserError(
             f"{tar.name} is a WebDataset shard, with a .{min(beside)} beside each image, not a tar of one class; give "
@@ -288,14 +308,14 @@ def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
         )
 
 
-def _image_entry(tar: Entry, member: Member) -> Entry:
+def _image_entry(tar: Entry, member: Member, classes: ClassPaths) -> Entry:
     if not member.name:
         return tar
     path, _, _ = split_locator(tar.locator)
-    name, label = printable(member.name).removeprefix("./"), tar.labels[0]
+    name, own = printable(member.name).removeprefix("./"), _own_name(tar.name)
     return Entry(
         locator=f"{path}:{member.offset}:{member.size}",
-        name=name if name.startswith(f"{label}/") else f"{label}/{name}",
-        labels=tar.labels,
+        name=name if name.startswith(f"{own}/") else f"{own}/{name}",
+        labels=(_tar_class(tar.name, classes, inner=name.rpartition("/")[0]),),
         num_bytes=member.size,
     )
