@@ -117,6 +117,7 @@ def spec_of(job: PackJob) -> PackSpec:
         samples_per_block=job.samples_per_block,
         seed=job.seed,
         labels_file=job.labels_file,
+        labels=job.labels,
         limits=job.limits,
         images=job.images,
         dedup=job.dedup,

@@ -40,6 +40,7 @@ class ClassTarsSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["class_tars"] = "class_tars"
     root: str = ""
     """Folder or s3://bucket/prefix that holds one tar of images per class."""
@@ -82,6 +83,7 @@ class TarOfTarsSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["tar_of_tars"] = "tar_of_tars"
     path: str = ""
     """The archive: a file or s3://bucket/key."""

@@ -17,7 +17,7 @@ from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_split_classes, refusing_mixed_folders
-from shards.sources.table_labels import label_names
+from shards.sources.table_labels import written_labels
 from shards.sources.tables import path_in, read_rows
 from shards.sources.tree import SYSTEM_FOLDERS, Tree, list_images, refused_entry
 
@@ -38,6 +38,7 @@ class FolderSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["folder"] = "folder"
     root: str = ""
     """Folder or s3://bucket/prefix that holds one folder of images per class."""
@@ -91,6 +92,7 @@ class FlatSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = False
     kind: Literal["flat"] = "flat"
     root: str = ""
     """Folder or s3://bucket/prefix that holds the images."""
@@ -142,7 +144,7 @@ class FlatSource:
             if found and found.group(1):
                 stems.add(found.group(1), file_name[found.start(1) :])
             try:
-                labels = label_names(found.group(1)) if found else ()
+                labels = written_labels(found.group(1)) if found else ()
             except ImageRefusedError as refusal:
                 yield refused_entry(name, str(refusal))
                 continue
@@ -177,7 +179,7 @@ class FlatSource:
                     raise values
                 splits.has(values[-1], self.labels_csv, number)
                 path = _bytes(path_in(values[0]).removeprefix("./") or ".")
-                labels = label_names(values[1], separator=self.separator)
+                labels = written_labels(values[1], separator=self.separator)
                 yield path, "\0".join(labels).encode(), b""
             except ImageRefusedError as refusal:
                 yield b"", str(number).encode(), str(refusal).encode()
@@ -188,9 +190,10 @@ class FlatSource:
             table = printable(self.labels_csv.rpartition("/")[2])
             yield from (refused_entry(f"{table} row {number.decode()}", why.decode()) for _, number, why in rows)
             return
-        labels = (label for _, joined, _ in rows for label in joined.decode().split("\0") if label)
+        several = dict.fromkeys(joined.decode() for _, joined, _ in rows if joined)
+        labels = tuple(label for joined in several for label in joined.split("\0"))
         locator = path.decode("utf-8", "surrogateescape")
-        yield Entry(locator=locator, name=printable(locator), labels=tuple(dict.fromkeys(labels)), num_bytes=num_bytes)
+        yield Entry(locator=locator, name=printable(locator), labels=labels, num_bytes=num_bytes)
 
 
 class _Stems:
