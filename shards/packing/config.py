@@ -32,7 +32,7 @@ class Dedup:
 
     duplicates: Literal["first", "merge", "keep"] = "first"
     """Images with equal bytes: first keeps the first in the source with its own labels, merge keeps it with the
-    labels of all, keep keeps every one."""
+    labels of all, keep keeps every one. Under first and merge, an image that is listed twice has all its labels."""
     against: tuple[str, ...] = ()
     """Packed evaluation sets (URLs) whose images, mirrored ones included, must not be in the dataset."""
     max_distance: Annotated[int, Range(0, HASH_BITS // 2 - 1)] = DEFAULT_MAX_DISTANCE

@@ -1,5 +1,6 @@
 """Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
+import logging
 import shlex
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from shards.hashing import PACKING, hash_array
 from shards.index import table_bytes
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
+from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.packing.config import PackSpec
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
@@ -34,6 +36,8 @@ from shards.sources.kinds import FolderSource, Source
 from shards.sources.splits import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,9 @@ def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -
     stays[found.overlaps.column("position").to_numpy()] = False
     duplicates = _duplicates(store, spec, found, stays, meaning)
     stays[duplicates.rows] = False
+    if duplicates.num_relisted:
+        again = plural(duplicates.num_relisted, "image")
+        log.warning("%s listed again with other labels: an image has the labels of all its rows", again)
     elsewhere = _of_other_side(store, spec, found, stays, meaning)
     stays[elsewhere] = False
     num_samples = int(stays.sum())

@@ -15,6 +15,7 @@ from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
+from shards.sources.passed_over import PassedOver
 from shards.sources.splits import refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within
@@ -25,6 +26,7 @@ from shards.store import MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
 
+NO_TAR = "without the suffix .tar"
 READS_AHEAD = 16
 MOST_OPEN_FILES = 64
 HEADER_PIECE_BYTES = 4096  # a header and its extensions
@@ -58,10 +60,13 @@ class ClassTarsSource:
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
-        classes = ClassPaths(self.class_level)
+        classes, others = ClassPaths(self.class_level), PassedOver(why=NO_TAR)
         for path, num_bytes in open_store(self.root).list_sizes():
             if is_tar_name(path, where=self.root):
                 yield replace(_tar_entry(path, path, 0, num_bytes), labels=(_tar_class(path, classes),))
+            elif not is_hidden(path):
+                others.add(path)
+        others.mention(self.root)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each tar, from its start to its end."""
@@ -100,14 +105,15 @@ class TarOfTarsSource:
         return refusing_mixed_folders(self._entries(), self.path, option="--source.path")
 
     def _entries(self) -> Iterator[Entry]:
-        classes = ClassPaths(self.class_level)
+        classes, others = ClassPaths(self.class_level), PassedOver(why=NO_TAR)
         store, path = self._store_and_name()
-        for member in self._outer_members(store, path):
+        for member in self._outer_members(store, path, others):
             if isinstance(member.data, ImageRefusedError):
                 where = f"--source.path {self.path!r}, {printable(member.name) or 'the archive'}"
                 raise UserError(f"{where}: {member.data}; give the whole archive, as it was published")
             entry = _tar_entry(path, member.name, member.offset, member.size)
             yield replace(entry, labels=(_tar_class(member.name, classes),))
+        others.mention(self.path)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each inner tar, from its start to its end."""
@@ -120,15 +126,19 @@ class TarOfTarsSource:
     def known_labels(self) -> None:
         """The labels are not known before the scan."""
 
-    def _outer_members(self, store: Store, path: str) -> Iterator[Member]:
+    def _outer_members(self, store: Store, path: str, others: PassedOver) -> Iterator[Member]:
+        def wanted(name: str) -> bool:
+            is_wanted = is_tar_name(name, where=self.path)
+            if not is_wanted and not is_hidden(name):
+                others.add(name)
+            return is_wanted
+
         try:
             end = store.size(path)
         except MissingObjectError as error:
             raise UserError(f"--source.path {self.path!r} does not exist; give a tar of class tars") from error
         pieces = Pieces(lambda first, end: store.read_range(path, first, end), 0, end, piece_bytes=HEADER_PIECE_BYTES)
-        return read_members(
-            pieces, wanted=lambda name: is_tar_name(name, where=self.path), max_bytes=0, with_data=lambda _: False
-        )
+        return read_members(pieces, wanted=wanted, max_bytes=0, with_data=lambda _: False)
 
     def _store_and_name(self) -> tuple[Store, str]:
         folder, slash, name = self.path.rpartition("/")

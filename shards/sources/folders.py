@@ -155,7 +155,7 @@ class FlatSource:
     def _labelled_by_table(self) -> Iterator[Entry]:
         """Joins two sorted sequences, the files and the table; neither is ever in memory as a whole."""
         files = list_images(self.root)
-        file = next(files, None)
+        file, num_relisted = next(files, None), 0
         for key, rows in groupby(sorted_rows(self._rows()), key=lambda row: row[0]):
             while file is not None and _bytes(file[0]) < key:
                 yield Entry(locator=file[0], name=printable(file[0]), num_bytes=file[1])
@@ -164,10 +164,15 @@ class FlatSource:
             if file is not None and _bytes(file[0]) == key:
                 num_bytes = file[1]
                 file = next(files, None)
-            yield from self._entries(key, rows, num_bytes)
+            for entry, num_rows in self._entries(key, rows, num_bytes):
+                num_relisted += num_rows > 1
+                yield entry
         while file is not None:
             yield Entry(locator=file[0], name=printable(file[0]), num_bytes=file[1])
             file = next(files, None)
+        if num_relisted:
+            again = plural(num_relisted, "image")
+            log.warning("%s listed again with other labels: an image has the labels of all its rows", again)
 
     def _rows(self) -> Iterator[Row]:
         """(file, its labels, empty) of each row; (empty, the row's number, reason) of an invalid row."""
@@ -184,16 +189,17 @@ class FlatSource:
             except ImageRefusedError as refusal:
                 yield b"", str(number).encode(), str(refusal).encode()
 
-    def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[Entry]:
-        """The entry of a file that the table names, or of each invalid row."""
+    def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[tuple[Entry, int]]:
+        """The entry of a file that the table names, or of each invalid row, and its number of rows that differ."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])
-            yield from (refused_entry(f"{table} row {number.decode()}", why.decode()) for _, number, why in rows)
+            yield from ((refused_entry(f"{table} row {number.decode()}", why.decode()), 1) for _, number, why in rows)
             return
         several = dict.fromkeys(joined.decode() for _, joined, _ in rows if joined)
         labels = tuple(label for joined in several for label in joined.split("\0"))
         locator = path.decode("utf-8", "surrogateescape")
-        yield Entry(locator=locator, name=printable(locator), labels=labels, num_bytes=num_bytes)
+        entry = Entry(locator=locator, name=printable(locator), labels=labels, num_bytes=num_bytes)
+        yield entry, len(several)
 
 
 class _Stems:

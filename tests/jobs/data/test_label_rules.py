@@ -220,3 +220,27 @@ def test_fractions(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"its label \d\.5 is no whole number.*names"):
         made.classes()
     assert made.classes(text="names") == [("0.5", 1), ("1.5", 2)]
+
+
+@pytest.mark.parametrize("kind", ["manifest", "list in Parquet", "flat", "parquet"])
+def test_an_image_listed_twice_has_both_labels(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    again = pa.table({"path": ["0.png", "0.png", "1.png"], "label": ["ant", "bee", "cat"]})
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(image_bytes(number))
+    source: Source
+    if kind == "parquet":
+        images = [{"bytes": image_bytes(int(path[0])), "path": path} for path in again["path"].to_pylist()]
+        pq.write_table(pa.table({"image": images, "label": again["label"]}), tmp_path / "a.parquet")
+        source = ParquetSource(files=(str(tmp_path / "a.parquet"),))
+    elif kind == "list in Parquet":
+        pq.write_table(again, tmp_path / "list.parquet")
+        source = ManifestSource(files=(str(tmp_path / "list.parquet"),))
+    else:
+        (tmp_path / "list.csv").write_text("path,label\n0.png,ant\n0.png,bee\n1.png,cat\n")
+        source = ManifestSource(files=(str(tmp_path / "list.csv"),))
+        if kind == "flat":
+            source = FlatSource(root=str(tmp_path), labels_csv=str(tmp_path / "list.csv"), file_column="path")
+    assert run(PackJob(source=source, out=str(tmp_path / "out"))) == 0
+    found = read_labels(open_store(str(tmp_path / "out")).read("labels.parquet")).to_pylist()
+    assert [(row["name"], row["num_samples"]) for row in found] == [("ant", 1), ("bee", 1), ("cat", 1)]
+    assert "1 image listed again with other labels: an image has the labels of all its rows" in caplog.text
