@@ -255,6 +255,11 @@ def split_text(text: str) -> tuple[str, ...]:
     return (text,)
 
 
+def is_list(text: str) -> bool:
+    """Whether a text has the brackets of a list, or is several numbers."""
+    return _in_brackets(text) is not None or _NUMBERS.fullmatch(text) is not None
+
+
 def is_vector(written: Sequence[str]) -> bool:
     """Whether labels are a list of at least two values that are 0, 1 or missing."""
     return _bits(written) is not None
@@ -324,12 +329,12 @@ def _vector_length(rules: LabelRules, written: WrittenLabels) -> int:
 
 
 def _refuse_lists_in_text(labels: frozenset[str], *, are_listed: bool) -> None:
-    found = sorted(label for label in labels if _in_brackets(label) is not None or _NUMBERS.fullmatch(label))
+    found = set(filter(is_list, labels))
     for separator in _SEPARATORS if not found else ():
         joined = [label for label in labels if separator in label]
         pieces = Counter(piece for label in labels for piece in {item.strip() for item in label.split(separator)})
-        again = [label for label in joined if all(pieces[item.strip()] > 1 for item in label.split(separator))]
-        found += sorted(again) if 2 * len(again) >= len(joined) else []
+        again = [label for label in joined if any(pieces[item.strip()] > 1 for item in label.split(separator))]
+        found.update(again if 2 * len(again) >= len(joined) else [])
         if joined and 2 * len(again) < len(joined) and not are_listed:
             log.warning(
                 "the name of a class has %r, such as %s; it is one class; if it is a list: --labels.text lists",
@@ -337,7 +342,7 @@ def _refuse_lists_in_text(labels: frozenset[str], *, are_listed: bool) -> None:
                 shown_value(min(joined)),
             )
     if found:
-        shown = ", ".join(map(shown_value, found[:_MOST_SHOWN]))
+        shown = ", ".join(map(shown_value, sorted(found)[:_MOST_SHOWN]))
         raise UserError(
             f"{len(found):,} labels are lists written as text, such as {shown}; if an image has each of the classes "
             "in its list, give --labels.text lists; if the whole text is the name of one class: --labels.text names"

@@ -2,10 +2,11 @@
 
 import math
 import struct
+from decimal import Decimal
 from typing import Any
 
-from shards.class_labels import MISSING, is_vector
-from shards.class_names import MOST_LABELS, class_name, labels_fault
+from shards.class_labels import MISSING, is_list, is_vector, split_text
+from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
 from shards.errors import ImageRefusedError
 from shards.schema.config_values import shown_value
 from shards.sources.entry import printable
@@ -26,6 +27,10 @@ def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
     if len(values) > MOST_LABELS:
         raise ImageRefusedError(f"too many labels: {len(values)}, allowed: {MOST_LABELS}")
     labels = tuple(_written(item, in_list=len(values) > 1) for item in values)
+    if len(labels) == 1 and len(labels[0]) > MOST_LABEL_CHARACTERS and "\\" not in labels[0] and is_list(labels[0]):
+        labels = split_text(labels[0])  # it is too long for a name; with backslashes, quotes would take quadratic time
+        if len(labels) > MOST_LABELS:
+            raise ImageRefusedError(f"too many labels: {len(labels)}, allowed: {MOST_LABELS}")
     if "" in labels and not is_vector(labels):
         labels = tuple(filter(None, labels))
     if reason := labels_fault(labels):
@@ -51,7 +56,7 @@ def _written(value: Any, *, in_list: bool) -> str:
         return str(int(value))
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else repr(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")

@@ -217,6 +217,7 @@ LISTS = [
     (["[3.0, 17.0, null]", "[5.0]"], [("3", "17"), ("5",)]),
     (["cat, dog", "dog", "cat"], [("cat", "dog"), ("dog",), ("cat",)]),
     (["cat;dog", "dog;ant", "ant;cat"], [("cat", "dog"), ("dog", "ant"), ("ant", "cat")]),
+    (["ant, bee", "bee", "cat"], [("ant", "bee"), ("bee",), ("cat",)]),
     (["cat|dog", "dog", "cat"], [("cat", "dog"), ("dog",), ("cat",)]),
 ]
 

@@ -1,6 +1,7 @@
 """Table cells as labels and weights."""
 
 import math
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ from shards.sources.table_labels import weighted, written_labels
         ([None, "a"], ("a",)),
         ([1, None, 0], ("1", "", "0")),  # of a vector, each value keeps its place
         ([True, False], ("1", "0")),
+        ([Decimal("1.0"), Decimal(2)], ("1.0", "2")),
+        (str([0, 1] * 300), ("0", "1") * 300),  # too long for a name
+        ("0 1 " * 300, ("0", "1") * 300),
     ],
 )
 def test_labels_are_kept_as_they_are_written(value: Any, labels: tuple[str, ...]) -> None:
