@@ -107,9 +107,9 @@ class Meaning:
     """What the labels of a collection mean.
 
     `names` are the only classes, in the order of their ids; None: any. `numbered` are the names of the numbers from
-    `first` on; empty: a number is a name. `names_first`: a number that is also a name is that name. `vector_length`:
-    the labels of an image are a vector of so many values; 0: they are classes. `are_names`: labels are names as they
-    are, like those of folders.
+    `first` on, or of the positions of a vector; empty: a number is a name. `names_first`: a number that is also a name
+    is that name. `vector_length`: the labels of an image are a vector of this length; 0: they are classes. `are_names`:
+    labels are names as they are, like those of folders.
     """
 
     names: tuple[str, ...] | None
@@ -150,8 +150,9 @@ class Meaning:
         if weights and len(weights) != len(bits):
             raise ImageRefusedError(f"{len(weights)} weights for a vector of {self.vector_length} values")
         places = [place for place, bit in enumerate(bits) if bit]
-        names = self.names or ()
-        return tuple(names[place] for place in places), tuple(weights[place] for place in places if weights)
+        return tuple(self._allowed(self.numbered[place]) for place in places), tuple(
+            weights[place] for place in places if weights
+        )
 
     def _outcomes(self, label: str) -> tuple[str, ...]:
         """The classes that a label names: none, one, or those of a list in a text."""
@@ -222,14 +223,21 @@ def settle(
         if by_number and len(by_number) != length:
             message = f"the labels are vectors of {length} values, but there are {len(by_number)} names of classes"
             raise UserError(f"{message}; give as many names, in the order of the positions, or none")
-        return Meaning(names=by_number or tuple(map(str, range(length))), vector_length=length)
+        by_number = by_number or tuple(map(str, range(length)))
+        return Meaning(names=names or by_number, numbered=by_number, vector_length=length)
     labels = written.labels
+    if missing := sorted(labels.intersection(MISSING).difference(names or (), ("",))):
+        message = "%s is read as no label; if it is the name of a class, list the classes in --labels-file"
+        log.warning(message, ", ".join(map(shown_value, missing)))
     if rules.text == "auto":
         _refuse_lists_in_text(labels.difference(names or ()), are_listed=names is not None)
     if rules.text == "lists":
         labels = frozenset(item for label in labels for item in split_text(label)) | labels
     if rules.numbers == "names":
         return Meaning(names=names, text=rules.text)
+    zero = next((label for label in labels if (found := _WHOLE.fullmatch(label)) and _number(found[1]) == 0), None)
+    if rules.numbers == "from-1" and not by_number and zero:
+        raise UserError(f"{shown_value(zero)} is a label, but --labels.numbers is from-1; leave it out, or give from-0")
     if rules.numbers == "auto" and by_number:
         _check_numbers(labels, by_number, are_ids=bool(numbered))
     return Meaning(

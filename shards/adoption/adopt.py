@@ -184,8 +184,6 @@ def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
             f"the label {shown_text(str(largest))} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
         )
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
-    if meaning.first and (zero := next((label for label in found if int(label) == 0), None)):
-        raise UserError(f"the label {zero} occurs, but --labels.numbers is from-1; leave it out, or give from-0")
     if "0" not in found and largest > 0 and not meaning.first:
         log.warning(
             "no sample has label 0, so the first class is empty; if the labels count from 1: --labels.numbers from-1"

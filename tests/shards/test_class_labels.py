@@ -126,6 +126,21 @@ class TestNumbers:
         assert not caplog.text
 
 
+def test_0_does_not_count_from_1() -> None:
+    rules = LabelRules(numbers="from-1")
+    assert meant(("1",), ("2",), rules=rules) == [("1",), ("2",)]
+    with pytest.raises(UserError, match=r"'0' is a label, but --labels\.numbers is from-1"):
+        meant(("0",), ("1",), rules=rules)
+
+
+def test_words_for_a_missing_value_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    meant(("NA",), ("None",), ("cat",), (), listed=("cat", "None"))
+    assert "'NA' is read as no label; if it is the name of a class, list the classes in --labels-file" in caplog.text
+    caplog.clear()
+    meant(("-1",), ("cat",), ())
+    assert not caplog.text
+
+
 def test_a_labels_file_orders_the_names_of_a_source() -> None:
     assert meant(("0",), ("1",), ("2",), numbered=NAMES, listed=("cat", "ant")) == [
         ("ant",),
@@ -182,6 +197,8 @@ def test_vectors_as_positions() -> None:
         "its labels '-1, 1, 0' are no vector of 3 values, each 0 or 1",
         (),
     ]
+    found = meant(*VECTORS, rules=rules, numbered=NAMES, listed=("cat", "bee"))
+    assert found == [("bee",), "unknown label 'ant'", ()]
     assert settle(rules, WrittenLabels.of([("0", "1", "0")])).names == ("0", "1", "2")
     with pytest.raises(UserError, match="vectors of 3 values, but there are 2 names"):
         meant(*VECTORS, rules=rules, listed=("a", "b"))

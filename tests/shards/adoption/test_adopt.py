@@ -428,5 +428,3 @@ def test_a_number_that_can_be_no_class() -> None:
         label_names({"1440764000"}, Meaning(names=None))
     with pytest.raises(UserError, match=r"the label 9{200}\.\.\. is not a class number"):
         label_names({"9" * 1024}, Meaning(names=None))
-    with pytest.raises(UserError, match=r"the label 0 occurs, but --labels\.numbers is from-1"):
-        label_names({"0", "1"}, Meaning(names=None, first=1))
