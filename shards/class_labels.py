@@ -313,10 +313,13 @@ def _bits(written: Sequence[str]) -> tuple[bool | None, ...] | None:
         written = split_text(written[0])
     if len(written) < 2:
         return None
-    values = [found[1] if (found := _WHOLE.fullmatch(item)) else item.casefold() for item in written]
-    if not all(value in _BITS or value in _NO_BITS for value in values) or not any(value in _BITS for value in values):
-        return None
-    return tuple(_BITS.get(value) for value in values)
+    bits = list[bool | None]()
+    for item in written:
+        value = found[1] if (found := _WHOLE.fullmatch(item)) else item.casefold()
+        if value not in _BITS and value not in _NO_BITS:
+            return None
+        bits.append(_BITS.get(value))
+    return tuple(bits) if any(bit is not None for bit in bits) else None
 
 
 def _vector_length(rules: LabelRules, written: WrittenLabels) -> int:

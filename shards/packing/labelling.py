@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,8 +38,8 @@ def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Me
 def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
     """Rows of a scan with the classes that their labels mean, and with the reason if they are none."""
     lists = table.column("labels").combine_chunks()
-    lengths = pc.max(pc.list_value_length(lists)).as_py() or 0
-    if lengths < 2 and meaning.is_same(pc.unique(pc.list_flatten(lists)).to_pylist()):
+    labels_each = pc.list_flatten(lists).dictionary_encode()
+    if meaning.is_same(labels_each.dictionary.to_pylist()) and not _has_repeated(lists, labels_each):
         return table
     has_weights = "weights" in table.column_names
     weights = table.column("weights").to_pylist() if has_weights else [None] * table.num_rows
@@ -56,6 +57,12 @@ def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
         column = pa.array(columns[name], SCAN_SCHEMA.field(name).type)
         table = table.set_column(table.schema.get_field_index(name), name, column)
     return table
+
+
+def _has_repeated(lists: pa.ListArray, each: pa.DictionaryArray) -> bool:
+    """Whether one image has a label twice. `each`: the labels of all lists."""
+    places = pc.list_parent_indices(lists).to_numpy().astype(np.int64) * len(each.dictionary) + each.indices.to_numpy()
+    return len(np.unique(places)) < len(places)
 
 
 def _count(task: _CountTask) -> WrittenLabels:
