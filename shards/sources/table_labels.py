@@ -2,7 +2,6 @@
 
 import math
 import struct
-from decimal import Decimal
 from typing import Any
 
 from shards.class_labels import MISSING, is_list, is_vector, split_text
@@ -56,12 +55,16 @@ def _written(value: Any, *, in_list: bool) -> str:
         return str(int(value))
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else repr(value)
-    if isinstance(value, int | Decimal) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
         return class_name(printable(value))
+    from decimal import Decimal  # a column of Parquet may have this type, which no other answer needs
+
+    if isinstance(value, Decimal):
+        return str(value)
     raise ImageRefusedError(
         f"its label {shown_value(value)} is a {type(value).__name__}; allowed: text, whole numbers and lists of them"
     )
