@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from posixpath import normpath
 from typing import Literal
 
 import numpy as np
@@ -78,7 +79,7 @@ def _merged(
     ours, theirs = (table.select(["source", "labels", "weights"]).take(place) for place in places)
     rows = zip(kept.tolist(), ours.to_pylist(), theirs.to_pylist(), strict=True)
     for place, mine, other in rows:
-        is_same = mine["source"] == other["source"]
+        is_same = normpath(mine["source"]) == normpath(other["source"])
         is_relabelled = sorted(mine["labels"]) != sorted(other["labels"])
         counts[is_same] += is_relabelled
         if policy == "first" and not (is_same and is_relabelled):

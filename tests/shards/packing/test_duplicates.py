@@ -96,7 +96,7 @@ def test_weights_are_merged_where_the_labels_are_the_same(
 @pytest.mark.parametrize("policy", ["first", "merge"])
 def test_an_image_that_is_listed_again_has_all_labels(policy: Literal["first", "merge"]) -> None:
     everything = table([b"same"] * 4, [["a"], ["b"], ["c"], ["a"]], [[]] * 4)
-    sources = pa.array(["x.jpg", "x.jpg", "copy.jpg", "x.jpg"])
+    sources = pa.array(["x.jpg", "./x.jpg", "copy.jpg", "x.jpg"])
     everything = everything.set_column(1, "source", sources)
     found = find_duplicates(np.arange(4), lambda some: everything.take(pa.array(some)), policy=policy)
     assert (found.num_relisted, found.num_relabelled) == (1, 1)
