@@ -184,12 +184,15 @@ LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
         *("deterministic", "skip_branches", "overlap", "attention", "float8", "cuda_graphs"),
     ),
     "PackJob": (
-        "split_test",
+        *("split_test", "labels"),
         *("labels_file", "limits", "images", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
     ),
-    "IndexJob": ("description", "licence"),
+    "IndexJob": ("labels", "description", "licence"),
     "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
     "FewshotInTraining": ("subset", "held_out", "transform"),
+    "FolderSource": ("class_level",),
+    "ClassTarsSource": ("class_level",),
+    "TarOfTarsSource": ("class_level",),
     "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
     "VerifyJob": ("workers", "run_dir"),
 }

@@ -92,7 +92,9 @@ STAGES = {
         usual=(
             "--split",
             "--split-test",
+            "--source.class-level",
             "--labels-file",
+            "--labels.numbers",
             "--samples-per-shard",
             "--samples-per-block",
             "--workers",

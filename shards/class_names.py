@@ -1,5 +1,6 @@
 """Names of classes: the form in which sources, datasets and evaluations compare them, and what is wrong with some."""
 
+import logging
 import re
 import unicodedata
 from collections import defaultdict
@@ -16,6 +17,8 @@ _MOST_LISTED, _LISTED_ENDS = 12, 5
 _UNSEEN = ("Cc", "Cf")
 _NUMBER = re.compile(r"0*([0-9]+?)(?:[.,]0+)?")
 _LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # as str.splitlines has them
+
+log = logging.getLogger(__name__)
 
 
 def class_name(text: str) -> str:
@@ -74,6 +77,12 @@ def read_label_names(path: str) -> tuple[str, ...]:
     # str.splitlines would also divide a name at a form feed or a Unicode separator.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     names = tuple(class_name(line) for line in lines if line.strip())
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if empty := [number for number, line in enumerate(lines, start=1) if not line.strip()]:
+        message = "--labels-file %r: line %d is empty and no class, so the class on line %d has the id %d"
+        after = next(number for number in range(empty[0], len(lines)) if lines[number].strip())
+        log.warning(message, path, empty[0], after + 1, after - sum(number <= after for number in empty))
     if not names:
         raise UserError(f"--labels-file {path!r} names no class; give one class name per line")
     if reason := repeated_fault(names) or next((fault for name in names if (fault := labels_fault((name,)))), ""):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shards.local_file import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
-from shards.sources.splits import splits_among
+from shards.sources.splits import names_for, splits_among
 
 _MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # looked at, so that a folder of millions of images costs no time
 
@@ -45,9 +45,9 @@ def _advice(url: str, path: Path) -> str:
             _command(
                 "flat" if _holds_images(path / name) else "folder",
                 f"{url.rstrip('/')}/{name}",
-                f"{out}-{split} --split {split}",
+                f"{out}-{_word(split)} --split {_word(split)}",
             )
-            for name, split in sorted(splits.items())
+            for name, split in sorted(names_for(splits).items())
         ]
         return "\n".join([f"{url!r} holds the splits of a collection, not a packed dataset; pack each first:", *lines])
     if any(_holds_images(path / name) for name in sorted(folders)[:_MOST_FOLDERS]):

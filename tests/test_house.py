@@ -97,6 +97,7 @@ ORDER = {
         "tables",
         "manifest sources",
         "tfds",
+        "class_labels",
         "class_names files images",
         "store",
         "host_copy local_file",

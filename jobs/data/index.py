@@ -75,5 +75,6 @@ def spec_of(job: IndexJob) -> AdoptSpec:
         split=job.split,
         samples_per_block=job.samples_per_block,
         labels_file=job.labels_file,
+        labels=job.labels,
         limits=job.limits,
     )

@@ -117,6 +117,7 @@ def spec_of(job: PackJob) -> PackSpec:
         samples_per_block=job.samples_per_block,
         seed=job.seed,
         labels_file=job.labels_file,
+        labels=job.labels,
         limits=job.limits,
         images=job.images,
         dedup=job.dedup,
@@ -194,7 +195,9 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
     for warning in class_warnings(plan.label_names):
         log.warning("%s", warning)
     if plan.num_relabelled:
-        log.info("%s with other labels than the image they copy", plural(plan.num_relabelled, "duplicate"))
+        copies = plural(plan.num_relabelled, "duplicate")
+        more = "; --dedup.duplicates merge keeps their labels too" if spec.dedup.duplicates == "first" else ""
+        log.warning("%s with other labels than the image they copy%s", copies, more)
     return plan
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
+from shards.class_labels import LabelRules
 from shards.errors import UserError
 from shards.images.config import ImageChecks, ImageLimits, Resize
 from shards.packing.about import About
@@ -46,6 +47,8 @@ class PackJob:
     stay together; the seed decides which."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
+    labels: LabelRules = field(default_factory=LabelRules)
+    """How labels are read that could be meant two ways."""
     description: str = ""
     """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
@@ -127,6 +130,8 @@ class IndexJob:
     """Field of the member json that is the label, or a list of labels; empty: --label-key is used."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
+    labels: LabelRules = field(default_factory=LabelRules)
+    """How labels are read that could be meant two ways."""
     description: str = ""
     """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""

@@ -9,16 +9,30 @@ import json
 import logging
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shards.adoption.foreign_samples import RefusalCause
-from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, is_integer, read_tar
+from shards.adoption.foreign_tar import (
+    AdoptSpec,
+    LabelTask,
+    TarFacts,
+    TarLabels,
+    TarTask,
+    adopted_rows,
+    is_integer,
+    read_labels,
+    read_tar,
+)
 from shards.adoption.tar_lists import ListedTar
+from shards.class_labels import Meaning, WrittenLabels, settle
 from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, general_reasons, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
@@ -42,7 +56,7 @@ _ADVICE = {
 }
 
 
-def are_mostly_integers(facts: list[TarFacts]) -> bool:
+def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
     """Whether more than half of the labels, but not all, are integers: then the others are mistakes. Taken as names,
     they would turn every integer into a name too, with another id."""
     num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
@@ -53,23 +67,24 @@ def are_mostly_integers(facts: list[TarFacts]) -> bool:
     return True
 
 
-def refuse_quarantine(facts: list[TarFacts], store: Store, max_quarantined: float, integers_only: bool) -> None:
+def _refuse_quarantine(found: "_Found", store: Store, max_quarantined: float) -> None:
     """UserError if all samples are refused, or a larger share of them than `max_quarantined`."""
-    refused = sum(some.num_refused for some in facts)
-    total = refused + sum(some.num_fit for some in facts)
+    refused = sum(some.num_refused for some in found.labels)
+    total = refused + sum(some.num_fit for some in found.labels)
     if refused < total and refused <= max_quarantined * total:
         return
     message, more = "no sample can be adopted", ""
     if refused < total:
         message = f"{refused} of {total} samples cannot be adopted, more than the allowed share of {max_quarantined:g}"
         more = ", or raise --max-quarantined"
-    worst = max(range(len(facts)), key=lambda number: facts[number].num_refused)
-    if not facts[worst].num_refused:
+    worst = max(range(len(found.labels)), key=lambda number: found.labels[number].num_refused)
+    if not found.labels[worst].num_refused:
         raise UserError(f"{message}: the tars are empty; give others")
-    reason, cause = commonest_reason(adopted_rows(store, worst, integers_only=integers_only))
-    advice = f", or give {_ADVICE[RefusalCause(cause)]}" if cause else ""
-    where = f"{store.url}/{adopted_path(worst)}, of {facts[worst].path}"
-    raise UserError(f'{message}, most often: "{reason}"; see columns reason and not_integer of {where}{advice}{more}')
+    rows = found.rows(store, worst)
+    reason, cause = commonest_reason(rows)
+    advice = f"; give {_ADVICE[RefusalCause(cause)]}" if cause else ""
+    example = rows["source"][pc.index(rows["reason"], reason).as_py()].as_py()
+    raise UserError(f'{message}, most often: "{reason}", for example {example}{advice}{more}')
 
 
 def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
@@ -83,7 +98,6 @@ def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
 
 
 MOST_NUMBERED_CLASSES = 1_000_000
-_RECORDED = ("path", "num_bytes", "sha256", "num_fit", "num_refused")
 _DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 
@@ -101,9 +115,14 @@ class Adoption:
 class _Found:
     """The content of all tars. `integers_only`: samples with a label that is not an integer are refused."""
 
-    facts: list[TarFacts]
-    names: tuple[str, ...]
+    facts: tuple[TarFacts, ...]
+    meaning: Meaning
+    labels: tuple[TarLabels, ...]
     integers_only: bool
+
+    def rows(self, store: Store, number: int) -> pa.Table:
+        """The samples of a tar, with their classes or the reason why they are refused."""
+        return adopted_rows(store, number, self.meaning, integers_only=self.integers_only)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +133,7 @@ class IndexTask:
     plan_hash: str
     number: int
     shard: int
+    meaning: Meaning
 
 
 def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
@@ -124,31 +144,38 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
         log.info("%s is already indexed: %d samples; its tars were not read again", store.url, there.num_samples)
         return there
     facts = _described(adoption, workers)
-    if integers_only := adoption.spec.known_labels() is None and are_mostly_integers(facts):
-        facts = [some.of_integers() for some in facts]
-    refuse_quarantine(facts, store, max_quarantined, integers_only)
-    names = label_names({label for some in facts for label in some.labels}, adoption.spec.known_labels())
-    found = _Found(facts=facts, names=names, integers_only=integers_only)
-    record = json.dumps(_record(adoption, found), sort_keys=True, indent=1).encode() + b"\n"
+    found = _settled(adoption, facts, workers)
+    _refuse_quarantine(found, store, max_quarantined)
+    names = label_names({label for some in found.labels for label in some.labels}, found.meaning)
+    record = json.dumps(_record(adoption, found, names), sort_keys=True, indent=1).encode() + b"\n"
     plan_hash = sha256_hex(record)
     store.write(PLAN_PATH, record)
-    numbers = [number for number, some in enumerate(facts) if some.num_fit]
+    numbers = [number for number, some in enumerate(found.labels) if some.num_fit]
     tasks = (
-        IndexTask(index_url=adoption.index_url, plan_hash=plan_hash, number=number, shard=shard)
+        IndexTask(index_url=adoption.index_url, plan_hash=plan_hash, number=number, shard=shard, meaning=found.meaning)
         for shard, number in enumerate(numbers)
     )
     with Progress("index", len(numbers), unit="tars") as progress:
         for _ in run_tasks(write_index, tasks, workers=workers):
             progress.advance()
-    return _merged(adoption, store, found, plan_hash)
+    return _merged(adoption, store, found, names, plan_hash)
 
 
-def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The name of each class: those known, else the integers up to the largest, else the names found, sorted.
-    UserError if an integer could be both the id of a known class and the name of another."""
-    if known is not None:
-        _refuse_ambiguous(found, known)
-        return known
+def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Found:
+    """What the labels of all tars mean. UserError if they could be meant two ways."""
+    written = WrittenLabels.joined(some.written() for some in facts)
+    meaning = settle(adoption.spec.labels, written, listed=adoption.spec.known_labels())
+    tasks = (LabelTask(index_url=adoption.index_url, number=number, meaning=meaning) for number in range(len(facts)))
+    labels = [some for _, some in sorted(run_tasks(read_labels, tasks, workers=workers), key=itemgetter(0))]
+    if integers_only := meaning.names is None and are_mostly_integers(labels):
+        labels = [some.of_integers() for some in labels]
+    return _Found(facts=tuple(facts), meaning=meaning, labels=tuple(labels), integers_only=integers_only)
+
+
+def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
+    """The name of each class: those known, else the integers up to the largest, else the names found, sorted."""
+    if meaning.names is not None:
+        return meaning.names
     if not all(is_integer(label) for label in found):
         return tuple(sorted(found))
     largest = max((int(label) for label in found), default=-1)
@@ -157,19 +184,11 @@ def label_names(found: set[str], known: tuple[str, ...] | None) -> tuple[str, ..
             f"the label {shown_text(str(largest))} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
         )
         raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
-    return tuple(str(number) for number in range(largest + 1))
-
-
-def _refuse_ambiguous(found: set[str], known: tuple[str, ...]) -> None:
-    """Labels are ids or names of classes. With both, 1 might be the class named 1 or the second one."""
-    ids = sorted(found.difference(known))
-    places = {name: place for place, name in enumerate(known)}
-    names = sorted(name for name in found & places.keys() if is_integer(name) and places[name] != int(name))
-    if ids and names:
-        raise UserError(
-            f"the label {ids[0]} is the number of a class in --labels-file, but {names[0]} is the name of class "
-            f"{places[names[0]]} there; give names that are no numbers, or names to all labels"
+    if "0" not in found and largest > 0 and not meaning.first:
+        log.warning(
+            "no sample has label 0, so the first class is empty; if the labels count from 1: --labels.numbers from-1"
         )
+    return tuple(str(number) for number in range(meaning.first, largest + 1))
 
 
 def write_index(task: IndexTask) -> int:
@@ -177,8 +196,8 @@ def write_index(task: IndexTask) -> int:
     store = open_store(task.index_url)
     if not _is_indexed(store, task):
         tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
-        table = adopted_rows(store, task.number, integers_only=integers_only)
-        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "cause", "not_integer"])
+        table = adopted_rows(store, task.number, task.meaning, integers_only=integers_only)
+        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "cause"])
         rows = [_index_row(row, ids) for row in fit.to_pylist()]
         last = rows[-1]
         commit = ShardCommit(
@@ -215,43 +234,47 @@ def _described(adoption: Adoption, workers: int) -> list[TarFacts]:
     return [facts[number] for number in range(len(facts))]
 
 
-def _record(adoption: Adoption, found: _Found) -> dict[str, object]:
-    tars = [{name: value for name, value in asdict(some).items() if name in _RECORDED} for some in found.facts]
+def _record(adoption: Adoption, found: _Found, names: tuple[str, ...]) -> dict[str, object]:
+    tars = [
+        {"path": some.path, "num_bytes": some.num_bytes, "sha256": some.sha256}
+        | {"num_fit": labels.num_fit, "num_refused": labels.num_refused}
+        for some, labels in zip(found.facts, found.labels, strict=True)
+    ]
     return {
         "format_version": FORMAT_VERSION,
         "adopted": tars,
         "settings": adoption.spec.settings(),
-        "label_names": found.names,
+        "label_names": names,
         "integers_only": found.integers_only,
-        "num_samples": sum(some.num_fit for some in found.facts),
-        "num_quarantined": sum(some.num_refused for some in found.facts),
+        "num_samples": sum(some.num_fit for some in found.labels),
+        "num_quarantined": sum(some.num_refused for some in found.labels),
     }
 
 
-def _merged(adoption: Adoption, store: Store, found: _Found, plan_hash: str) -> Manifest:
+def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, ...], plan_hash: str) -> Manifest:
     """The tables, and the manifest last."""
-    merged = Merged(num_classes=len(found.names), files={PLAN_PATH: plan_hash})
+    merged = Merged(num_classes=len(names), files={PLAN_PATH: plan_hash})
     quarantine: list[pa.Table] = [QUARANTINE_SCHEMA.empty_table()]
     position = 0
-    with rows_file(store, sum(some.num_fit for some in found.facts)) as merged.rows:
-        for number, some in enumerate(found.facts):
+    with rows_file(store, sum(some.num_fit for some in found.labels)) as merged.rows:
+        for number, (tar, some) in enumerate(zip(found.facts, found.labels, strict=True)):
             if some.num_fit:
                 index = store.read(index_path(len(merged.shards)))
                 commit = read_commit(index)
-                merged.add_shard(some.path, index, commit, samples_per_block=adoption.spec.samples_per_block)
+                merged.add_shard(tar.path, index, commit, samples_per_block=adoption.spec.samples_per_block)
             if some.num_refused:
-                quarantine.append(_refused(adopted_rows(store, number, integers_only=found.integers_only), position))
+                quarantine.append(_refused(found.rows(store, number), position))
             position += some.num_fit + some.num_refused
     _discard_indexes(store, first=len(merged.shards))
     refused = pa.concat_tables(quarantine)
-    merged.write_tables(store, found.names, refused)
+    merged.write_tables(store, names, refused)
     is_elsewhere = open_store(adoption.index_url) != open_store(adoption.tars_url)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         plan_hash=plan_hash,
         split=adoption.spec.split,
         num_samples=merged.num_samples,
-        num_classes=len(found.names),
+        num_classes=len(names),
         num_quarantined=refused.num_rows,
         samples_per_block=adoption.spec.samples_per_block,
         shards=tuple(merged.shards),
@@ -331,7 +354,7 @@ def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict
 
 
 def _index_row(row: dict[str, Any], ids: dict[str, int]) -> IndexRow:
-    labels = dict.fromkeys(ids[label] if label in ids else int(label) for label in row["labels"])
+    labels = dict.fromkeys(ids[label] if label in ids else ids[str(int(label))] for label in row["labels"])
     return IndexRow(**row | {"labels": tuple(labels)})
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, UserError
-from shards.schema.config_values import refuse_wrong_values, shown_value
+from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import printable
-from shards.sources.table_labels import MISSING
+from shards.sources.table_labels import written_labels
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
 
+NO_LABEL = "no label"
 MOST_LABEL_BYTES = 4 << 20  # JSON takes thirty times its size in memory
 _MOST_SHOWN = 8
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
@@ -72,7 +72,7 @@ class SampleRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One sample, or why there is none. `suffix` is the image's as it is written in the tar."""
+    """One sample, or why there is none. `suffix` and `labels` are as they are written in the tar."""
 
     key: str
     name: str
@@ -173,7 +173,7 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
         size = f"its .{wanted} has {len(member.data)} bytes"
         raise SampleRefusedError(f"no label: {size}, allowed: {MOST_LABEL_BYTES}", RefusalCause.NO_LABEL)
     if not rules.label_field:
-        values: object = [_text(member.data, wanted).strip()]
+        values: object = _text(member.data, wanted)
     else:
         try:
             fields = json.loads(_text(member.data, wanted))
@@ -182,21 +182,12 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
         except RecursionError as error:
             raise SampleRefusedError("no label: its .json is nested too deep", RefusalCause.NO_LABEL) from error
         values = fields.get(rules.label_field) if isinstance(fields, dict) else None
-    return _as_labels(values if isinstance(values, list) else [values])
-
-
-def _as_labels(values: list[object]) -> tuple[str, ...]:
-    for value in values:
-        if value is not None and (not isinstance(value, int | str) or isinstance(value, bool)):
-            raise SampleRefusedError(
-                f"the label {shown_value(value)} is neither an integer nor a name", RefusalCause.NO_LABEL
-            )
-    names = (class_name(str(value)) for value in values if value is not None)
-    labels = tuple(dict.fromkeys(name for name in names if name and name not in MISSING))
+    try:
+        labels = written_labels(values)
+    except ImageRefusedError as error:
+        raise SampleRefusedError(str(error), RefusalCause.NO_LABEL) from error
     if not labels:
-        raise SampleRefusedError("no label", RefusalCause.NO_LABEL)
-    if reason := labels_fault(labels):
-        raise SampleRefusedError(reason, RefusalCause.NO_LABEL)
+        raise SampleRefusedError(NO_LABEL, RefusalCause.NO_LABEL)
     return labels
 
 

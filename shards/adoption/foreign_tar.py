@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -12,14 +13,15 @@ import pyarrow as pa
 from isal.isal_zlib import crc32
 
 from shards.adoption.foreign_samples import (
+    NO_LABEL,
     RefusalCause,
     Sample,
-    SampleRefusedError,
     SampleRules,
     TarFault,
     cause_of,
     find_samples,
 )
+from shards.class_labels import LabelRules, Meaning, UnknownLabelError, WrittenLabels
 from shards.class_names import read_label_names
 from shards.errors import ImageRefusedError, UserError
 from shards.files.typed_json import read_record
@@ -37,15 +39,14 @@ from shards.tables import MOST_ROWS, TableSchema, read_checked
 ADOPTED_SCHEMA = pa.schema(
     [
         *(INDEX_SCHEMA.field(name) for name in ("key", "offset", "size", "ext", "height", "width", "orientation")),
-        ("labels", pa.list_(pa.string())),  # names, not yet numbers
+        ("labels", pa.list_(pa.string())),  # as they are written
         *(INDEX_SCHEMA.field(name) for name in ("crc32", "source")),
         ("reason", pa.string()),  # null: the sample is fit
         ("cause", pa.string()),  # of the reason, if an option may fix it
-        ("not_integer", pa.string()),  # of a fit sample, the first label that is not an integer; null: all are
     ]
 )
 _RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
-_FACTS_KEY = b"patchline.adopted.3"  # another number: descriptions of older versions are written again
+_FACTS_KEY = b"patchline.adopted.4"  # another number: descriptions of older versions are written again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ class AdoptSpec:
     """Images per block."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
+    labels: LabelRules = LabelRules()
+    """How labels are read that could be meant two ways."""
     limits: ImageLimits = DEFAULT_LIMITS
     """Largest images that are accepted; others are quarantined."""
 
@@ -73,12 +76,15 @@ class AdoptSpec:
     def settings(self) -> dict[str, object]:
         """The settings as plan.json records them, with the names instead of their file."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
+        if self.labels == LabelRules():
+            del settings["labels"]
         return settings | {"labels_file": list(self.known_labels() or ())}
 
     def hash(self) -> str:
-        """sha256 of everything that decides what is found in a tar."""
-        decides = self.settings() | {"pillow": version("pillow")}
-        return sha256_hex(json.dumps(decides, sort_keys=True).encode())
+        """sha256 of everything that decides what is found in a tar; what its labels mean is settled later."""
+        names = ("rules", "limits")
+        decides = {name: value for name, value in self.settings().items() if name in names}
+        return sha256_hex(json.dumps(decides | {"pillow": version("pillow")}, sort_keys=True).encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +102,9 @@ class TarTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFacts:
-    """A summary of a tar. `labels` are all labels of its fit samples. `modified`: nanoseconds since 1970, of a local
-    tar: one that was changed since is described again, even if its size is the same.
-
-    Of the `num_labels` labels of its fit samples, `num_integers` are integers; `num_odd` samples have one that is not,
-    and `integers` are the labels of the other samples.
+    """A summary of a tar. `labels` are all labels of its fit samples as they are written, and `num_labelled` and
+    `num_vectors` those of `WrittenLabels`. `modified`: nanoseconds since 1970, of a local tar: one that was changed
+    since is described again, even if its size is the same.
     """
 
     path: str
@@ -111,12 +115,39 @@ class TarFacts:
     num_fit: int
     num_refused: int
     labels: tuple[str, ...]
+    num_labelled: int
+    num_vectors: dict[str, int]
+
+    def written(self) -> WrittenLabels:
+        """The labels of the fit samples."""
+        num_vectors = {int(length): count for length, count in self.num_vectors.items()}
+        return WrittenLabels(labels=frozenset(self.labels), num_labelled=self.num_labelled, num_vectors=num_vectors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelTask:
+    """The description of tar `number` in the work folder of `index_url`, and what its labels mean."""
+
+    index_url: str
+    number: int
+    meaning: Meaning
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarLabels:
+    """What the labels of a tar mean. Of the `num_labels` labels of its fit samples, `num_integers` are integers;
+    `num_odd` samples have one that is not, and `integers` are the labels of the other samples.
+    """
+
+    num_fit: int
+    num_refused: int
+    labels: tuple[str, ...]
     num_labels: int
     num_integers: int
     num_odd: int
     integers: tuple[str, ...]
 
-    def of_integers(self) -> "TarFacts":
+    def of_integers(self) -> "TarLabels":
         """The same, with every sample refused that has a label that is not an integer."""
         return replace(
             self, num_fit=self.num_fit - self.num_odd, num_refused=self.num_refused + self.num_odd, labels=self.integers
@@ -141,20 +172,55 @@ def adopted_path(number: int) -> str:
     return f"work/adopted-{number:06d}.parquet"
 
 
-def adopted_rows(store: Store, number: int, *, integers_only: bool = False) -> pa.Table:
-    """The description of a tar, one row per sample, refused ones included. With `integers_only`, a label that is not an
-    integer is a reason too; the stored description does not say so, since that depends on all tars."""
+def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: bool = False) -> pa.Table:
+    """The description of a tar, one row per sample, refused ones included, with the classes that the labels mean. A
+    label that is none is a reason; so is, with `integers_only`, one that is not an integer. The stored description does
+    not say so, since that depends on all tars."""
     table = _read_adopted(store, number)
-    if not integers_only:
-        return table
-    rows = table.select(["reason", "cause", "not_integer"]).to_pylist()
+    rows = table.select(["labels", "reason", "cause"]).to_pylist()
     for row in rows:
-        if (odd := row["not_integer"]) is not None:
-            row |= {"reason": f"label {odd!r} is not an integer, others are", "cause": RefusalCause.NOT_INTEGER.value}
-    for name in ("reason", "cause"):
-        column = pa.array([row[name] for row in rows], pa.string())
+        if row["reason"] is None:
+            row.update(_meant(row["labels"], meaning))
+        odd = _odd(row["labels"]) if integers_only and row["reason"] is None else None
+        if odd is not None:
+            row.update(reason=f"label {odd!r} is not an integer, others are", cause=RefusalCause.NOT_INTEGER.value)
+    for name in ("labels", "reason", "cause"):
+        column = pa.array([row[name] for row in rows], ADOPTED_SCHEMA.field(name).type)
         table = table.set_column(table.schema.get_field_index(name), ADOPTED_SCHEMA.field(name), column)
     return table
+
+
+def read_labels(task: LabelTask) -> tuple[int, TarLabels]:
+    """What the labels of a described tar mean; returns its number and them."""
+    table = adopted_rows(open_store(task.index_url), task.number, task.meaning)
+    fit = table.filter(table["reason"].is_null())["labels"].to_pylist()
+    even = [some for some in fit if _odd(some) is None]
+    labels = [label for some in fit for label in some]
+    return task.number, TarLabels(
+        num_fit=len(fit),
+        num_refused=table.num_rows - len(fit),
+        labels=tuple(sorted(set(labels))),
+        num_labels=len(labels),
+        num_integers=sum(is_integer(label) for label in labels),
+        num_odd=len(fit) - len(even),
+        integers=tuple(sorted({label for some in even for label in some})),
+    )
+
+
+def _meant(written: list[str], meaning: Meaning) -> dict[str, object]:
+    """The classes of a sample, or why it has none."""
+    try:
+        labels, _ = meaning.of(written)
+    except UnknownLabelError as error:
+        return {"reason": str(error), "cause": RefusalCause.UNKNOWN_LABEL.value}
+    except ImageRefusedError as error:
+        return {"reason": str(error), "cause": None}
+    return {"labels": labels} if labels else {"reason": NO_LABEL, "cause": RefusalCause.NO_LABEL.value}
+
+
+def _odd(labels: Sequence[str]) -> str | None:
+    """The first label that is not an integer; None: all are."""
+    return next((label for label in labels if not is_integer(label)), None)
 
 
 def _read_adopted(store: Store, number: int) -> pa.Table:
@@ -179,8 +245,7 @@ def _modified(task: TarTask) -> int:
 
 def _facts(task: TarTask, table: pa.Table, sha256: str, modified: int) -> TarFacts:
     fit = table.filter(table["reason"].is_null())
-    labels = [label for some in fit["labels"].to_pylist() for label in some]
-    even = fit.filter(fit["not_integer"].is_null())
+    written = WrittenLabels.of(fit["labels"].to_pylist())
     return TarFacts(
         path=task.path,
         num_bytes=task.num_bytes,
@@ -189,11 +254,9 @@ def _facts(task: TarTask, table: pa.Table, sha256: str, modified: int) -> TarFac
         spec_hash=task.spec_hash,
         num_fit=fit.num_rows,
         num_refused=table.num_rows - fit.num_rows,
-        labels=tuple(sorted(set(labels))),
-        num_labels=len(labels),
-        num_integers=sum(is_integer(label) for label in labels),
-        num_odd=fit.num_rows - even.num_rows,
-        integers=tuple(sorted({label for some in even["labels"].to_pylist() for label in some})),
+        labels=tuple(sorted(written.labels)),
+        num_labelled=written.num_labelled,
+        num_vectors={str(length): count for length, count in sorted(written.num_vectors.items())},
     )
 
 
@@ -231,7 +294,6 @@ class _Rows:
 
     def __init__(self, task: TarTask) -> None:
         self._task = task
-        self._known = set(task.spec.known_labels() or ())
         self._rows: list[dict[str, object]] = []
         self._fault = ""  # after it, no other reader finds a sample
         self._is_lost = False  # other readers fail, so no sample is adopted
@@ -267,14 +329,9 @@ class _Rows:
             if (key := row.get("key")) and key in later and row["reason"] is None:
                 row["reason"] = "another sample of the same key follows in its tar"
             later.add(key)
-            if row["reason"] is not None:
-                row.pop("not_integer", None)  # it is refused anyway
         return self._rows
 
     def _facts(self, sample: Sample) -> dict[str, object]:
-        for label in sample.labels:
-            if not self._is_known(label):
-                raise SampleRefusedError(f"unknown label {label!r}", RefusalCause.UNKNOWN_LABEL)
         header = read_header(sample.image, self._task.spec.limits)
         if header.ext not in PACKED_FORMATS:
             raise ImageRefusedError(f"a {header.ext} image; allowed in shards are {', '.join(PACKED_FORMATS)}")
@@ -286,11 +343,5 @@ class _Rows:
             "width": header.width,
             "orientation": header.orientation,
             "labels": sample.labels,
-            "not_integer": next((label for label in sample.labels if not is_integer(label)), None),
             "crc32": crc32(sample.image),
         }
-
-    def _is_known(self, label: str) -> bool:
-        if not self._known:
-            return not (label.startswith("-") and label[1:].isdecimal())
-        return label in self._known or (label.isascii() and label.isdecimal() and int(label) < len(self._known))

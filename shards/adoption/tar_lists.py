@@ -8,8 +8,10 @@ from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
 from shards.output.quantities import plural
 from shards.schema.config_values import whole_number
-from shards.sources.archives import is_tar_name
+from shards.sources.archives import NO_TAR, is_tar_name
+from shards.sources.passed_over import PassedOver, is_archive
 from shards.sources.splits import files_of_splits, refuse_several
+from shards.sources.tar_members import is_hidden
 from shards.store import open_store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -41,11 +43,15 @@ def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[
     """
     if pattern and tars_file:
         raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")
-    found = {
-        path: num_bytes for path, num_bytes in open_store(tars_url).list_sizes() if is_tar_name(path, where=tars_url)
-    }
+    found, others = dict[str, int](), PassedOver(why=NO_TAR)
+    for path, num_bytes in open_store(tars_url).list_sizes():
+        if is_tar_name(path, where=tars_url):
+            found[path] = num_bytes
+        elif is_archive(path) and not is_hidden(path):
+            others.add(path)
     if not pattern and not tars_file:
         names = list(found)
+        others.mention(tars_url)
     else:
         names = list(expanded(pattern)) if pattern else _lines(tars_file)
         if missing := [name for name in names if name not in found]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Literal
 
+from shards.class_labels import LabelRules
 from shards.images.config import (
     CODEC_PACKAGES,
     DEFAULT_MAX_DISTANCE,
@@ -31,7 +32,7 @@ class Dedup:
 
     duplicates: Literal["first", "merge", "keep"] = "first"
     """Images with equal bytes: first keeps the first in the source with its own labels, merge keeps it with the
-    labels of all, keep keeps every one."""
+    labels of all, keep keeps every one. Under first and merge, an image that is listed twice has all its labels."""
     against: tuple[str, ...] = ()
     """Packed evaluation sets (URLs) whose images, mirrored ones included, must not be in the dataset."""
     max_distance: Annotated[int, Range(0, HASH_BITS // 2 - 1)] = DEFAULT_MAX_DISTANCE
@@ -71,6 +72,8 @@ class PackSpec:
     """Seed for the order of the images in the shards."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
+    labels: LabelRules = LabelRules()
+    """How labels are read that could be meant two ways."""
     limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted."""
     images: ImageChecks = field(default_factory=ImageChecks)
@@ -103,6 +106,8 @@ class PackSpec:
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
         if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
             del settings["unlabeled"]
+        if self.labels == LabelRules():
+            del settings["labels"]
         if self.images == ImageChecks():
             del settings["images"]
         if self.set_aside == SetAside():
@@ -122,4 +127,6 @@ class PackSpec:
             "perceptual_hash": PERCEPTUAL_HASH if self.is_hashed else "",
             "versions": self.versions(),
         } | ({"refuses_truncated": True} if self.refuses_truncated else {})
+        if not self.source.labels_are_names:
+            decides["labels"] = "as written"
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

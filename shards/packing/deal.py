@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.class_labels import Meaning
 from shards.index import table_bytes
 from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.duplicates import Labels
+from shards.packing.labelling import labelled
 from shards.packing.scan import SCAN_SCHEMA, read_scan
 from shards.packing.survey import NO_LABEL, reasons
 from shards.schema.config_values import Range
@@ -70,7 +72,7 @@ class DealTask:
     slots: NDArray[np.int64]
     drops: pa.Table
     merged: dict[int, Labels]
-    known_labels: tuple[str, ...] | None
+    meaning: Meaning
     label_names: tuple[str, ...]
     num_files: int
     folder: str
@@ -102,6 +104,7 @@ def deal(task: DealTask) -> int:
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
         _, table = read_scan(store, number, columns)
+        table = labelled(table, task.meaning)
         slots = task.slots[done : done + table.num_rows]
         positions = pa.array(task.first_position + done + np.arange(table.num_rows))
         table = table.add_column(0, "position", positions).add_column(0, "slot", pa.array(slots))
@@ -155,7 +158,7 @@ def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
     """Rows that the scan refused, that have wrong labels or formats, or that are copies of others."""
     why = task.drops.filter(pc.is_in(task.drops.column("position"), value_set=table.column("position")))
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
-    reason = reasons(refused, task.spec, task.known_labels)
+    reason = reasons(refused, task.spec)
     kind = pc.if_else(pc.fill_null(pc.equal(reason, NO_LABEL), False), "unlabeled", "refused")
     refused = pa.table(
         {

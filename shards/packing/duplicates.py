@@ -1,7 +1,9 @@
 """Images of equal bytes within a collection: which one stays, and with which labels."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from posixpath import normpath
 from typing import Literal
 
 import numpy as np
@@ -18,13 +20,15 @@ Labels = tuple[tuple[str, ...], tuple[float, ...]]
 class Duplicates:
     """Row `rows[i]` has the bytes of an earlier row that stays, which the source calls `kept_sources[i]`.
 
-    `num_relabelled` counts the rows left out whose labels differ from those of the row that stays; `labels` has the
-    merged labels of rows that stay, if labels are merged.
+    `num_relabelled` counts the rows left out whose labels differ from those of the row that stays, a copy;
+    `num_relisted` those that name the same image again, with other labels. `labels` has the merged labels of rows that
+    stay: of images that are listed again, and of copies if their labels are merged.
     """
 
     rows: NDArray[np.int64]
     kept_sources: pa.Array
     num_relabelled: int = 0
+    num_relisted: int = 0
     labels: dict[int, Labels] = field(default_factory=dict)
 
 
@@ -55,28 +59,36 @@ def find_duplicates(
     kept_place = first[group]
     dropped = np.flatnonzero(kept_place != np.arange(len(rows)))
     kept_place = kept_place[dropped]
-    num_relabelled, merged = _merged(table, dropped, kept_place)
+    counts, merged = _merged(table, dropped, kept_place, policy=policy)
     return Duplicates(
         rows=rows[dropped],
         kept_sources=table.column("source").take(pa.array(kept_place)).combine_chunks(),
-        num_relabelled=num_relabelled,
-        labels={int(rows[place]): labels for place, labels in merged.items()} if policy == "merge" else {},
+        num_relabelled=counts[False],
+        num_relisted=counts[True],
+        labels={int(rows[place]): labels for place, labels in merged.items()},
     )
 
 
-def _merged(table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[int, dict[int, Labels]]:
-    count, merged = 0, dict[int, Labels]()
+def _merged(
+    table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64], *, policy: Literal["first", "merge"]
+) -> tuple[Counter[bool], dict[int, Labels]]:
+    """How many rows left out have other labels, by whether they name the same image, and the labels of rows that
+    stay. An image that is listed several times has the labels of all its rows, whatever the policy for copies."""
+    counts, merged = Counter[bool](), dict[int, Labels]()
     places = pa.array(dropped), pa.array(kept)
-    ours, theirs = (table.select(["labels", "weights"]).take(place) for place in places)
+    ours, theirs = (table.select(["source", "labels", "weights"]).take(place) for place in places)
     rows = zip(kept.tolist(), ours.to_pylist(), theirs.to_pylist(), strict=True)
     for place, mine, other in rows:
+        is_same = normpath(mine["source"]) == normpath(other["source"])
         is_relabelled = sorted(mine["labels"]) != sorted(other["labels"])
-        count += is_relabelled
+        counts[is_same] += is_relabelled
+        if policy == "first" and not (is_same and is_relabelled):
+            continue
         held = merged.get(place) or (tuple(other["labels"]), tuple(other["weights"] or ()))
         more = merged_labels(held, (tuple(mine["labels"]), tuple(mine["weights"] or ())))
         if is_relabelled or more != held:  # equal labels can have other weights
             merged[place] = more
-    return count, merged
+    return counts, merged
 
 
 def merged_labels(held: Labels, more: Labels) -> Labels:

@@ -115,9 +115,7 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
     except ValueError as error:
         todo = f"delete {PLAN_PATH} there and pack again, or give another --out"
         raise UserError(f"{store.url}/{PLAN_PATH} is {error}; {todo}") from error
-    asked = spec.settings()
-    different = differences({name: plan.settings.get(name) for name in asked}, asked)
-    if different:
+    if different := differences(plan.settings, spec.settings()):
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
         again = f"delete {store.url}/plan, {store.url}/work and {store.url}/manifest.json to pack it anew"
         raise UserError(f"{what}\nUse these, or another --out, or {again}")

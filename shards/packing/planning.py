@@ -1,5 +1,6 @@
 """Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
 
+import logging
 import shlex
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -11,17 +12,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shards.class_names import read_label_names
+from shards.class_labels import Meaning
 from shards.errors import UserError
 from shards.hashing import PACKING, hash_array
 from shards.index import table_bytes
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
+from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.packing.config import PackSpec
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
 from shards.packing.duplicates import Duplicates, candidates, find_duplicates
 from shards.packing.evaluation_sets import EvaluationSet, find_sets
+from shards.packing.labelling import labelled, settled
 from shards.packing.listing import Listing
 from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
@@ -33,6 +36,8 @@ from shards.sources.kinds import FolderSource, Source
 from shards.sources.splits import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,34 +56,38 @@ class _Surveyed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decided:
-    """Which scanned rows stay, those on the other side of the test split, the only allowed labels (None: any), and all
-    label names by id."""
+    """Which scanned rows stay, those on the other side of the test split, what labels mean, and all label names by
+    id."""
 
     stays: NDArray[np.bool_]
     duplicates: Duplicates
     elsewhere: NDArray[np.int64]
-    known_labels: tuple[str, ...] | None
+    meaning: Meaning
     label_names: tuple[str, ...]
 
 
 def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
     """Deal the scanned samples to shards, in the order of a keyed hash of their positions."""
-    known, sets = known_labels(spec), tuple(find_sets(spec.dedup.against))
-    found = _survey(store, spec, listing, known, sets, workers=workers)
+    meaning = settled(store, spec, len(listing.slices), workers=workers)
+    sets = tuple(find_sets(spec.dedup.against))
+    found = _survey(store, spec, listing, meaning, sets, workers=workers)
     num_scanned, num_refused = len(found.is_fit), int((~found.is_fit).sum()) - found.num_unlabeled
     stays = found.is_fit.copy()
     stays[found.overlaps.column("position").to_numpy()] = False
-    duplicates = _duplicates(store, spec, found, stays)
+    duplicates = _duplicates(store, spec, found, stays, meaning)
     stays[duplicates.rows] = False
-    elsewhere = _of_other_side(store, spec, found, stays)
+    if duplicates.num_relisted:
+        again = plural(duplicates.num_relisted, "image")
+        log.warning("%s listed again with other labels: an image has the labels of all its rows", again)
+    elsewhere = _of_other_side(store, spec, found, stays, meaning)
     stays[elsewhere] = False
     num_samples = int(stays.sum())
     if not num_samples:
         raise UserError(_no_image_words(store, spec.source, found, num_refused))
-    names = known if known is not None else sorted_labels(found.labels)
-    if known is None:
+    names = meaning.names if meaning.names is not None else sorted_labels(found.labels)
+    if meaning.names is None:
         refuse_classes_of_splits(names)
-    decided = _Decided(stays=stays, duplicates=duplicates, elsewhere=elsewhere, known_labels=known, label_names=names)
+    decided = _Decided(stays=stays, duplicates=duplicates, elsewhere=elsewhere, meaning=meaning, label_names=names)
     with temporary_folder("patchline-plan-") as folder:
         files = found.files | _deal(store, spec, found, decided, folder, workers=workers)
         files |= _write_dropped(store, spec, folder, found, sets)
@@ -123,11 +132,6 @@ def _no_image_words(store: Store, source: Source, found: _Surveyed, num_refused:
     return "\n".join([f"the source has no usable image: of {len(found.is_fit)}, {said}", *examples, todo])
 
 
-def known_labels(spec: PackSpec) -> tuple[str, ...] | None:
-    """The only allowed labels in the order of their ids, from the labels file or the source; None: any."""
-    return read_label_names(spec.labels_file) if spec.labels_file else spec.source.known_labels()
-
-
 def sorted_labels(names: set[str]) -> tuple[str, ...]:
     """Distinct label names in the order of their ids: by number if all are integers, else as strings."""
     if all(name.removeprefix("-").isdecimal() and name.isascii() for name in names):
@@ -144,7 +148,7 @@ def _survey(
     store: Store,
     spec: PackSpec,
     listing: Listing,
-    known: tuple[str, ...] | None,
+    meaning: Meaning,
     sets: tuple[EvaluationSet, ...],
     *,
     workers: int,
@@ -156,7 +160,7 @@ def _survey(
             spec=spec,
             first_number=begin,
             slices_sha256=tuple(hashes[begin : begin + SCANS_A_TASK]),
-            known_labels=known,
+            meaning=meaning,
             evaluation_sets=sets,
         )
         for begin in range(0, len(hashes), SCANS_A_TASK)
@@ -203,21 +207,25 @@ def _overlaps(surveys: list[Survey], sets: tuple[EvaluationSet, ...]) -> pa.Tabl
     )
 
 
-def _duplicates(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_]) -> Duplicates:
+def _duplicates(
+    store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_], meaning: Meaning
+) -> Duplicates:
     def read(rows: NDArray[np.int64]) -> pa.Table:
-        return pa.concat_tables(_rows_of_scans(store, found.first_rows, rows))
+        return labelled(pa.concat_tables(_rows_of_scans(store, found.first_rows, rows)), meaning)
 
     if spec.dedup.duplicates == "keep":
         return find_duplicates(np.empty(0, np.int64), read, policy="first")
     return find_duplicates(candidates(found.sha_prefix, stays), read, policy=spec.dedup.duplicates)
 
 
-def _of_other_side(store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _of_other_side(
+    store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_], meaning: Meaning
+) -> NDArray[np.int64]:
     """The rows that would stay, but are on the other side of the test split."""
     rows = np.flatnonzero(stays)
     if not spec.set_aside.share or not len(rows):
         return np.empty(0, np.int64)
-    table = pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",)))
+    table = labelled(pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",))), meaning)
     return rows_of_other_side(spec.set_aside, rows, found.sha_prefix, table.column("labels"), seed=spec.seed)
 
 
@@ -275,7 +283,7 @@ def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decide
             slots=slots[first:after],
             drops=drops.filter(inside),
             merged={row: merged[row] for row in rows},
-            known_labels=decided.known_labels,
+            meaning=decided.meaning,
             label_names=decided.label_names,
             num_files=_num_files(spec, decided),
             folder=folder,

@@ -34,7 +34,7 @@ SCAN_SCHEMA = pa.schema(
     [
         ("locator", pa.binary()),  # file names need not be UTF-8
         ("source", pa.string()),
-        ("labels", pa.list_(pa.string())),
+        ("labels", pa.list_(pa.string())),  # as they are written
         ("weights", pa.list_(pa.float32())),
         ("ext", pa.string()),
         ("height", pa.int32()),
@@ -135,10 +135,8 @@ def _staged(file: StagedFile, images: Iterator[tuple[Entry, ImageBytes]]) -> Ite
 
 
 def _record(entry: Entry, image: ImageBytes, spec: PackSpec) -> dict[str, object]:
-    labels = tuple(dict.fromkeys(class_name(label) for label in entry.labels))
+    labels = tuple(class_name(label) for label in entry.labels)
     fault = labels_fault(labels)
-    if entry.weights and len(labels) < len(entry.labels):
-        fault = "a label with a weight appears twice"
     named: dict[str, object] = {
         "locator": entry.locator.encode("utf-8", "surrogateescape"),
         "source": entry.name,

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.class_labels import Meaning
 from shards.errors import UserError
 from shards.images.config import PERCEPTUAL_HASH
 from shards.images.image_header import ImageHeader
@@ -14,6 +15,7 @@ from shards.images.resize import refusal
 from shards.manifest import sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import EvaluationMatch, EvaluationSet, bytes_rows, load_images
+from shards.packing.labelling import labelled
 from shards.packing.scan import is_scanned, read_scan, scan_footer, scan_path
 from shards.store import open_store
 
@@ -25,13 +27,13 @@ EXAMPLES = 20  # of images that are not fit, in messages
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyTask:
-    """Consecutive scan files by their listings' sha256. `known_labels`: the only allowed labels, None: any."""
+    """Consecutive scan files by their listings' sha256, and what their labels mean."""
 
     url: str
     spec: PackSpec
     first_number: int
     slices_sha256: tuple[str, ...]
-    known_labels: tuple[str, ...] | None
+    meaning: Meaning
     evaluation_sets: tuple[EvaluationSet, ...]
 
 
@@ -62,12 +64,13 @@ class Survey:
 
 def survey(task: SurveyTask) -> Survey:
     """Raises UserError if a scan file is missing or was made with other settings."""
-    columns = ["labels", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
+    columns = ["labels", "weights", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
     num_unlabeled, examples = 0, list[tuple[str, str]]()
     for place, slice_sha256 in enumerate(task.slices_sha256):
         data, table = _read_scan(task, task.first_number + place, slice_sha256, columns)
-        why = reasons(table, task.spec, task.known_labels)
+        table = labelled(table, task.meaning)
+        why = reasons(table, task.spec)
         is_fit, is_unlabeled = why.is_null(), pc.fill_null(pc.equal(why, NO_LABEL), False)
         labels.update(pc.unique(pc.list_flatten(table.column("labels"))).to_pylist())
         num_unlabeled += int(pc.sum(is_unlabeled).as_py() or 0)
@@ -77,7 +80,7 @@ def survey(task: SurveyTask) -> Survey:
             examples += zip(sources["source"].take(some).to_pylist(), why.take(some).to_pylist(), strict=True)
         hashes.append(sha256_hex(data))
         fits.append(is_fit.to_numpy(zero_copy_only=False))
-        tables.append(table.drop_columns(["labels", "ext", "mode", "reason"]))
+        tables.append(table.drop_columns(["labels", "weights", "ext", "mode", "reason"]))
     whole, every_fit = pa.concat_tables(tables), np.concatenate(fits)
     sha256, _ = bytes_rows(whole.column("sha256"))
     return Survey(
@@ -93,27 +96,15 @@ def survey(task: SurveyTask) -> Survey:
     )
 
 
-def reasons(table: pa.Table, spec: PackSpec, known_labels: tuple[str, ...] | None) -> pa.Array:
-    """Why each row of a scan table cannot be packed; null if it can."""
+def reasons(table: pa.Table, spec: PackSpec) -> pa.Array:
+    """Why each row of a labelled scan table cannot be packed; null if it can."""
     labels = table.column("labels").combine_chunks()
     found = [table.column("reason").combine_chunks()]
     if spec.unlabeled == "refuse":
         is_empty = pc.equal(pc.list_value_length(labels), 0)
         found.append(pc.if_else(is_empty, pa.scalar(NO_LABEL), pa.scalar(None, pa.string())))
-    if known_labels is not None:
-        found.append(_unknown_labels(labels, known_labels))
     found.append(_formats(table, spec))
     return pc.coalesce(*found)
-
-
-def _unknown_labels(labels: pa.ListArray, known: tuple[str, ...]) -> pa.Array:
-    values, parents = pc.list_flatten(labels), pc.list_parent_indices(labels)
-    is_strange = pc.invert(pc.is_in(values, value_set=pa.array(known, pa.string())))
-    result: list[str | None] = [None] * len(labels)
-    strangers = zip(parents.filter(is_strange).to_pylist(), values.filter(is_strange).to_pylist(), strict=True)
-    for row, label in strangers:
-        result[row] = result[row] or f"unknown label {label!r}"
-    return pa.array(result, pa.string())
 
 
 def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:

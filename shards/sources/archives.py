@@ -6,14 +6,16 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_value
+from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
+from shards.sources.passed_over import PassedOver
 from shards.sources.splits import refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, in_order_within
@@ -24,6 +26,7 @@ from shards.store import MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
 
+NO_TAR = "without the suffix .tar"
 READS_AHEAD = 16
 MOST_OPEN_FILES = 64
 HEADER_PIECE_BYTES = 4096  # a header and its extensions
@@ -39,9 +42,13 @@ class ClassTarsSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["class_tars"] = "class_tars"
     root: str = ""
     """Folder or s3://bucket/prefix that holds one tar of images per class."""
+    class_level: ClassLevel = "auto"
+    """Class of an image: first: the tar's name; deepest: the deepest folder inside the tar; path: the whole path of tar
+    and folders; auto: the tar's name, with a warning if its images lie in several folders."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")
@@ -53,13 +60,17 @@ class ClassTarsSource:
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
+        classes, others = ClassPaths(self.class_level), PassedOver(why=NO_TAR)
         for path, num_bytes in open_store(self.root).list_sizes():
             if is_tar_name(path, where=self.root):
-                yield _tar_entry(path, path, 0, num_bytes)
+                yield replace(_tar_entry(path, path, 0, num_bytes), labels=(_tar_class(path, classes),))
+            elif not is_hidden(path):
+                others.add(path)
+        others.mention(self.root)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each tar, from its start to its end."""
-        return _images(open_store(self.root), entries, max_bytes)
+        return _images(open_store(self.root), entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
         """Reads by path, offset and size."""
@@ -77,9 +88,13 @@ class TarOfTarsSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["tar_of_tars"] = "tar_of_tars"
     path: str = ""
     """The archive: a file or s3://bucket/key."""
+    class_level: ClassLevel = "auto"
+    """Class of an image: first: the inner tar's name; deepest: the deepest folder inside it; path: the whole path of
+    tar and folders; auto: the tar's name, with a warning if its images lie in several folders."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")
@@ -90,16 +105,19 @@ class TarOfTarsSource:
         return refusing_mixed_folders(self._entries(), self.path, option="--source.path")
 
     def _entries(self) -> Iterator[Entry]:
+        classes, others = ClassPaths(self.class_level), PassedOver(why=NO_TAR)
         store, path = self._store_and_name()
-        for member in self._outer_members(store, path):
+        for member in self._outer_members(store, path, others):
             if isinstance(member.data, ImageRefusedError):
                 where = f"--source.path {self.path!r}, {printable(member.name) or 'the archive'}"
                 raise UserError(f"{where}: {member.data}; give the whole archive, as it was published")
-            yield _tar_entry(path, member.name, member.offset, member.size)
+            entry = _tar_entry(path, member.name, member.offset, member.size)
+            yield replace(entry, labels=(_tar_class(member.name, classes),))
+        others.mention(self.path)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """The images of each inner tar, from its start to its end."""
-        return _images(self._store_and_name()[0], entries, max_bytes)
+        return _images(self._store_and_name()[0], entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
         """Reads by offset and size."""
@@ -108,15 +126,19 @@ class TarOfTarsSource:
     def known_labels(self) -> None:
         """The labels are not known before the scan."""
 
-    def _outer_members(self, store: Store, path: str) -> Iterator[Member]:
+    def _outer_members(self, store: Store, path: str, others: PassedOver) -> Iterator[Member]:
+        def wanted(name: str) -> bool:
+            is_wanted = is_tar_name(name, where=self.path)
+            if not is_wanted and not is_hidden(name):
+                others.add(name)
+            return is_wanted
+
         try:
             end = store.size(path)
         except MissingObjectError as error:
             raise UserError(f"--source.path {self.path!r} does not exist; give a tar of class tars") from error
         pieces = Pieces(lambda first, end: store.read_range(path, first, end), 0, end, piece_bytes=HEADER_PIECE_BYTES)
-        return read_members(
-            pieces, wanted=lambda name: is_tar_name(name, where=self.path), max_bytes=0, with_data=lambda _: False
-        )
+        return read_members(pieces, wanted=wanted, max_bytes=0, with_data=lambda _: False)
 
     def _store_and_name(self) -> tuple[Store, str]:
         folder, slash, name = self.path.rpartition("/")
@@ -218,24 +240,34 @@ def _tar_entry(path: str, tar_name: str, first: int, num_bytes: int) -> Entry:
     return Entry(
         locator=f"{path}:{first}:{num_bytes}",
         name=printable(tar_name),
-        labels=(_label(printable(tar_name)),),
         num_bytes=num_bytes,
         num_images=0,
     )
 
 
-def _label(tar_name: str) -> str:
+def _own_name(tar_name: str) -> str:
     return tar_name.rpartition("/")[2][: -len(".tar")]
 
 
-def _images(store: Store, entries: Sequence[Entry], max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
+def _tar_class(path: str, classes: ClassPaths, *, inner: str = "") -> str:
+    """The class of a tar, or of the images in one of its folders. A folder of the tar's own name is no level."""
+    stem, own = path.removeprefix("./")[: -len(".tar")], _own_name(path)
+    inner = "" if inner == own else inner.removeprefix(f"{own}/")
+    return classes.class_of(f"{stem}/{inner}" if inner else stem, num_first=stem.count("/") + 1)
+
+
+def _images(
+    store: Store, entries: Sequence[Entry], max_bytes: int, level: ClassLevel
+) -> Iterator[tuple[Entry, ImageBytes]]:
     for entry in entries:
+        classes = ClassPaths(level)
         try:
             for member in _members(store, entry, max_bytes):
                 if member.data is not None:
-                    yield _image_entry(entry, member), member.data
+                    yield _image_entry(entry, member, classes), member.data
         except (OSError, EOFError, MissingObjectError) as error:
             yield entry, OSError(str(error))
+        classes.mention_nested(root=entry.name)
 
 
 def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
@@ -280,7 +312,7 @@ def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
 
 def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
     """UserError for a WebDataset shard, whose members with one key are a sample: its name is no class."""
-    beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(tar.labels[0]) else set()))
+    beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(_own_name(tar.name)) else set()))
     if beside and any(f".{suffix}" in IMAGE_SUFFIXES for suffix in suffixes):
         raise UserError(
             f"{tar.name} is a WebDataset shard, with a .{min(beside)} beside each image, not a tar of one class; give "
@@ -288,14 +320,14 @@ def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
         )
 
 
-def _image_entry(tar: Entry, member: Member) -> Entry:
+def _image_entry(tar: Entry, member: Member, classes: ClassPaths) -> Entry:
     if not member.name:
         return tar
     path, _, _ = split_locator(tar.locator)
-    name, label = printable(member.name).removeprefix("./"), tar.labels[0]
+    name, own = printable(member.name).removeprefix("./"), _own_name(tar.name)
     return Entry(
         locator=f"{path}:{member.offset}:{member.size}",
-        name=name if name.startswith(f"{label}/") else f"{label}/{name}",
-        labels=tar.labels,
+        name=name if name.startswith(f"{own}/") else f"{own}/{name}",
+        labels=(_tar_class(tar.name, classes, inner=name.rpartition("/")[0]),),
         num_bytes=member.size,
     )

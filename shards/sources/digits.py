@@ -26,6 +26,7 @@ class DigitsSource:
     """A fixed fifth of the digits is the test split, chosen by our keyed hash of the index."""
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["digits"] = "digits"
     split: Literal["train", "test"] = "train"
     """Split of the digits; --split sets it."""

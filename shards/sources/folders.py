@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,28 +14,37 @@ from shards.errors import ImageRefusedError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.big_sort import Row, sorted_rows
+from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_split_classes, refusing_mixed_folders
-from shards.sources.table_labels import label_names
+from shards.sources.table_labels import written_labels
 from shards.sources.tables import path_in, read_rows
 from shards.sources.tree import SYSTEM_FOLDERS, Tree, list_images, refused_entry
 
 log = logging.getLogger(__name__)
 _MOST_NAMED = 12
+_FIRST_WORD = r"([^_]+)_"
+_MOST_OF_LABEL, _MOST_STEMS = 1000, 200_000  # kept of one label, where more are ids, and of all
+_NUMBERED = re.compile(r"[\W_]*\d+$")  # the number of a file within its class
+_WORDS = re.compile(r"(?:[^\W\d_]|[ _-])+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSource:
     """Class folders in a folder or an S3 prefix: `root/CLASS/...`; the folder's name is the label.
 
-    Images in folders further down (`root/CLASS/images/*.JPEG`) are of the same class. Images in `root` itself
-    have no label.
+    Images in folders further down (`root/CLASS/images/*.JPEG`) are of the same class, unless `class_level` says
+    otherwise. Images in `root` itself have no label.
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["folder"] = "folder"
     root: str = ""
     """Folder or s3://bucket/prefix that holds one folder of images per class."""
+    class_level: ClassLevel = "auto"
+    """Folder that is the class: the first below the root, the deepest, or the whole path; auto: the first, with a
+    warning if images lie further down."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="source.")
@@ -44,19 +54,20 @@ class FolderSource:
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
-        folders, nested = dict[str, str](), set[str]()
+        first, nested, classes = set[str](), set[str](), ClassPaths(self.class_level)
+        last, labels = "", tuple[str, ...]()
         for path, num_bytes in list_images(self.root):
-            label, slash, rest = path.partition("/")
-            name = class_name(printable(label))
-            if "/" in rest:
-                nested.add(name)
-            if slash and (other := folders.setdefault(name, label)) != label:
-                folders[name] = label
-                message = "the folders %s and %s are one class: they differ only in spaces or in their Unicode form"
-                log.warning(message, ascii(other), ascii(label))
-            yield Entry(locator=path, name=printable(path), labels=(name,) if slash else (), num_bytes=num_bytes)
-        refuse_split_classes(self.root, folders, nested=nested)
-        if empty := sorted(_folders_in(self.root) - set(folders)):
+            folders, _, _ = path.rpartition("/")
+            if folders != last:
+                last, labels = folders, (classes.class_of(folders),) if folders else ()
+                name, _, deeper = folders.partition("/")
+                name = class_name(printable(name))
+                first |= {name} if folders else set()
+                nested |= {name} if deeper else set()
+            yield Entry(locator=path, name=printable(path), labels=labels, num_bytes=num_bytes)
+        refuse_split_classes(self.root, first, nested=nested)
+        classes.mention_nested(root=printable(self.root))
+        if empty := sorted(_folders_in(self.root) - first):
             shown = ", ".join(empty[:_MOST_NAMED]) + (", ..." if len(empty) > _MOST_NAMED else "")
             log.warning("%s without an image, so not a class: %s", plural(len(empty), "folder"), shown)
 
@@ -81,10 +92,11 @@ class FlatSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = False
     kind: Literal["flat"] = "flat"
     root: str = ""
     """Folder or s3://bucket/prefix that holds the images."""
-    label_pattern: str = r"([^_]+)_"
+    label_pattern: str = _FIRST_WORD
     """Regular expression, matched at the start of the file name; its only group is the label (by default everything
     before the first underscore: n01440764 of n01440764_tench.JPEG)."""
     labels_csv: str = ""
@@ -124,21 +136,26 @@ class FlatSource:
         """The labels are not known before the scan."""
 
     def _labelled_by_name(self) -> Iterator[Entry]:
-        pattern = re.compile(self.label_pattern)
+        pattern, stems = re.compile(self.label_pattern), _Stems()
         for path, num_bytes in list_images(self.root):
             name = printable(path)
-            found = pattern.match(name.rpartition("/")[2])
+            file_name = name.rpartition("/")[2]
+            found = pattern.match(file_name)
+            if found and found.group(1):
+                stems.add(found.group(1), file_name[found.start(1) :])
             try:
-                labels = label_names(found.group(1)) if found else ()
+                labels = written_labels(found.group(1)) if found else ()
             except ImageRefusedError as refusal:
                 yield refused_entry(name, str(refusal))
                 continue
             yield Entry(locator=path, name=name, labels=labels, num_bytes=num_bytes)
+        if self.label_pattern == _FIRST_WORD:
+            stems.mention_merged(self.root)
 
     def _labelled_by_table(self) -> Iterator[Entry]:
         """Joins two sorted sequences, the files and the table; neither is ever in memory as a whole."""
         files = list_images(self.root)
-        file = next(files, None)
+        file, num_relisted = next(files, None), 0
         for key, rows in groupby(sorted_rows(self._rows()), key=lambda row: row[0]):
             while file is not None and _bytes(file[0]) < key:
                 yield Entry(locator=file[0], name=printable(file[0]), num_bytes=file[1])
@@ -147,10 +164,15 @@ class FlatSource:
             if file is not None and _bytes(file[0]) == key:
                 num_bytes = file[1]
                 file = next(files, None)
-            yield from self._entries(key, rows, num_bytes)
+            for entry, num_rows in self._entries(key, rows, num_bytes):
+                num_relisted += num_rows > 1
+                yield entry
         while file is not None:
             yield Entry(locator=file[0], name=printable(file[0]), num_bytes=file[1])
             file = next(files, None)
+        if num_relisted:
+            again = plural(num_relisted, "image")
+            log.warning("%s listed again with other labels: an image has the labels of all its rows", again)
 
     def _rows(self) -> Iterator[Row]:
         """(file, its labels, empty) of each row; (empty, the row's number, reason) of an invalid row."""
@@ -162,20 +184,61 @@ class FlatSource:
                     raise values
                 splits.has(values[-1], self.labels_csv, number)
                 path = _bytes(path_in(values[0]).removeprefix("./") or ".")
-                labels = label_names(values[1], separator=self.separator)
+                labels = written_labels(values[1], separator=self.separator)
                 yield path, "\0".join(labels).encode(), b""
             except ImageRefusedError as refusal:
                 yield b"", str(number).encode(), str(refusal).encode()
 
-    def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[Entry]:
-        """The entry of a file that the table names, or of each invalid row."""
+    def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[tuple[Entry, int]]:
+        """The entry of a file that the table names, or of each invalid row, and its number of rows that differ."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])
-            yield from (refused_entry(f"{table} row {number.decode()}", why.decode()) for _, number, why in rows)
+            yield from ((refused_entry(f"{table} row {number.decode()}", why.decode()), 1) for _, number, why in rows)
             return
-        labels = (label for _, joined, _ in rows for label in joined.decode().split("\0") if label)
+        several = dict.fromkeys(joined.decode() for _, joined, _ in rows if joined)
+        labels = tuple(label for joined in several for label in joined.split("\0"))
         locator = path.decode("utf-8", "surrogateescape")
-        yield Entry(locator=locator, name=printable(locator), labels=tuple(dict.fromkeys(labels)), num_bytes=num_bytes)
+        entry = Entry(locator=locator, name=printable(locator), labels=labels, num_bytes=num_bytes)
+        yield entry, len(several)
+
+
+class _Stems:
+    """The names of files without their numbers: `american_bulldog` and `american_beagle`, with one label `american`,
+    may be two classes. Names that go on with an id, such as `cat_3fa9`, are not taken for classes."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, Counter[str]] = {}
+        self._num_stems = 0
+
+    def add(self, label: str, file_name: str) -> None:
+        """Counts a file under its label; `file_name` begins with the label."""
+        counts = self._counts.get(label)
+        if counts is None and self._num_stems < _MOST_STEMS:
+            counts = self._counts[label] = Counter()
+        stem = _NUMBERED.sub("", file_name.rpartition(".")[0])
+        if counts is not None and (stem in counts or (self._num_stems < _MOST_STEMS and len(counts) < _MOST_OF_LABEL)):
+            self._num_stems += stem not in counts
+            counts[stem] += 1
+
+    def mention_merged(self, root: str) -> None:
+        """Warns if files of one label have names that could be several classes."""
+        found = {label: stems for label, counts in self._counts.items() if len(stems := _class_stems(counts)) > 1}
+        if not found:
+            return
+        label, stems = next(iter(found.items()))
+        message = (
+            "%s: the label pattern gives files of several names one class, in %s: %s holds %s; if these are classes, "
+            "give --source.label-pattern '(.+)_', which takes the name up to the last _"
+        )
+        shown = ", ".join(ascii(stem) for stem in stems[:_MOST_NAMED])
+        log.warning(message, printable(root), plural(len(found), "class"), ascii(label), shown)
+
+
+def _class_stems(counts: Counter[str]) -> list[str]:
+    """Those of the stems of one label that can be names of classes: words, or names of several files."""
+    if len(counts) >= _MOST_OF_LABEL:
+        return []
+    return sorted(stem for stem, count in counts.items() if count > 1 or _WORDS.fullmatch(stem))
 
 
 def _folders_in(root: str) -> set[str]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
 from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_mixed_splits
-from shards.sources.table_labels import label_names, weighted
+from shards.sources.table_labels import weighted, written_labels
 from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows
 from shards.sources.tree import MOST_BYTES, REFUSED, fetch, outside, read_ahead, read_below, read_file, refused_entry
 from shards.sources.web import fetch_url, is_address, is_web, secret_reason, shown_address
@@ -92,6 +92,7 @@ class ManifestSource:
     the scan and by packing, unless copies are kept.
     """
 
+    labels_are_names: ClassVar[bool] = False
     kind: Literal["manifest"] = "manifest"
     files: tuple[str, ...] = ()
     """CSV or Parquet files that list the images, local or s3://; {split} stands for --split."""
@@ -182,10 +183,8 @@ class ManifestSource:
             if reason:
                 return refused_entry(name, reason)
         try:
-            labels = label_names(values[1], separator=self.separator)
+            labels = written_labels(values[1], separator=self.separator)
             labels, weights = weighted(labels, values[2] if self.weights_column else None, separator=self.separator)
         except ImageRefusedError as refusal:
             return refused_entry(name, f"{row}: {refusal}")
-        if not weights:
-            labels = tuple(dict.fromkeys(labels))
         return Entry(locator=location, name=name, labels=labels, weights=weights)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shards.class_names import MOST_LABELS
-from shards.parquet.pages import refuse_encrypted
 from shards.storage.objects import MissingObjectError
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ def refuse_groups(
 ) -> None:
     """ValueError if a row group has more rows, or one of these columns more values or decompressed bytes, than any, or
     lies outside the file."""
+    from shards.parquet.pages import refuse_encrypted
+
     for number, group in enumerate(opened.groups):
         where = f"its footer is damaged: row group {number}"
         _check(f"{where} has {group.num_rows} rows", group.num_rows, most_rows)

@@ -13,7 +13,7 @@ from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import find_files, open_found
 from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
 from shards.sources.splits import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
-from shards.sources.table_labels import label_names
+from shards.sources.table_labels import written_labels
 from shards.sources.tables import check_columns
 from shards.storage.ahead import in_order
 from shards.store import SCHEME, Buckets
@@ -44,13 +44,14 @@ class ParquetSource:
     """
 
     staged: ClassVar[bool] = True  # a row group is read whole or not at all
+    labels_are_names: ClassVar[bool] = False
     kind: Literal["parquet"] = "parquet"
     files: tuple[str, ...] = ()
     """Parquet files, folders or patterns such as 'DIR/train-*.parquet', local or s3://; {split} stands for --split."""
     image_column: str = "image"
     """Column with the images: struct<bytes, path>, or bytes."""
     label_column: str = "label"
-    """Column with the label: text, an integer, or a list of such."""
+    """Column with the label: text, a number, or a list of these."""
     label_names: tuple[str, ...] = ()
     """Names of integer labels, in order; empty: those that Hugging Face's datasets write into the files."""
 
@@ -182,9 +183,8 @@ class ParquetSource:
         row = 0
         try:
             file = held.open(path)
-            names = self._names(file.schema)
             for batch in self._batches(file, int(group)):
-                yield from self._batch_images(batch, names, max_bytes, (entry, row))
+                yield from self._batch_images(batch, max_bytes, (entry, row))
                 row += batch.num_rows
                 del batch  # frees it before the next
             if row < entry.num_images:
@@ -209,7 +209,7 @@ class ParquetSource:
         return file.batches(columns, rows=min(max(1, rows), MOST_BATCH_ROWS), groups=[number])
 
     def _batch_images(
-        self, batch: "pa.RecordBatch", names: tuple[str, ...], max_bytes: int, begin: tuple[Entry, int]
+        self, batch: "pa.RecordBatch", max_bytes: int, begin: tuple[Entry, int]
     ) -> Iterator[tuple[Entry, ImageBytes]]:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -232,10 +232,10 @@ class ParquetSource:
             else:
                 image = data[place].as_py()
             try:
-                known = tuple(dict.fromkeys(label_names(labels[place], names=names)))
+                written = written_labels(labels[place])
             except ImageRefusedError as refusal:
-                known, image = (), refusal
-            yield Entry(locator=f"{begin[0].locator}:{row}", name=name, labels=known), image
+                written, image = (), refusal
+            yield Entry(locator=f"{begin[0].locator}:{row}", name=name, labels=written), image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,10 +41,11 @@ def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collect
     if not found:
         return
     commands = []
-    for name, split in found.items():
+    for name, split in names_for(found).items():
         folder = shlex.quote(f"{root.rstrip('/')}/{name}")
         recipe = "folder" if name in nested else "flat"
-        commands.append(f"  patchline pack {recipe} --source.root {folder} --split {split} --out DATA/{split}")
+        own = shlex.quote(split)
+        commands.append(f"  patchline pack {recipe} --source.root {folder} --split {own} --out DATA/{own}")
     what = f"--source.root {root!r} holds {', '.join(map(repr, found))}, which are names of splits, not of classes"
     raise UserError("\n".join([f"{what}; pack each as a dataset of its own:", *commands]))
 
@@ -63,6 +65,12 @@ def splits_among(names: Collection[str]) -> dict[str, str]:
     exact = {name: split_of(name) for name in sorted(names) if split_of(name)}
     are_all = bool(exact) and len(exact) + len(beside) == len(names)
     return found or (exact | beside if are_all else {})
+
+
+def names_for(found: Mapping[str, str]) -> dict[str, str]:
+    """A name for the dataset of each folder: its split, or, if two are of one split such as dev and eval, its own."""
+    counts = Counter(found.values())
+    return {name: split if counts[split] == 1 else name for name, split in found.items()}
 
 
 def refuse_classes_of_splits(classes: Collection[str]) -> None:

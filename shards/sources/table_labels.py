@@ -1,40 +1,37 @@
 """Labels and weights in the cells of a table: one or many, text or numbers."""
 
 import math
-import re
 import struct
-from collections.abc import Sequence
 from typing import Any
 
-from shards.class_names import MOST_LABELS, class_name, labels_fault
+from shards.class_labels import MISSING, is_list, is_vector, split_text
+from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
 from shards.errors import ImageRefusedError
+from shards.schema.config_values import shown_value
 from shards.sources.entry import printable
-
-# How programs write a missing value as text: what pandas.read_csv takes for one, and MySQL's \\N. A lower-case "none"
-# is left out, since it is a usual name of a class.
-MISSING = frozenset(
-    {
-        *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
-        *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "\\N"),
-    }
-)
-_WHOLE = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
 # Labels, and their weights: none, or one per label.
 Weighted = tuple[tuple[str, ...], tuple[float, ...]]
 
 
-def label_names(value: Any, *, separator: str = "", names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The labels in a cell: text, a whole number, or a list of these. Raises ImageRefusedError for anything else.
+def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
+    """The labels in a cell as they are written: text, a number, or a list of these. Raises ImageRefusedError for
+    anything else.
 
-    Bytes come from a CSV and are split at `separator` if it is given. Whole numbers are indices into `names`; a number
-    without a name is a label itself. None, empty text, NaN, negative numbers (-1 is how Hugging Face and TensorFlow
-    Datasets write "unknown") and the usual words for a missing value are no label.
+    Bytes come from a CSV and are split at `separator` if it is given. A whole number is its digits, also if pandas has
+    made it a float. None, empty text and NaN are no label, but keep their place in a vector of 0 and 1. What the labels
+    mean is up to `shards.class_labels`.
     """
     values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
     if len(values) > MOST_LABELS:
         raise ImageRefusedError(f"too many labels: {len(values)}, allowed: {MOST_LABELS}")
-    labels = tuple(name for item in values if (name := _label_name(item, names)))
+    labels = tuple(_written(item, in_list=len(values) > 1) for item in values)
+    if len(labels) == 1 and len(labels[0]) > MOST_LABEL_CHARACTERS and "\\" not in labels[0] and is_list(labels[0]):
+        labels = split_text(labels[0])  # it is too long for a name; with backslashes, quotes would take quadratic time
+        if len(labels) > MOST_LABELS:
+            raise ImageRefusedError(f"too many labels: {len(labels)}, allowed: {MOST_LABELS}")
+    if "" in labels and not is_vector(labels):
+        labels = tuple(filter(None, labels))
     if reason := labels_fault(labels):
         raise ImageRefusedError(reason)
     return labels
@@ -50,30 +47,27 @@ def _cut(value: bytes, separator: str) -> list[str]:
     return text.split(separator) if separator else [text]
 
 
-def _label_name(value: Any, names: Sequence[str]) -> str:
+def _written(value: Any, *, in_list: bool) -> str:
     """One label; empty: none."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # pandas turns integers into floats if one is missing
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
+    if isinstance(value, bool) and in_list:
+        return str(int(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
-        if value >= len(names) and str(value) in names:
-            raise ImageRefusedError(f"its label {value} has no name: {len(names)} are known, from class 0 on")
-        return "" if value < 0 else names[value] if value < len(names) else str(value)
+        return str(value)
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
-        return _text_name(class_name(printable(value)))
-    raise ImageRefusedError(f"a label is a {type(value).__name__}; allowed: text, whole numbers and lists of them")
+        return class_name(printable(value))
+    from decimal import Decimal  # a column of Parquet may have this type, which no other answer needs
 
-
-def _text_name(text: str) -> str:
-    """A label that is written as text: 3.0 is class 3, -1 is none."""
-    if text in MISSING:
-        return ""
-    if text[-1:].isdecimal() and (number := _WHOLE.fullmatch(text)):
-        return "" if number[1].startswith("-") else number[1]
-    return text
+    if isinstance(value, Decimal):
+        return str(value)
+    raise ImageRefusedError(
+        f"its label {shown_value(value)} is a {type(value).__name__}; allowed: text, whole numbers and lists of them"
+    )
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
@@ -82,9 +76,9 @@ def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted
     if not numbers:
         return labels, ()
     if len(numbers) != len(labels):
+        labels = tuple(label for label in labels if label not in MISSING)
+    if len(numbers) != len(labels):
         raise ImageRefusedError(f"{len(numbers)} weights for {len(labels)} labels; allowed: one each, or none")
-    if len(set(labels)) < len(labels):
-        raise ImageRefusedError("a label with a weight appears twice")
     return labels, numbers
 
 

@@ -3,15 +3,14 @@
 import logging
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from shards.errors import ImageRefusedError, UserError
-from shards.output.quantities import plural
 from shards.sources.big_sort import Row, sorted_rows
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable, too_large
+from shards.sources.passed_over import PassedOver
 from shards.storage.ahead import Hold, in_order_within, no_wait
 from shards.storage.folder_walk import FolderWalk
 from shards.storage.objects import MissingObjectError, Store
@@ -45,21 +44,19 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
-    others: Counter[str] = Counter()
+    others = PassedOver(why="with no image suffix")
     if "://" in root:
         for path, size in open_store(root).list_sizes():
             if "/." in f"/{path}" or not SYSTEM_FOLDERS.isdisjoint(path.split("/")[:-1]):
                 continue
-            if is_image_name(name := path.encode("utf-8", "surrogateescape")):
+            if is_image_name(path.encode("utf-8", "surrogateescape")):
                 yield path, size
             else:
-                others[_suffix(name)] += 1
+                others.add(path)
     else:
         for path_bytes in _Walk(os.fsencode(root), others).paths():
             yield os.fsdecode(path_bytes), 0
-    if others:
-        kinds = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
-        log.info("%s: skipped %s with no image suffix: %s", root, plural(others.total(), "file"), kinds)
+    others.mention(root)
 
 
 def is_image_name(name: bytes) -> bool:
@@ -182,10 +179,11 @@ def _rest(descriptor: int, missing: int) -> bytes:
 
 
 class _Walk:
-    """Everything below a local folder. `others` counts the files without an image suffix, by suffix."""
+    """Everything below a local folder. `others` counts the files without an image suffix."""
 
-    def __init__(self, root: bytes, others: Counter[str]) -> None:
+    def __init__(self, root: bytes, others: PassedOver) -> None:
         self._root, self._others, self._walk = root, others, FolderWalk()
+        self._start = root.rstrip(b"/") + b"/"
 
     def paths(self, below: bytes = b"") -> Iterator[bytes]:
         """A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3."""
@@ -217,7 +215,7 @@ class _Walk:
                 elif item.is_symlink() and not os.path.exists(item.path):  # noqa: PTH110
                     log.warning("the link %s is broken and is skipped", _shown(item.path))
                 else:
-                    self._others[_suffix(name)] += 1
+                    self._others.add(os.fsdecode(item.path.removeprefix(self._start)))
 
 
 def _is_folder(item: os.DirEntry[bytes]) -> bool:
@@ -225,12 +223,6 @@ def _is_folder(item: os.DirEntry[bytes]) -> bool:
         return item.is_dir()
     except OSError:  # a link to itself, or into a folder without permission
         return False
-
-
-def _suffix(name: bytes) -> str:
-    """A file name from its last dot, as a kind of file."""
-    _, dot, suffix = name.rpartition(b".")
-    return f".{_shown(suffix)}" if dot and len(suffix) < 8 else "without a suffix"
 
 
 def _shown(path: bytes) -> str:

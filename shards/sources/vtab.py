@@ -39,6 +39,7 @@ class VtabSource:
     """
 
     staged: ClassVar[bool] = False
+    labels_are_names: ClassVar[bool] = True
     kind: Literal["vtab"] = "vtab"
     root: str = ""
     """Data folder of TensorFlow Datasets, local or s3://, or the dataset's own folder in it, NAME/VERSION."""

@@ -59,3 +59,20 @@ def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         read_label_names(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ant\n\n\nbee\n", "line 2 is empty and no class, so the class on line 4 has the id 1"),
+        ("\nant\n", "line 1 is empty and no class, so the class on line 2 has the id 0"),
+        ("ant\nbee\n\n", ""),
+    ],
+)
+def test_an_empty_line_moves_the_ids_after_it(
+    text: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "labels.txt").write_text(text)
+    read_label_names(str(tmp_path / "labels.txt"))
+    assert said in caplog.text
+    assert bool(caplog.records) == bool(said)

@@ -17,6 +17,7 @@ from shards.adoption.adopt import Adoption, adopt, label_names
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.adoption.tar_lists import find_tars
+from shards.class_labels import Meaning
 from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
@@ -244,7 +245,7 @@ def test_a_tar_that_was_corrected_is_read_again(tmp_path: Path) -> None:
 
 def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They must not turn the integers into names, which would give every class another id."""
-    odd = {(0, 3): b"1.0", (1, 0): b"cat"}
+    odd = {(0, 3): b"x1", (1, 0): b"cat"}
 
     def members(tar: int, number: int) -> dict[str, bytes]:
         return with_cls(tar, number) | ({"cls": odd[tar, number]} if (tar, number) in odd else {})
@@ -255,7 +256,7 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
     for workers in (1, 2):
         url = str(tmp_path / f"index-{workers}")
         with pytest.raises(
-            UserError, match=r"2 of 15 samples .* most often: \"label '1\.0' is not an integer, others are\""
+            UserError, match=r"2 of 15 samples .* most often: \"label 'x1' is not an integer, others are\""
         ):
             run(adoption_of(tars, index_url=url), max_quarantined=0.1)
         assert (
@@ -271,7 +272,7 @@ def test_odd_labels_among_integers_are_refused(tmp_path: Path, caplog: pytest.Lo
         store = open_store(url)
         rows = read_table(store.read(QUARANTINE_PATH)).to_pylist()
         assert [(row["position"], row["reason"]) for row in rows] == [
-            (3, "label '1.0' is not an integer, others are"),
+            (3, "label 'x1' is not an integer, others are"),
             (14, "label 'cat' is not an integer, others are"),
         ]
         written.append({path: store.read(path) for path in store.list()})
@@ -307,13 +308,16 @@ def test_more_than_half_of_the_labels_decide(tmp_path: Path, num_names: int, lab
     [
         (
             SampleRules(label_key="label"),
-            r"\"no label: it has no member \.label\"; .*give --label-key.* --label-field",
+            r"\"no label: it has no member \.label\", for example part-0/train-.*; give --label-key.* --label-field",
         ),
         (
             SampleRules(label_field="label"),
-            r"\"no label: it has no member \.json\"; .*give --label-key.* --label-field",
+            r"\"no label: it has no member \.json\", for example part-0/train-.*; give --label-key.* --label-field",
         ),
-        (SampleRules(image_keys=("tif",)), r"\"no image: its members are cls, jpeg, txt\"; .*give --image-keys"),
+        (
+            SampleRules(image_keys=("tif",)),
+            r"\"no image: its members are cls, jpeg, txt\", for example .*; give --image-keys",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, rules: SampleRules, message: str) -> None:
@@ -388,30 +392,39 @@ def test_nothing_to_adopt_is_a_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "known", "names"),
+    ("names", "message"),
     [
-        ({"2", "0"}, None, ("0", "1", "2")),
-        ({"b", "1", "a"}, None, ("1", "a", "b")),
-        ({"1"}, ("x", "y"), ("x", "y")),
-        (set(), None, ()),
+        ("a\nb\nc\nd\ne\n", r"\"unknown label 'cat'\", for .*; give --label-key or .*, or another --labels-file"),
+        ("", r"\"label 'cat' is not an integer, others are\", for .*; give the names of all classes in --labels-file"),
     ],
 )
-def test_label_names(found: set[str], known: tuple[str, ...] | None, names: tuple[str, ...]) -> None:
-    assert label_names(found, known) == names
+def test_the_cause_decides_what_is_advised(tmp_path: Path, names: str, message: str) -> None:
+    def members(tar: int, number: int) -> dict[str, bytes]:
+        return with_cls(tar, number) | ({"cls": b"cat"} if number == 0 else {})
+
+    write_tars(open_store(str(tmp_path / "tars")), members)
+    (tmp_path / "names").write_text(names)
+    spec = replace(SPEC, labels_file=str(tmp_path / "names") if names else "")
+    with pytest.raises(UserError, match=message):
+        run(adoption_of(str(tmp_path / "tars"), spec=spec))
 
 
-def test_numbers_that_could_be_ids_or_names() -> None:
-    """The names 1, 2, 3 beside the ids 0, 1, 2: the images of two classes would be in one."""
-    known = ("1", "2", "3")
-    with pytest.raises(UserError, match=r"the label 0 is the number of a class .*, but 1 is the name of class 0 there"):
-        label_names({"0", "1", "2"}, known)
-    assert label_names({"1", "2", "3"}, known) == known
-    assert label_names({"0", "1", "b"}, ("0", "1", "b")) == ("0", "1", "b")
-    assert label_names({"0", "1"}, ("0", "b")) == ("0", "b")
+@pytest.mark.parametrize(
+    ("found", "meaning", "names"),
+    [
+        ({"2", "0"}, Meaning(names=None), ("0", "1", "2")),
+        ({"2", "1"}, Meaning(names=None, first=1), ("1", "2")),
+        ({"b", "1", "a"}, Meaning(names=None), ("1", "a", "b")),
+        ({"x"}, Meaning(names=("x", "y")), ("x", "y")),
+        (set(), Meaning(names=None), ()),
+    ],
+)
+def test_label_names(found: set[str], meaning: Meaning, names: tuple[str, ...]) -> None:
+    assert label_names(found, meaning) == names
 
 
 def test_a_number_that_can_be_no_class() -> None:
     with pytest.raises(UserError, match="the label 1440764000 is not a class number"):
-        label_names({"1440764000"}, None)
+        label_names({"1440764000"}, Meaning(names=None))
     with pytest.raises(UserError, match=r"the label 9{200}\.\.\. is not a class number"):
-        label_names({"9" * 1024}, None)
+        label_names({"9" * 1024}, Meaning(names=None))

@@ -10,7 +10,17 @@ import pyarrow as pa
 import pytest
 
 from shards.adoption.foreign_samples import SampleRules
-from shards.adoption.foreign_tar import AdoptSpec, TarFacts, TarTask, adopted_path, adopted_rows, read_tar
+from shards.adoption.foreign_tar import (
+    AdoptSpec,
+    LabelTask,
+    TarFacts,
+    TarTask,
+    adopted_path,
+    adopted_rows,
+    read_labels,
+    read_tar,
+)
+from shards.class_labels import LabelRules, Meaning, WrittenLabels, settle
 from shards.errors import UserError
 from shards.images.config import ImageLimits
 from shards.index import table_bytes
@@ -46,11 +56,11 @@ def task_of(folder: Path, tar: bytes, *, spec: AdoptSpec | None = None) -> TarTa
     )
 
 
-def described(folder: Path, tar: bytes, *, spec: AdoptSpec | None = None) -> tuple[TarFacts, list[dict[str, object]]]:
-    task = task_of(folder, tar, spec=spec)
+def described(folder: Path, tar: bytes, *, meaning: Meaning | None = None) -> tuple[TarFacts, list[dict[str, object]]]:
+    task = task_of(folder, tar)
     number, facts = read_tar(task)
     assert number == 7
-    return facts, adopted_rows(open_store(task.index_url), 7).to_pylist()
+    return facts, adopted_rows(open_store(task.index_url), 7, meaning or Meaning(names=None)).to_pylist()
 
 
 def outcomes(rows: list[dict[str, object]]) -> list[tuple[object, object]]:
@@ -93,11 +103,11 @@ def test_bad_samples_are_refused_alone(tmp_path: Path) -> None:
         ("n.cls", b"-1"),
     ]
     facts, rows = described(tmp_path, tar_of([*members, *GOOD]))
-    assert (facts.num_fit, facts.num_refused) == (2, 3)
+    assert (facts.num_fit, facts.num_refused) == (3, 2)
     found = dict(outcomes(rows))
     assert "truncated" in str(found["some.tar/t.jpg"])
     assert found["some.tar/g.jpg"] == "a gif image; allowed in shards are jpg, png, webp"
-    assert found["some.tar/n.jpg"] == "unknown label '-1'"
+    assert found["some.tar/n.jpg"] == "no label"
     assert found["some.tar/a.jpg"] is None
 
 
@@ -107,14 +117,14 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
 
 
 def test_only_the_labels_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "labels.txt").write_text("tench\nshark\n")
-    spec = AdoptSpec(rules=SampleRules(), labels_file=str(tmp_path / "labels.txt"))
     members = [
         (f"{number}.{suffix}", data)
         for number, label in enumerate((b"shark", b"1", b"2", b"ray"))
         for suffix, data in (("jpg", JPEG), ("cls", label))
     ]
-    _, rows = described(tmp_path, tar_of(members), spec=spec)
+    meaning = settle(LabelRules(numbers="from-0"), WrittenLabels.of([]), listed=("tench", "shark"))
+    _, rows = described(tmp_path, tar_of(members), meaning=meaning)
+    assert [row["labels"] for row in rows[:2]] == [["shark"], ["shark"]]
     assert [row["reason"] for row in rows] == [None, None, "unknown label '2'", "unknown label 'ray'"]
 
 
@@ -125,22 +135,16 @@ def test_labels_that_are_no_integers_are_told_apart(tmp_path: Path) -> None:
         for suffix, data in (("jpg", JPEG), ("cls", label))
     ]
     facts, rows = described(tmp_path, tar_of(members))
-    assert [row["not_integer"] for row in rows] == [None, "1.0", None, "\u0663"]
     assert [row["reason"] for row in rows] == [None] * 4
-    assert (facts.num_labels, facts.num_integers, facts.num_odd) == (4, 2, 2)
-    assert (facts.labels, facts.integers) == (("1.0", "12", "7", "\u0663"), ("12", "7"))
-    settled = adopted_rows(open_store(str(tmp_path / "index")), 7, integers_only=True)
-    assert settled["reason"].to_pylist() == [
-        None,
-        "label '1.0' is not an integer, others are",
-        None,
-        "label '\u0663' is not an integer, others are",
-    ]
-    assert (facts.of_integers().num_fit, facts.of_integers().num_refused, facts.of_integers().labels) == (
-        2,
-        2,
-        ("12", "7"),
-    )
+    assert facts.labels == ("1.0", "12", "7", "\u0663")
+    store, meaning = open_store(str(tmp_path / "index")), Meaning(names=None)
+    number, found = read_labels(LabelTask(index_url=store.url, number=7, meaning=meaning))
+    assert (number, found.num_labels, found.num_integers, found.num_odd) == (7, 4, 3, 1)
+    assert (found.labels, found.integers) == (("1", "12", "7", "\u0663"), ("1", "12", "7"))
+    settled = adopted_rows(store, 7, meaning, integers_only=True)
+    assert settled["reason"].to_pylist() == [None, None, None, "label '\u0663' is not an integer, others are"]
+    only = found.of_integers()
+    assert (only.num_fit, only.num_refused, only.labels) == (3, 1, ("1", "12", "7"))
 
 
 def test_of_two_samples_with_one_key_the_last_stays(tmp_path: Path) -> None:
@@ -195,15 +199,16 @@ def test_what_is_behind_a_damaged_stretch_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_settings_decide_the_hash(tmp_path: Path) -> None:
+    """What labels mean does not: a tar is not read again for it."""
     (tmp_path / "labels.txt").write_text("a\n")
     specs = [
         AdoptSpec(rules=SampleRules()),
         AdoptSpec(rules=SampleRules(label_field="label")),
         AdoptSpec(rules=SampleRules(), limits=ImageLimits(max_bytes=5)),
-        AdoptSpec(rules=SampleRules(), labels_file=str(tmp_path / "labels.txt")),
     ]
-    assert len({spec.hash() for spec in specs}) == 4
-    assert AdoptSpec(rules=SampleRules()).hash() == specs[0].hash()
+    assert len({spec.hash() for spec in specs}) == 3
+    assert AdoptSpec(rules=SampleRules(), labels_file=str(tmp_path / "labels.txt")).hash() == specs[0].hash()
+    assert AdoptSpec(rules=SampleRules(), labels=LabelRules(numbers="from-1")).hash() == specs[0].hash()
     with pytest.raises(UserError, match="samples_per_block is 0; allowed: 1 or more"):
         AdoptSpec(rules=SampleRules(), samples_per_block=0)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from shards.class_labels import are_names
 from shards.packing.deal import (
     DROPPED_SCHEMA,
     DealTask,
@@ -49,7 +50,7 @@ def test_rows_come_out_by_slot(tmp_path: Path, scans_a_task: int, monkeypatch: p
                 slots=slots[first:after],
                 drops=pa.Table.from_pylist(drops, schema=pa.schema(fields)),
                 merged={int(np.flatnonzero(slots == 5)[0]): (("c2", "c0"), (0.5, 0.25))},
-                known_labels=None,
+                meaning=are_names(None),
                 label_names=("c0", "c1", "c2"),
                 num_files=2,
                 folder=str(tmp_path / "spill"),

@@ -1,6 +1,7 @@
 """Exact duplicates are found in the whole collection; the first stays; labels are kept or merged."""
 
 import hashlib
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +91,16 @@ def test_weights_are_merged_where_the_labels_are_the_same(
     for policy, expected in (("first", {}), ("merge", merged)):
         found = find_duplicates(np.arange(3), lambda some: everything.take(pa.array(some)), policy=policy)  # type: ignore[arg-type]
         assert (found.num_relabelled, found.labels) == (num_relabelled, expected)
+
+
+@pytest.mark.parametrize("policy", ["first", "merge"])
+def test_an_image_that_is_listed_again_has_all_labels(policy: Literal["first", "merge"]) -> None:
+    everything = table([b"same"] * 4, [["a"], ["b"], ["c"], ["a"]], [[]] * 4)
+    sources = pa.array(["x.jpg", "./x.jpg", "copy.jpg", "x.jpg"])
+    everything = everything.set_column(1, "source", sources)
+    found = find_duplicates(np.arange(4), lambda some: everything.take(pa.array(some)), policy=policy)
+    assert (found.num_relisted, found.num_relabelled) == (1, 1)
+    assert found.labels == {0: (("a", "b") if policy == "first" else ("a", "b", "c"), ())}
 
 
 @pytest.mark.parametrize(

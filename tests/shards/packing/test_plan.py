@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from shards.class_labels import LabelRules
 from shards.errors import UserError
-from shards.images.config import ImageLimits, Resize
-from shards.packing.config import Dedup, PackSpec
+from shards.images.config import ImageChecks, ImageLimits, Resize
+from shards.packing.config import Dedup, PackSpec, SetAside
 from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
@@ -44,13 +45,23 @@ def test_the_plan_is_read_back_and_hashes_its_bytes(store: Store, spec: PackSpec
         {"dedup": Dedup(duplicates="merge")},
         {"resize": Resize(short_side=256)},
         {"labels_file": "labels.txt"},
+        {"labels": LabelRules(numbers="from-1")},
+        {"unlabeled": "keep"},
+        {"images": ImageChecks(truncated="quarantine")},
+        {"set_aside": SetAside(share=0.5)},
     ],
 )
 def test_a_plan_of_other_settings_is_refused(store: Store, spec: PackSpec, change: dict[str, object]) -> None:
     planned(store, spec)
     words = rf"planned with other settings:\n  {next(iter(change))}[a-z_.]*: before .*, now "
+    other = replace(spec, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=words):
-        read_plan(store, replace(spec, **change))  # type: ignore[arg-type]
+        read_plan(store, other)
+    plan = read_plan(store, spec)
+    assert plan is not None
+    store.write(PLAN_PATH, replace(plan, settings=other.settings()).to_bytes())
+    with pytest.raises(UserError, match=words):
+        read_plan(store, spec)
 
 
 def test_other_library_versions_are_refused(store: Store, spec: PackSpec) -> None:

@@ -15,7 +15,7 @@ from shards.packing.config import Dedup, PackSpec
 from shards.packing.deal import shards_per_file
 from shards.packing.listing import listed
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
-from shards.packing.planning import known_labels, make_plan, permutation, sorted_labels
+from shards.packing.planning import make_plan, permutation, sorted_labels
 from shards.packing.scan import scan_path
 from shards.packing.write_shard import PlannedSample, planned_samples
 from shards.sources.kinds import FolderSource, ParquetSource
@@ -136,11 +136,13 @@ def test_labels_may_be_given_in_a_file_and_others_are_refused(store: Store, spec
         (b"\xff", "cannot"),
     ],
 )
-def test_a_bad_labels_file_is_refused(spec: PackSpec, tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_a_bad_labels_file_is_refused(
+    store: Store, spec: PackSpec, tmp_path: Path, content: bytes | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(UserError, match=rf"--labels-file .*{message}"):
-        known_labels(replace(spec, labels_file=str(tmp_path / "labels.txt")))
+        planned(store, replace(spec, labels_file=str(tmp_path / "labels.txt")))
 
 
 def test_many_labels_with_weights_come_through(store: Store, tmp_path: Path) -> None:

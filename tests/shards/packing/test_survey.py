@@ -6,8 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from shards.class_labels import are_names
 from shards.errors import UserError
 from shards.images.config import Resize
+from shards.packing.labelling import labelled
 from shards.packing.scan import SCAN_SCHEMA, scan_path
 from shards.packing.survey import SurveyTask, reasons, survey
 from shards.sources.kinds import FolderSource
@@ -33,7 +35,7 @@ IMAGE = {"labels": ["a"], "ext": "jpg", "mode": "RGB", "reason": None}
 def test_the_first_reason_is_given(row: dict[str, object], reason: str | None) -> None:
     rows = [IMAGE, row, IMAGE]
     table = pa.Table.from_pylist(rows, schema=pa.schema([SCAN_SCHEMA.field(name) for name in IMAGE]))
-    found = reasons(table, pack_spec(FolderSource(root="x")), ("a", "b")).to_pylist()
+    found = reasons(labelled(table, are_names(("a", "b"))), pack_spec(FolderSource(root="x"))).to_pylist()
     assert (found[0], found[2]) == (None, None)
     assert (found[1] is None) == (reason is None)
     assert reason is None or found[1].startswith(reason)
@@ -42,7 +44,7 @@ def test_the_first_reason_is_given(row: dict[str, object], reason: str | None) -
 def test_formats_may_be_converted_where_it_is_allowed() -> None:
     table = pa.Table.from_pylist([IMAGE | {"ext": "gif", "mode": "P"}], schema=SCAN_SCHEMA)
     spec = pack_spec(FolderSource(root="x"), resize=Resize(convert=True))
-    assert reasons(table, spec, None).to_pylist() == [None]
+    assert reasons(table, spec).to_pylist() == [None]
 
 
 def test_several_scan_files_are_one_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +58,7 @@ def test_several_scan_files_are_one_survey(tmp_path: Path, monkeypatch: pytest.M
         spec=spec,
         first_number=1,
         slices_sha256=tuple(some.sha256 for some in listing.slices[1:]),
-        known_labels=None,
+        meaning=are_names(None),
         evaluation_sets=(),
     )
     found = survey(task)
@@ -72,7 +74,7 @@ def test_a_missing_scan_is_named(tmp_path: Path) -> None:
         spec=pack_spec(FolderSource(root="x")),
         first_number=3,
         slices_sha256=("0",),
-        known_labels=None,
+        meaning=are_names(None),
         evaluation_sets=(),
     )
     with pytest.raises(UserError, match=r"scan-000003\.parquet is missing.*run --phase scan"):

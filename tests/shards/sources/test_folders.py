@@ -99,9 +99,9 @@ def test_what_can_not_be_read_is_there_with_its_reason(tmp_path: Path) -> None:
         ("_.jpg", "([^_]*)_", ()),
         ("17-cat.png", r"\d+-(\w+)\.", ("cat",)),
         ("猫_1.png", None, ("猫",)),
-        ("nan_1.png", None, ()),
-        ("-1_1.png", None, ()),
-        ("3.0_1.png", None, ("3",)),
+        ("nan_1.png", None, ("nan",)),
+        ("-1_1.png", None, ("-1",)),
+        ("3.0_1.png", None, ("3.0",)),
         ("u\u0308_1.png", None, ("ü",)),
     ],
 )
@@ -112,6 +112,30 @@ def test_flat_labels_come_from_the_name(tmp_path: Path, name: str, pattern: str 
     if pattern is not None:
         source = FlatSource(root=str(tmp_path), label_pattern=pattern)
     assert listed(source) == [(name, labels)]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["american_bulldog_12.jpg", "american_pit_bull_terrier_3.jpg"], "'american_bulldog', 'american_pit_bull_ter"),
+        (["cat_front.jpg", "cat_side.jpg"], "'cat' holds 'cat_front', 'cat_side'"),
+        (["b_v2a_1.jpg", "b_v2a_2.jpg", "b_v3c_1.jpg", "b_v3c_2.jpg"], "'b' holds 'b_v2a', 'b_v3c'"),
+        (["n01440764_tench.JPEG", "n01440764_10026.JPEG", "n02_x_1.jpg"], ""),  # one name beside bare numbers
+        (["cat_3fa9.jpg", "cat_b81c.jpg", "cat_12.jpg"], ""),  # ids
+        (["Abyssinian_1.jpg", "Abyssinian_2.jpg"], ""),
+    ],
+)
+def test_names_of_several_words_are_said(
+    names: list[str], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    listed(FlatSource(root=str(tmp_path)))
+    assert said in caplog.text
+    assert ("give --source.label-pattern '(.+)_'" in caplog.text) == bool(said)
+    caplog.clear()
+    listed(FlatSource(root=str(tmp_path), label_pattern="(.+)_"))
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])

@@ -49,7 +49,7 @@ def test_a_csv_with_all_that_is_odd(tmp_path: Path) -> None:
     images = read(ManifestSource(files=(str(tmp_path / "list.csv"),), weights_column="score"))
     assert [(entry.name, entry.labels, entry.weights) for entry, _ in images] == [
         ("a.jpg", ("cat",), ()),
-        ("a.jpg", ("cat", "dog"), ()),
+        ("a.jpg", ("cat", "dog", "cat"), ()),
         ("sub/x y.jpg", ("cat", "dog"), (0.5, 0.25)),
         ("猫 5.jpg", ("猫",), (1.0,)),
         ("caf\\xe9.jpg", (), ()),

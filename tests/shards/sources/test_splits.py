@@ -140,3 +140,12 @@ def test_splits_of_plain_images_are_packed_with_flat(tmp_path: Path) -> None:
         run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=f"{root}/train")))
     assert "there is none; take patchline pack flat" in str(caught.value)
     assert "patchline pack flat --source.root" in advice(root)
+
+
+def test_two_folders_of_one_split_become_two_datasets(tmp_path: Path) -> None:
+    root = put(tmp_path / "all", "dev/cat/0.png", "eval/cat/0.png", "train/cat/0.png")
+    with pytest.raises(UserError) as caught:
+        run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=root)))
+    for name in ("dev", "eval", "train"):
+        assert f"/{name} --split {name} --out DATA/{name}" in str(caught.value)
+        assert f"/{name} --out data/all-{name} --split {name}" in advice(root)
