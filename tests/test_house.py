@@ -64,7 +64,8 @@ ORDER = {
         "training/device_choices training/watchdog training/zero",
         "inspection training/save_clock training/settings",
         "checkpoints evaluation",
-        "data models ranks",
+        "data models",
+        "ranks",
         "config_values evaluation_transform training/spikes",
     ),
     "pipeline/checkpoints": (
