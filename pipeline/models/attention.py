@@ -8,9 +8,11 @@ Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
 
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise, product
 from typing import Any
 
@@ -18,6 +20,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from pipeline.ranks.world import QUIET_PROFILER, set_defaults
 
 _MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
 _CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
@@ -30,6 +35,14 @@ KERNELS = {
     FLEX: None,
 }
 """PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
+_OPERATORS = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+}
+_MATH = "math"
+_TAG = "; attention "
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
 _held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
 
@@ -71,13 +84,59 @@ def kernel_in_use() -> str:
 
 
 def use_kernel(name: str) -> None:
-    """Has this process compute attention by a kernel from now on. What a fixed kernel cannot compute is computed by
-    plain products; flex is for `attend` alone, and PyTorch chooses elsewhere."""
+    """Has this process compute attention by a kernel from now on, also in blocks that are compiled already. What a
+    fixed kernel cannot compute is computed by plain products; flex is for `attend` alone, and PyTorch chooses
+    elsewhere."""
     _held.close()
     _used[0], backend = name, KERNELS[name]
     _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
     if backend is not None:  # PyTorch's own order has its products before cuDNN
         _held.enter_context(sdpa_kernel([backend, SDPBackend.MATH], set_priority=True))
+    key_caches_by_kernel()
+    if "torch._dynamo" in sys.modules:  # a compiled block keeps the kernel with which it was traced
+        torch.compiler.reset()
+
+
+def key_caches_by_kernel() -> None:
+    """Puts what decides attention's kernel while a block is traced into the key of the compiler's caches, which leave
+    it out (pytorch #185449): a process would otherwise run the kernel of an earlier one, whatever it has chosen.
+
+    The instructions of this CPU are left out of it, too: code for wider vectors would compute something else. All other
+    state that is decided before compiling is in the key already (deterministic algorithms, the precision of products,
+    reductions in bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
+    """
+    cuda: Any = torch.backends.cuda  # whose functions have no types
+    config = torch.compiler.config
+    switches = {
+        "flash": cuda.flash_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        _MATH: cuda.math_sdp_enabled(),
+        "reduced sums": cuda.fp16_bf16_reduction_math_sdp_allowed(),
+    }
+    state = (kernel_in_use(), *(name for name, is_on in switches.items() if is_on), torch._C._get_sdp_priority_order())
+    cpu = torch.backends.cpu.get_cpu_capability()
+    config.cache_key_tag = f"{config.cache_key_tag.partition(_TAG)[0]}{_TAG}{state} on {cpu}"
+
+
+@contextmanager
+def kernels_seen() -> Iterator[Counter[str]]:
+    """Counts the calls of each fused kernel inside, by PyTorch's profiler; filled at the end. Plain products are not
+    told from others, so `math` is never among them."""
+    calls: Counter[str] = Counter()
+    set_defaults(QUIET_PROFILER)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        yield calls
+    calls.update(_OPERATORS[event.name] for event in profiler.events() if event.name in _OPERATORS)
+
+
+def kernel_that_ran(calls: Mapping[str, int], *, num_layers: int) -> str:
+    """The kernel that computed attention in the layers of a model, from what `kernels_seen` counted in one pass or
+    more. Pooling may call another one, once a pass."""
+    if kernel_in_use() == FLEX:  # a block that was traced with it has no other operator
+        return FLEX
+    name, num_calls = max(calls.items(), key=lambda each: each[1], default=(_MATH, 0))
+    return name if num_calls >= num_layers else _MATH
 
 
 def _compiled_flex(device: torch.device) -> Callable[..., Any]:

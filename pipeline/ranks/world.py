@@ -47,6 +47,8 @@ JOIN_TIMEOUT = timedelta(minutes=5)
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
 _CPUINFO = Path("/proc/cpuinfo")
+QUIET_PROFILER = {"KINETO_LOG_LEVEL": "6"}
+"""Its library writes into the live line otherwise; it is read when a profiler is first started."""
 _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 

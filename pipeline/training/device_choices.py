@@ -4,15 +4,27 @@ Every rank chooses alike (rank_agreement.py).
 """
 
 import logging
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.models.attention import FLEX, KERNELS, kernel_seconds, use_kernel
+from pipeline.models.attention import (
+    FLEX,
+    KERNELS,
+    kernel_in_use,
+    kernel_seconds,
+    kernel_that_ran,
+    kernels_seen,
+    use_kernel,
+)
 from pipeline.models.build import Model, compile_blocks, compile_fault
+from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
 from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
@@ -25,6 +37,7 @@ log = logging.getLogger(__name__)
 Precision = Literal["bf16", "fp32"]
 # Kernels must outlast their launches: of 8 images, an H200 found now one kernel and now another the fastest.
 _TRIED_TOKENS = 1 << 14
+_MOST_LOOKS = 3  # at steps in which something is compiled
 _COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 8
 
 
@@ -131,6 +144,55 @@ def with_attention(job: TrainingJob, world: World) -> TrainingJob:
     use_kernel(fastest)
     torch.cuda.empty_cache()  # plain products may have taken gigabytes
     return replace(job, engine=replace(job.engine, attention=fastest))  # type: ignore[arg-type]  # one of KERNELS
+
+
+def watches_kernel(job: TrainingJob, world: World) -> bool:
+    """Whether it is looked up which kernel computes attention: on GPUs, which have several."""
+    return world.device.type == "cuda" and not job.model.is_bit
+
+
+class KernelWatch:
+    """Finds out which kernel computes attention in a run's steps, and puts it into `engine`, the part of a checkpoint's
+    record: a compiler's cache may hold another one than was chosen. It looks once, in the first step in which nothing
+    is compiled, since tracing a block calls kernels, too."""
+
+    def __init__(self, engine: dict[str, Any], model: ModelConfig, world: World) -> None:
+        self._engine, self._model, self._world = engine, model, world
+        self._looks_left = _MOST_LOOKS
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The forward and backward passes of a step are inside."""
+        if not self._looks_left or torch._C._autograd._profiler_enabled():  # no second profiler beside that of a trace
+            yield
+            return
+        num_graphs = _num_graphs()
+        with kernels_seen() as calls:
+            yield
+        self._looks_left -= 1
+        if self._looks_left and _num_graphs() > num_graphs:
+            return
+        self._looks_left = 0
+        self._put_on_record(kernel_that_ran(calls, num_layers=self._model.num_blocks))
+
+    def _put_on_record(self, ran: str) -> None:
+        self._engine["attention"] = ran
+        if (chosen := kernel_in_use()) not in ("", ran):
+            log.warning(
+                "rank %d: attention is computed by %s, although %s was chosen: the compiler's cache may hold blocks of "
+                "another version; delete it (TORCHINDUCTOR_CACHE_DIR), or give --engine.compile off",
+                self._world.rank,
+                ran,
+                chosen,
+            )
+        elif self._world.is_first:
+            log.info("attention is computed by %s, by PyTorch's profiler", ran)
+
+
+def _num_graphs() -> int:
+    """Graphs that this process has compiled so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
