@@ -65,7 +65,7 @@ class LabelledImage:
 
     def __repr__(self) -> str:
         height, width = self.pixels.shape[:2]
-        return f"LabelledImage({height} x {width} px, {', '.join(self.names) or 'no class'})"
+        return f"LabelledImage({height} x {width} px, {listed(self.names) or 'no class'})"
 
 
 class ImageDataset(Sequence[LabelledImage]):
