@@ -100,17 +100,28 @@ def test_gradients_are_checked_as_they_are_added_up(
     monkeypatch.setattr(start, "_built", lambda *_, **__: (None, plan_of(tried)))
     monkeypatch.setattr(start, "_fill_from_weights", lambda *_: None)
     monkeypatch.setattr(start, "checks_gradients", lambda *_: True)
-    monkeypatch.setattr(start, "check_gradients", lambda _job, plan, _world: seen.append(plan.accumulation))
+    decided = []
+
+    def check(job: TrainingJob, plan: BatchPlan, *_: object) -> None:
+        seen.append(plan.accumulation)
+        decided.append((job.engine.attention, job.engine.compile))
+
+    def with_attention(job: TrainingJob, *_: object) -> TrainingJob:
+        return replace(job, engine=replace(job.engine, attention="math"))
+
+    monkeypatch.setattr(start, "check_gradients", check)
+    monkeypatch.setattr(start, "with_attention", with_attention)
     prepared: Any = SimpleNamespace(
         job=with_classes(digits_smoke()),
         world=one_world(1, 2),
         plan=None,
         budget=None,
-        is_compiled=False,
+        is_compiled=True,
     )
     checkpoints: Any = None
     assert start.start_engine(prepared, checkpoints, None, times=StartTimes())[1] == plan_of(tried)
     assert seen == checked
+    assert set(decided) == {("math", "on")}, "with the kernel and the compiled blocks of the run"
 
 
 def test_it_is_said_that_patches_are_resized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
