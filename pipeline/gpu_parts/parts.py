@@ -264,7 +264,7 @@ class _Run:
     compiled: bool
 
     def __post_init__(self) -> None:
-        with_attention(self.job, self.place)
+        with_attention(self.job, self.place, is_compiled=self.compiled)
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)

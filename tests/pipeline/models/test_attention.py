@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pipeline.models import attention
 from pipeline.models.attention import (
     KERNELS,
     attend,
+    best_kernel,
     kernel_in_use,
     kernel_seconds,
     kernel_that_ran,
@@ -26,6 +29,8 @@ from pipeline.models.attention import (
     key_caches_by_kernel,
     use_kernel,
 )
+from pipeline.models.config import ModelConfig
+from pipeline.models.vit import Attention, AttentionAlone
 
 CPU = torch.device("cpu")
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -148,6 +153,82 @@ def test_a_kernel_is_timed_or_says_why_it_cannot_be_used() -> None:
     assert str(timed["flex"]).startswith("FlexAttention does not support backward on CPU")
 
 
+RELATIVE = ModelConfig(
+    name="vit", image_size=32, patch=8, depth=1, width=24, mlp_width=8, num_heads=3, position="relative"
+)
+SHAPE = (2, 3, 17, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"position": "learned_1d"}, ["flash", "math"], id="attention alone"),
+        pytest.param({"position": "learned_1d", "qk_norm": True}, ["flash", "math"], id="norms"),
+        pytest.param({"position": "rope2d"}, ["flash", "math"], id="rotations"),
+        pytest.param({}, ["math"], id="a mask that learns, which flash cannot compute"),
+    ],
+)
+def test_a_kernel_is_timed_with_what_the_model_calls(fields: dict[str, Any], expected: list[str]) -> None:
+    """Forced upon a model, one that was timed without its mask would fall to plain products."""
+    layer = partial(AttentionAlone, replace(RELATIVE, **fields))
+    timed = {name: kernel_seconds(name, SHAPE, dtype=torch.float32, device=CPU, layer=layer) for name in KERNELS}
+    assert [name for name, found in timed.items() if isinstance(found, float) and name != "flex"] == expected
+
+
+@pytest.mark.parametrize("position", ["learned_1d", "relative"])
+def test_what_is_timed_is_what_a_layer_computes(position: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From views of the packed product of q, k and v, as the layer has them."""
+    config, strides = replace(RELATIVE, position=position), set()
+    real = F.scaled_dot_product_attention
+
+    def seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        strides.add(
+            tuple((each.stride(), each.requires_grad) for each in (q, k, v, *options.values()) if each is not None)
+        )
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
+    monkeypatch.setattr(attention, "_computes", [seen])
+    layer = partial(AttentionAlone, config)
+    assert isinstance(kernel_seconds("math", SHAPE, dtype=torch.float32, device=CPU, layer=layer), float)
+    Attention(config)(torch.randn(2, 17, 24))
+    assert len(strides) == 1, strides
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("as_before")
+def test_kernels_are_timed_compiled() -> None:
+    """Each by its own code: dynamo would otherwise run what it has traced with the kernel before."""
+    cases: tuple[tuple[Any, list[str]], ...] = (("learned_1d", ["flash", "math"]), ("relative", ["math"]))
+    for position, expected in cases:
+        layer = partial(AttentionAlone, replace(RELATIVE, position=position))
+        with kernels_seen() as calls:
+            timed = {
+                name: kernel_seconds(name, SHAPE, dtype=torch.float32, device=CPU, layer=layer, is_compiled=True)
+                for name in ("flash", "math", "cudnn")
+            }
+        assert [name for name, found in timed.items() if isinstance(found, float)] == expected
+        assert bool(calls["flash"]) is ("flash" in expected)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "recorded", "expected"),
+    [
+        pytest.param({"flash": 1.0, "cudnn": 0.7, "math": 9.0}, "", "cudnn", id="the fastest"),
+        pytest.param({"flash": 1.0, "cudnn": 0.985, "math": 9.0}, "", "flash", id="equal to measurement: no flip"),
+        pytest.param({"flash": 0.985, "cudnn": 1.0, "math": 9.0}, "", "flash", id="nor the other way round"),
+        pytest.param({"flash": 1.0, "cudnn": 0.96}, "flash", "flash", id="the checkpoint's, less than 5 % slower"),
+        pytest.param({"flash": 1.0, "cudnn": 0.9}, "flash", "cudnn", id="the checkpoint's is slow here"),
+        pytest.param({"flash": 1.0, "efficient": 1.01}, "efficient", "efficient", id="the checkpoint's, as fast"),
+        pytest.param({"flash": 1.0, "math": 9.0}, "cudnn", "flash", id="the checkpoint's is gone"),
+        pytest.param({"math": 9.0}, "", "math", id="one"),
+    ],
+)
+def test_the_choice_of_a_kernel(milliseconds: dict[str, float], recorded: str, expected: str) -> None:
+    seconds = {name: each / 1000 for name, each in milliseconds.items()}
+    assert best_kernel(seconds, recorded=recorded) == expected
+
+
 @pytest.fixture
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever kernel a test has this process use, others see none of it."""
@@ -205,7 +286,7 @@ def key_of_caches() -> str:
     from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails  # noqa: PLC0415 - it takes 2 s
 
     graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
-    key_caches_by_kernel()
+    key_caches_by_kernel(kernel_in_use())
     return FxGraphCachePickler(graph).get_hash(FxGraphHashDetails(None, [torch.ones(1)], {}, []))
 
 
