@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text
+from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 
 MOST_LABELS = 10_000  # of one image
@@ -60,10 +61,10 @@ def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names on one line: all of up to twelve, otherwise the first and the last five."""
+    """The names on one line, escaped: all of up to twelve, otherwise the first and the last five."""
     if len(names) <= _MOST_LISTED:
-        return ", ".join(names)
-    return ", ".join([*names[:_LISTED_ENDS], "...", *names[-_LISTED_ENDS:]])
+        return printable_name(", ".join(names))
+    return printable_name(", ".join([*names[:_LISTED_ENDS], "...", *names[-_LISTED_ENDS:]]))
 
 
 def read_label_names(path: str) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from shards.manifest import (
     sha256_hex,
 )
 from shards.manifest_table import array_of, manifest_from, read_manifest, table_of
+from shards.output.terminal import printable_name
 from shards.sample_rows import BlockTable, SampleRows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
@@ -302,9 +303,9 @@ class Dataset:
             todo = f"is the storage mounted? Try again once it is; {self._advice()}"
             if self.manifest.shards_url:
                 todo = f"is shards_url in {self.url}/{MANIFEST_PATH} right, and {todo}"
+            tar = printable_name(f"{self.shard_store.url}/{self.shard_path(shard)}")
             raise kind(
-                f"{self.shard_store.url}/{self.shard_path(shard)} is not there, nor is any of {len(others)} other tars "
-                f"of {self.url} that were looked for; {todo}"
+                f"{tar} is not there, nor is any of {len(others)} other tars of {self.url} that were looked for; {todo}"
             )
         self._held.missing_tars.add(shard)
 

@@ -3,7 +3,6 @@
 Configurations only: the command line reads them without loading torch, OpenCV or a decoder.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -183,10 +182,8 @@ class Share:
     num_ranks: int
 
 
-def refuse_wrong_sizes(sizes: Mapping[str, int], *, rank: int, num_ranks: int) -> None:
-    """UserError for a size below 1, by its name, and for a rank that is not one of `num_ranks`."""
-    for name, value in (*sizes.items(), ("num_ranks", num_ranks)):
+def refuse_wrong_sizes(**sizes: int) -> None:
+    """UserError for a size below 1, by its name."""
+    for name, value in sizes.items():
         if value < 1:
             raise UserError(f"{name} is {value}; allowed: 1 or more")
-    if not 0 <= rank < num_ranks:
-        raise UserError(f"rank is {rank}; allowed: 0 to {num_ranks - 1}, since num_ranks is {num_ranks}")

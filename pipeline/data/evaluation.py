@@ -17,11 +17,12 @@ from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
 from pipeline.evaluation_transform import EvaluationTransform
-from shards.class_names import class_name
+from shards.class_names import class_name, listed
 from shards.config import ReadConfig
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockSlice
+from shards.output.terminal import printable_name
 from shards.pool import Pool
 from shards.reading.read import RawSample, locate_row, read_slice, verified
 from shards.reading.stream_reader import StreamReader
@@ -64,7 +65,7 @@ def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
     if unknown:
         raise UserError(
             f"{dataset.url} has {len(unknown)} classes that the model was not trained on, for example {unknown[0]!r}; "
-            f"the model knows {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}; "
+            f"the model knows {listed(known)}; "
             "give a dataset with its classes, fine-tune it on these, or name them in patchline evaluate --class-map"
         )
     return np.array([numbers[name] for name in dataset.label_names], dtype=np.int64)
@@ -162,7 +163,7 @@ class _Maker:
         url, number = self.dataset.url, int(self.dataset.packed_ids(np.array([sample.sample_id]))[0])
         source = self.dataset.source_of(*locate_row(self.dataset, sample.sample_id))
         return WillNotSucceedError(
-            f"{url}: sample {number} ({source}): {reason}; an evaluation needs every sample; "
+            f"{url}: sample {number} ({printable_name(source)}): {reason}; an evaluation needs every sample; "
             f"run: patchline verify {url} --deep"
         )
 

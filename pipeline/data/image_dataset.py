@@ -7,6 +7,7 @@ Each image is read by its offset, one request each: for looking, small evaluatio
 reads blocks and decodes only what a crop needs (`train_batches`), which is several times faster.
 """
 
+import logging
 import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from pipeline.data.batches import Batch
 
+log = logging.getLogger(__name__)
 _UPRIGHT = EvaluationTransform()
 Transform = Callable[[Image.Image], Any]
 
@@ -63,7 +65,7 @@ class LabelledImage:
 
     def __repr__(self) -> str:
         height, width = self.pixels.shape[:2]
-        return f"LabelledImage({height} x {width} px, {', '.join(self.names) or 'no class'})"
+        return f"LabelledImage({height} x {width} px, {listed(self.names) or 'no class'})"
 
 
 class ImageDataset(Sequence[LabelledImage]):
@@ -124,36 +126,67 @@ class ImageDataset(Sequence[LabelledImage]):
             raise self.damaged(sample, sample.fault)
         return sample
 
-    def to_torch(self, *, transform: Transform | None = None, image_size: int | None = None) -> "TorchImages":
+    def to_torch(
+        self,
+        *,
+        transform: Transform | None = None,
+        image_size: int | None = None,
+        rank: int | None = None,
+        num_ranks: int | None = None,
+    ) -> "TorchImages":
         """A map-style dataset of (image, label) for `torch.utils.data.DataLoader`; the label is that of the first
         class, -1 without one.
 
         The image is what `transform` makes of a Pillow image; or uint8[3, image_size, image_size], resized as in
         `patchline evaluate`; or, with neither, uint8[3, height, width]. UserError for both.
+
+        `rank` and `num_ranks`: only every `num_ranks`-th image, from number `rank` on. Of several ranks, UserError
+        without them: a plain DataLoader needs a share, and one whose sampler divides the images all of them.
         """
+        from pipeline.ranks.world import known_numbers, rank_and_size  # noqa: PLC0415 - looking at images needs no torch
+
         if transform and image_size:
             raise UserError("to_torch got transform and image_size; give one of them: a transform resizes by itself")
-        return TorchImages(self, transform=transform, image_size=image_size)
+        if rank is None and num_ranks is None and (known := known_numbers())[1] > 1:
+            raise UserError(
+                f"to_torch: this is rank {known[0]} of {known[1]} (torch.distributed or the launcher says so), whose "
+                "DataLoader may need all images or a share; give rank=0, num_ranks=1 for all of them, if a sampler "
+                "divides them (DistributedSampler, accelerator.prepare) or only this rank reads, or "
+                f"rank={known[0]}, num_ranks={known[1]} for this rank's share"
+            )
+        rank, num_ranks = rank_and_size(rank, num_ranks)
+        return TorchImages(self, range(rank, len(self), num_ranks), transform=transform, image_size=image_size)
 
     def evaluation_batches(
         self,
         *,
         batch_size: int,
         image_size: int,
-        rank: int = 0,
-        num_ranks: int = 1,
+        rank: int | None = None,
+        num_ranks: int | None = None,
         transform: EvaluationTransform = _UPRIGHT,
     ) -> "Generator[tuple[Batch, torch.Tensor], None, None]":
         """Every image once over all ranks, resized as in `patchline evaluate`: (batch, mask) with `batch_size` images
-        per rank, in equally many batches on every rank.
+        per rank, in equally many batches on every rank. `rank` and `num_ranks` are as in `train_batches`: several ranks
+        share the images unless they are told otherwise, so sum what you count over them (rank=0, num_ranks=1: all
+        images on this one).
 
         `mask`, bool[batch_size], is False in the places of the last batches that hold no image. A damaged image ends
         the evaluation with an error. UserError for sizes that are not allowed.
         """
         from pipeline.data.config import Share, refuse_wrong_sizes  # noqa: PLC0415 - as above
         from pipeline.data.evaluation import evaluation_batches  # noqa: PLC0415
+        from pipeline.ranks.world import rank_and_size  # noqa: PLC0415
 
-        refuse_wrong_sizes({"batch_size": batch_size, "image_size": image_size}, rank=rank, num_ranks=num_ranks)
+        refuse_wrong_sizes(batch_size=batch_size, image_size=image_size)
+        is_told = rank is not None or num_ranks is not None
+        rank, num_ranks = rank_and_size(rank, num_ranks)
+        if num_ranks > 1 and rank == 0 and not is_told:  # a script that scores on rank 0 alone counts too few
+            log.warning(
+                "evaluation_batches: the images are shared by %d ranks, so sum what you count over them; "
+                "rank=0, num_ranks=1 gives one rank all of them, rank= and num_ranks= also end this message",
+                num_ranks,
+            )
         return evaluation_batches(
             self.dataset,
             batch_size=batch_size,
@@ -168,27 +201,33 @@ class ImageDataset(Sequence[LabelledImage]):
 
 
 class TorchImages:
-    """(image, label) by number; see ImageDataset.to_torch."""
+    """(image, label) by number, of some of the images; see ImageDataset.to_torch."""
 
-    def __init__(self, images: ImageDataset, *, transform: Transform | None, image_size: int | None) -> None:
-        self.images, self.transform, self.image_size = images, transform, image_size
+    def __init__(
+        self, images: ImageDataset, numbers: range, *, transform: Transform | None, image_size: int | None
+    ) -> None:
+        self.images, self.numbers, self.transform, self.image_size = images, numbers, transform, image_size
         self.classes = images.classes
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.numbers)
 
     def __getitem__(self, place: int) -> tuple[Any, int]:
         import torch  # noqa: PLC0415 - looking at images needs none
 
+        number = index(place)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"image {number} of {len(self):,} in {self.images.url}")
+        number = self.numbers[number]
         if self.image_size:
-            sample = self.images.sample(place)
+            sample = self.images.sample(number)
             view = np.empty((self.image_size, self.image_size, 3), np.uint8)
             try:
                 evaluation_view(sample, _UPRIGHT, out=view, limits=self.images.dataset.manifest.limits)
             except DecodeError as error:
                 raise self.images.damaged(sample, str(error)) from error
             return torch.from_numpy(view).permute(2, 0, 1).contiguous(), _label(sample.labels)
-        found = self.images[place]
+        found = self.images[number]
         image = self.transform(found.image) if self.transform else torch.from_numpy(found.pixels).permute(2, 0, 1)
         return image, _label(found.labels)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shards.errors import WillNotSucceedError
 from shards.files.json_lines import KeptWrites, append_line
+from shards.output.terminal import printable_name
 from shards.reading.read import RawSample
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Quarantine:
             "reason": sample.fault,
             "substitute": substitute,
         }
+        source, place = printable_name(sample.source), printable_name(url)
         with self._lock:
             self.num_replaced += is_first
             if (url, sample.sample_id) not in self._listed:
@@ -66,8 +68,8 @@ class Quarantine:
                     "sample %d (%s) of %s cannot be used and is replaced: %s; this one and those to come are listed "
                     "in %s",
                     sample.sample_id,
-                    sample.source,
-                    url,
+                    source,
+                    place,
                     sample.fault,
                     self.path,
                 )
@@ -75,7 +77,7 @@ class Quarantine:
             if self.num_replaced > limit:
                 raise WillNotSucceedError(
                     f"{self.num_replaced} of {self.num_read} samples could not be used, more than the allowed "
-                    f"{self.max_share:.2%}, the last of them sample {sample.sample_id} ({sample.source}) of {url}: "
+                    f"{self.max_share:.2%}, the last of them sample {sample.sample_id} ({source}) of {place}: "
                     f"{sample.fault}; they are listed in {self.path}; mend or repack the dataset, or allow more by "
                     "--data.max-quarantined"
                 )

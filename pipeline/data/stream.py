@@ -16,6 +16,7 @@ from pipeline.data.position import StreamPosition, differences_of, position_from
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.skipped import Skipped
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
+from pipeline.ranks.world import rank_and_size
 from shards.errors import UserError
 from shards.host_copy import LocalRanks
 from shards.order import SampleOrder
@@ -154,8 +155,8 @@ def train_batches(
     global_batch: int,
     image_size: int = 224,
     seed: int = 0,
-    rank: int = 0,
-    num_ranks: int = 1,
+    rank: int | None = None,
+    num_ranks: int | None = None,
     position: Mapping[str, Any] | None = None,
     config: DataConfig | None = None,
     quarantine: str | Path = "quarantine.jsonl",
@@ -172,7 +173,8 @@ def train_batches(
     global_batch    images in a batch, over all ranks; `num_ranks` divides it
     image_size      height and width of the images, in pixels
     seed            draws the order and the crops; equal seeds and settings give equal batches
-    rank            the number of this process, 0 to num_ranks - 1
+    rank, num_ranks which of how many processes this one is; None: as torch.distributed says if it is initialised, else
+                    as torchrun, srun or mpirun does in the environment, else 0 of 1
     position        another stream's `.position`, to continue after its last batch with any number of ranks
     config          how to shuffle, read and augment; None: the defaults, with gcd(global_batch, 64) lanes. Its
                     num_threads 0 means all cores of this process, and its memory_limit_bytes is for this rank
@@ -181,7 +183,12 @@ def train_batches(
 
     Raises UserError for what does not fit, before anything is read ahead. A `config` may have the `url`.
     """
-    _check_sizes(global_batch=global_batch, image_size=image_size, rank=rank, num_ranks=num_ranks)
+    refuse_wrong_sizes(
+        global_batch=global_batch, image_size=image_size, num_ranks=1 if num_ranks is None else num_ranks
+    )
+    _refuse_unequal_shares(global_batch, num_ranks=max(1, num_ranks or 1))
+    rank, num_ranks = rank_and_size(rank, num_ranks)
+    _refuse_unequal_shares(global_batch, num_ranks=num_ranks)
     global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # NumPy's, too
     config = _resolved(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
@@ -196,8 +203,7 @@ def train_batches(
     return stream
 
 
-def _check_sizes(*, global_batch: int, image_size: int, rank: int, num_ranks: int) -> None:
-    refuse_wrong_sizes({"global_batch": global_batch, "image_size": image_size}, rank=rank, num_ranks=num_ranks)
+def _refuse_unequal_shares(global_batch: int, *, num_ranks: int) -> None:
     if global_batch % num_ranks:
         raise UserError(
             f"global_batch is {global_batch}, which {num_ranks} ranks cannot share equally; "

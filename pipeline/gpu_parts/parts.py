@@ -29,7 +29,7 @@ from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.attention import KERNELS, kernel_in_use, kernel_seconds
+from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
@@ -110,14 +110,16 @@ def _step(part: GpuPart, place: world.World) -> Result:
     began = _waited(place)
     run.step()
     first = _waited(place) - began
-    for _ in range(_WARM_UP_STEPS - 1):
+    for _ in range(_WARM_UP_STEPS - 2):
+        run.step()
+    with kernels_seen() as calls:  # not in the first step, in which blocks are traced
         run.step()
     rates = _rates(run.step, job.global_batch, part.seconds, place)
     allocated = torch.cuda.max_memory_allocated(place.device) if _is_gpu(place) else None
     run.free()
     return {
         "micro_batch": job.global_batch,
-        "attention": kernel_in_use() or "by PyTorch",
+        "attention": "none" if job.model.is_bit else kernel_that_ran(calls, num_layers=job.model.num_blocks),
         "first_step_seconds": round(first, 2),
         "images_per_second": rates,
         "allocated_bytes": allocated,
@@ -262,7 +264,7 @@ class _Run:
     compiled: bool
 
     def __post_init__(self) -> None:
-        with_attention(self.job, self.place)
+        with_attention(self.job, self.place, is_compiled=self.compiled)
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)

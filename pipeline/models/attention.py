@@ -8,16 +8,22 @@ Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
 
 import statistics
+import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise, product
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+
+from pipeline.ranks.world import QUIET_PROFILER, set_defaults
 
 _MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
 _CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
@@ -30,6 +36,15 @@ KERNELS = {
     FLEX: None,
 }
 """PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
+_OPERATORS = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+}
+_MATH = "math"
+_TAG = "; attention "
+_KEPT_UP_TO, _EQUAL_UP_TO = 1.05, 1.02  # times the fastest: measurements of one kernel differ by as much
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
 _held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
 
@@ -45,24 +60,57 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     return _by_pytorch(qkv_3BhNd)
 
 
+Layer = Callable[[], nn.Module]
+"""Makes what a model computes between the product of q, k and v and that of its result: q, k and v in one tensor
+[3, B, h, N, d] to [B, h, N, d]."""
+
+
 def kernel_seconds(
-    name: str, shape: tuple[int, int, int, int], *, dtype: torch.dtype, device: torch.device
+    name: str,
+    shape: tuple[int, int, int, int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    layer: Layer | None = None,
+    is_compiled: bool = False,
 ) -> float | str:
-    """The median seconds of a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d]; why
-    it cannot compute them, if it cannot."""
-    q_BhNd, k_BhNd, v_BhNd = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
-    backend, ends = KERNELS[name], []
-    compute = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
+    """The median seconds of a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d], as
+    views of their product; why it cannot compute them, if it cannot. `layer`: of a model, with its masks and norms;
+    None: attention alone. `is_compiled`: as in a block that is compiled."""
+    batch, heads, tokens, width = shape
+    product_BN3hd = torch.randn(batch, tokens, 3, heads, width, dtype=dtype, device=device, requires_grad=True)
+    module = layer().to(device, dtype) if layer else None
+    inputs, ends = [product_BN3hd, *(module.parameters() if module else ())], []
+    compute, before = module or attend, _computes[0]
+    backend = KERNELS[name]
     try:
+        _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
         with nullcontext() if backend is None else sdpa_kernel(backend):
-            for _ in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
+            for number in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
+                if number == 1 and is_compiled:  # the first says why a kernel cannot be used, in PyTorch's own words
+                    key_caches_by_kernel(name)
+                    torch.compiler.reset()
+                    compute = torch.compile(compute, dynamic=False)
+                    torch.autograd.grad(compute(product_BN3hd.permute(2, 0, 3, 1, 4)).sum(), product_BN3hd)
                 ends.append(_time(device))
                 for _ in range(_PASSES):  # launched ahead, as in a step
-                    a_BhNd = compute(q_BhNd, k_BhNd, v_BhNd)
-                    torch.autograd.grad(a_BhNd, (q_BhNd, k_BhNd, v_BhNd), a_BhNd)
+                    a_BhNd = compute(product_BN3hd.permute(2, 0, 3, 1, 4))
+                    torch.autograd.grad(a_BhNd, inputs, a_BhNd, allow_unused=True)
     except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
         return str(error).partition("\n")[0][:200]
+    finally:
+        _computes[0] = before
+        key_caches_by_kernel(kernel_in_use())
     return statistics.median(after - before for before, after in pairwise(ends[_WARM_UP_ROUNDS:])) / _PASSES
+
+
+def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
+    """The kernel to take, by what each takes: the one of the checkpoint, `recorded`, unless it is gone or 5 % slower
+    than the fastest; else the first in the order of KERNELS of those that are less than 2 % slower. Pure."""
+    fastest = min(seconds.values())
+    if recorded in seconds and seconds[recorded] < _KEPT_UP_TO * fastest:
+        return recorded
+    return next(name for name in KERNELS if name in seconds and seconds[name] < _EQUAL_UP_TO * fastest)
 
 
 def kernel_in_use() -> str:
@@ -71,13 +119,59 @@ def kernel_in_use() -> str:
 
 
 def use_kernel(name: str) -> None:
-    """Has this process compute attention by a kernel from now on. What a fixed kernel cannot compute is computed by
-    plain products; flex is for `attend` alone, and PyTorch chooses elsewhere."""
+    """Has this process compute attention by a kernel from now on, also in blocks that are compiled already. What a
+    fixed kernel cannot compute is computed by plain products; flex is for `attend` alone, and PyTorch chooses
+    elsewhere."""
     _held.close()
     _used[0], backend = name, KERNELS[name]
     _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
     if backend is not None:  # PyTorch's own order has its products before cuDNN
         _held.enter_context(sdpa_kernel([backend, SDPBackend.MATH], set_priority=True))
+    key_caches_by_kernel(name)
+    if "torch._dynamo" in sys.modules:  # a compiled block keeps the kernel with which it was traced
+        torch.compiler.reset()
+
+
+def key_caches_by_kernel(name: str) -> None:
+    """Puts what decides attention's kernel while a block is traced into the key of the compiler's caches, which leave
+    it out (pytorch #185449): a process would otherwise run the kernel of an earlier one, whatever it has chosen.
+
+    The instructions of this CPU are left out of it, too: code for wider vectors would compute something else. All other
+    state that is decided before compiling is in the key already (deterministic algorithms, the precision of products,
+    reductions in bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
+    """
+    cuda: Any = torch.backends.cuda  # whose functions have no types
+    config = torch.compiler.config
+    switches = {
+        "flash": cuda.flash_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        _MATH: cuda.math_sdp_enabled(),
+        "reduced sums": cuda.fp16_bf16_reduction_math_sdp_allowed(),
+    }
+    state = (name, *(one for one, is_on in switches.items() if is_on), torch._C._get_sdp_priority_order())
+    cpu = torch.backends.cpu.get_cpu_capability()
+    config.cache_key_tag = f"{config.cache_key_tag.partition(_TAG)[0]}{_TAG}{state} on {cpu}"
+
+
+@contextmanager
+def kernels_seen() -> Iterator[Counter[str]]:
+    """Counts the calls of each fused kernel inside, by PyTorch's profiler; filled at the end. Plain products are not
+    told from others, so `math` is never among them."""
+    calls: Counter[str] = Counter()
+    set_defaults(QUIET_PROFILER)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        yield calls
+    calls.update(_OPERATORS[event.name] for event in profiler.events() if event.name in _OPERATORS)
+
+
+def kernel_that_ran(calls: Mapping[str, int], *, num_layers: int) -> str:
+    """The kernel that computed attention in the layers of a model, from what `kernels_seen` counted in one pass or
+    more. Pooling may call another one, once a pass."""
+    if kernel_in_use() == FLEX:  # a block that was traced with it has no other operator
+        return FLEX
+    name, num_calls = max(calls.items(), key=lambda each: each[1], default=(_MATH, 0))
+    return name if num_calls >= num_layers else _MATH
 
 
 def _compiled_flex(device: torch.device) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.models.attention import kernel_in_use, key_caches_by_kernel
 from pipeline.models.bit import BasicPreActivationUnit, BiT, PreActivationUnit
 from pipeline.models.config import ModelConfig
 from pipeline.models.hybrid import HybridResNet, PostActivationUnit
@@ -68,6 +69,7 @@ def compile_blocks(
     torch.compiler.cudagraph_mark_step_begin before each micro-batch. Dropout follows torch's generator, but draws other
     masks than without compilation.
     """
+    key_caches_by_kernel(kernel_in_use())
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
     # ResNet are one function, and a hybrid has more than 8 shapes of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)

@@ -283,15 +283,18 @@ class Attention(nn.Module):
         batch, tokens, width = z_BND.shape
         # (B, N, 3 * D) -> (3, B, h, N, d)
         qkv_3BhNd = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        if self.relative is None and self.q_norm is None and rotation_2Nd is None:
-            a_BhNd = attend(qkv_3BhNd)
-        else:
-            q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd, rotation_2Nd)
-            mask = None if self.relative is None else self.relative(q_BhNd)
-            a_BhNd = F.scaled_dot_product_attention(q_BhNd, k_BhNd, qkv_3BhNd[2], attn_mask=mask)
+        a_BhNd = self.attended(qkv_3BhNd, rotation_2Nd)
         # (B, h, N, d) -> (B, N, D)
         out_BND: torch.Tensor = self.out(a_BhNd.transpose(1, 2).reshape(batch, tokens, width))
         return out_BND
+
+    def attended(self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
+        """The values that each token attends to, [B, h, N, d]: all between the two products."""
+        if self.relative is None and self.q_norm is None and rotation_2Nd is None:
+            return attend(qkv_3BhNd)
+        q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd, rotation_2Nd)
+        mask = None if self.relative is None else self.relative(q_BhNd)
+        return F.scaled_dot_product_attention(q_BhNd, k_BhNd, qkv_3BhNd[2], attn_mask=mask)
 
     def queries_and_keys(
         self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
@@ -304,6 +307,26 @@ class Attention(nn.Module):
         if rotation_2Nd is not None:
             q_BNhd, k_BNhd = rotated(q_BNhd, rotation_2Nd), rotated(k_BNhd, rotation_2Nd)
         return q_BNhd.transpose(1, 2), k_BNhd.transpose(1, 2)
+
+
+class AttentionAlone(nn.Module):
+    """What a layer computes between its two products, which kernels of attention are measured by: [3, B, h, N, d] to
+    [B, h, N, d]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        attention = Attention(config)
+        self.attention, self.is_turned = attention, config.position == "rope2d"
+        self.grid, self.num_prefix_tokens = config.grid, config.num_prefix_tokens
+        attention.qkv = attention.out = nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+        rotation_2Nd = None
+        if self.is_turned:
+            rotation_2Nd = rotations(
+                self.grid, qkv_3BhNd.shape[-1], num_prefix_tokens=self.num_prefix_tokens, device=qkv_3BhNd.device
+            )
+        return self.attention.attended(qkv_3BhNd, rotation_2Nd)
 
 
 class AxialAttention(Attention):

@@ -1,7 +1,8 @@
 """A rank's place as its environment gives it: pure, and every value is checked before it counts.
 
-Three ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_*)
-or `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT).
+Four ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_*),
+`srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT), or
+`mpirun` (Open MPI's and MPICH's names; MASTER_ADDR and MASTER_PORT are the user's).
 """
 
 import re
@@ -43,32 +44,96 @@ def place_from(environ: Mapping[str, str]) -> RankPlace:
 
     If all ranks are known to be on this host, they meet at its loopback address, whatever MASTER_ADDR says.
     """
-    is_torchruns = "RANK" in environ and "WORLD_SIZE" in environ
-    if is_torchruns:
-        rank_name, size_name, local_name = "RANK", "WORLD_SIZE", "LOCAL_RANK"
-    elif "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
-        rank_name, size_name, local_name = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"
-    else:
-        if environ.get("WORLD_SIZE", "") not in ("", "1"):  # each of them would train alone, in one run directory
-            shown = shown_value(environ["WORLD_SIZE"])
-            raise UserError(f"the environment variable WORLD_SIZE is {shown}, and RANK is not set; {_ADVICE}")
+    launcher = _launcher(environ)
+    if launcher is None:
+        _refuse_half(environ)
         return _alone()
-    num_ranks = _number(environ, size_name, 1, least=1, most=MOST_RANKS)
-    rank = _number(environ, rank_name, 0, least=0, most=num_ranks - 1)
-    if is_torchruns:
-        known = _number(environ, "LOCAL_WORLD_SIZE", 0, least=1, most=num_ranks)
-        local_rank = _number(environ, local_name, rank, least=0, most=(known or num_ranks) - 1)
+    rank, num_ranks = _numbers(environ, launcher)
+    if launcher is _SRUN:
+        known, most = _tasks_on_this_node(environ, num_ranks), num_ranks - 1
     else:
-        known = _tasks_on_this_node(environ, num_ranks)
-        local_rank = _number(environ, local_name, rank, least=0, most=num_ranks - 1)
+        known = _number(environ, launcher.num_local_ranks, 0, least=1, most=num_ranks)
+        most = (known or num_ranks) - 1
     return RankPlace(
         rank=rank,
         num_ranks=num_ranks,
-        local_rank=local_rank,
+        local_rank=_number(environ, launcher.local_rank, rank, least=0, most=most),
         num_local_ranks=known or num_ranks,
         master_address=_address(environ, num_ranks, is_one_host=known == num_ranks),
         master_port=_number(environ, "MASTER_PORT", 0, least=1, most=65535) if num_ranks > 1 else 0,
     )
+
+
+def numbers_from(environ: Mapping[str, str]) -> tuple[int, int]:
+    """The rank and the number of ranks that a launcher gives, without an address to meet at; (0, 1) if none has started
+    this process. UserError if a value is missing or wrong."""
+    launcher = _launcher(environ)
+    if launcher:
+        return _numbers(environ, launcher)
+    _refuse_half(environ)
+    if environ.get("RANK", "") not in ("", "0"):  # another process takes itself for rank 0
+        shown = shown_value(environ["RANK"])
+        raise UserError(f"the environment variable RANK is {shown}, and WORLD_SIZE is not set; {_ADVICE}")
+    return 0, 1
+
+
+def contradictions(environ: Mapping[str, str], *, rank: int, num_ranks: int) -> list[str]:
+    """What an environment says otherwise of this process, such as `RANK is '1'`."""
+    launcher = _launcher(environ) or _TORCHRUN
+    known = {launcher.rank: str(rank), launcher.num_ranks: str(num_ranks)}
+    return [
+        f"{name} is {shown_value(environ[name])}"
+        for name, value in known.items()
+        if environ.get(name, "") not in ("", value)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launcher:
+    """The names of the variables in which a launcher numbers its processes."""
+
+    rank: str
+    num_ranks: str
+    local_rank: str
+    num_local_ranks: str
+
+
+_TORCHRUN = _Launcher(rank="RANK", num_ranks="WORLD_SIZE", local_rank="LOCAL_RANK", num_local_ranks="LOCAL_WORLD_SIZE")
+_OPEN_MPI = _Launcher(
+    rank="OMPI_COMM_WORLD_RANK",
+    num_ranks="OMPI_COMM_WORLD_SIZE",
+    local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+    num_local_ranks="OMPI_COMM_WORLD_LOCAL_SIZE",
+)
+_MPICH = _Launcher(
+    rank="PMI_RANK", num_ranks="PMI_SIZE", local_rank="MPI_LOCALRANKID", num_local_ranks="MPI_LOCALNRANKS"
+)
+_SRUN = _Launcher(
+    rank="SLURM_PROCID",
+    num_ranks="SLURM_STEP_NUM_TASKS",
+    local_rank="SLURM_LOCALID",
+    num_local_ranks="SLURM_STEP_TASKS_PER_NODE",
+)
+
+
+def _launcher(environ: Mapping[str, str]) -> _Launcher | None:
+    """What has started this process as one of several, the innermost first: mpirun inside a Slurm job starts one task
+    per node through srun. None if nothing has."""
+    for launcher in (_TORCHRUN, _OPEN_MPI, _SRUN, _MPICH):
+        if launcher.rank in environ and launcher.num_ranks in environ:
+            return launcher
+    return None
+
+
+def _refuse_half(environ: Mapping[str, str]) -> None:
+    if environ.get("WORLD_SIZE", "") not in ("", "1"):  # each of them would train alone, in one run directory
+        shown = shown_value(environ["WORLD_SIZE"])
+        raise UserError(f"the environment variable WORLD_SIZE is {shown}, and RANK is not set; {_ADVICE}")
+
+
+def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]:
+    num_ranks = _number(environ, launcher.num_ranks, 1, least=1, most=MOST_RANKS)
+    return _number(environ, launcher.rank, 0, least=0, most=num_ranks - 1), num_ranks
 
 
 def launch_from(environ: Mapping[str, str]) -> str:

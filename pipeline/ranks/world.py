@@ -28,7 +28,16 @@ from pipeline.ranks.devices import (
     gpus_from,
     use_deterministic_kernels,
 )
-from pipeline.ranks.environment import LOOPBACK, RankPlace, launch_from, place_from, refuse_for_deepspeed, threads_from
+from pipeline.ranks.environment import (
+    LOOPBACK,
+    RankPlace,
+    contradictions,
+    launch_from,
+    numbers_from,
+    place_from,
+    refuse_for_deepspeed,
+    threads_from,
+)
 from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
 from shards.errors import TransientError, UserError
 
@@ -38,6 +47,8 @@ JOIN_TIMEOUT = timedelta(minutes=5)
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
 _CPUINFO = Path("/proc/cpuinfo")
+QUIET_PROFILER = {"KINETO_LOG_LEVEL": "6"}
+"""Its library writes into the live line otherwise; it is read when a profiler is first started."""
 _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 
@@ -99,6 +110,45 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
         or max(1, num_cpus // place.num_local_ranks),
         launch=launch_from(environ),
     )
+
+
+def rank_and_size(rank: int | None = None, num_ranks: int | None = None) -> tuple[int, int]:
+    """Which of how many processes this one is, for a loop of the user's own: as the arguments say, else as
+    torch.distributed does if it is initialised, else as torchrun, srun or mpirun does in the environment, else (0, 1).
+
+    UserError for numbers out of range, if the last two contradict each other, or if only `num_ranks` is given and
+    they know another number.
+    """
+    if num_ranks is not None and num_ranks < 1:
+        raise UserError(f"num_ranks is {num_ranks}; allowed: 1 or more")
+    if rank is None and num_ranks == 1:
+        rank = 0
+    if rank is None or num_ranks is None:
+        found_rank, found_ranks = known_numbers()
+        if num_ranks not in (None, found_ranks):
+            known = f"this is rank {found_rank} of {found_ranks}" if found_ranks > 1 else "nothing says which this is"
+            raise UserError(f"num_ranks is {num_ranks}, but {known}; give rank=, from 0 to {num_ranks - 1}, too")
+        rank, num_ranks = found_rank if rank is None else rank, found_ranks
+    if not 0 <= rank < num_ranks:
+        raise UserError(f"rank is {rank}; allowed: 0 to {num_ranks - 1}, since num_ranks is {num_ranks}")
+    return rank, num_ranks
+
+
+def known_numbers() -> tuple[int, int]:
+    """The rank and the number of ranks as torch.distributed says, else as the environment does; (0, 1) if neither."""
+    advice = "give rank= and num_ranks="
+    if not dist.is_available() or not dist.is_initialized():
+        try:
+            return numbers_from(os.environ)
+        except UserError as error:
+            raise UserError(f"{error}, or {advice}") from error
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    if said := contradictions(os.environ, rank=rank, num_ranks=num_ranks):
+        raise UserError(
+            f"torch.distributed says that this process is rank {rank} of {num_ranks}, but {' and '.join(said)} in the "
+            f"environment; {advice} the numbers of this process, or unset what is not true"
+        )
+    return rank, num_ranks
 
 
 def bf16_of(device: torch.device) -> Bf16:

@@ -4,16 +4,31 @@ Every rank chooses alike (rank_agreement.py).
 """
 
 import logging
+import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.models.attention import FLEX, KERNELS, kernel_seconds, use_kernel
+from pipeline.models.attention import (
+    FLEX,
+    KERNELS,
+    best_kernel,
+    kernel_in_use,
+    kernel_seconds,
+    kernel_that_ran,
+    kernels_seen,
+    use_kernel,
+)
 from pipeline.models.build import Model, compile_blocks, compile_fault
+from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
+from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.devices import Bf16
@@ -25,6 +40,7 @@ log = logging.getLogger(__name__)
 Precision = Literal["bf16", "fp32"]
 # Kernels must outlast their launches: of 8 images, an H200 found now one kernel and now another the fastest.
 _TRIED_TOKENS = 1 << 14
+_MOST_LOOKS = 3  # at steps in which something is compiled
 _COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 8
 
 
@@ -84,10 +100,13 @@ def will_compile(config: EngineConfig, world: World) -> bool:
     return False
 
 
-def with_attention(job: TrainingJob, world: World) -> TrainingJob:
+def with_attention(
+    job: TrainingJob, world: World, *, is_compiled: bool = False, record: Mapping[str, Any] | None = None
+) -> TrainingJob:
     """The job with its kernel of attention decided, which this process uses from now on; "auto" stays where PyTorch
-    chooses, or nothing is to be chosen. `job`: with its precision decided. UserError if it names a kernel that this
-    device lacks. Collective."""
+    chooses, or nothing is to be chosen. `job`: with its precision decided. `is_compiled`: whether its blocks are.
+    `record`: of the checkpoint to continue, if any, whose kernel "auto" keeps if it is still about as fast. UserError
+    if the job names a kernel that this device lacks. Collective."""
     wanted, model = job.engine.attention, job.model
     if world.device.type != "cuda":
         if wanted != "auto":
@@ -110,10 +129,14 @@ def with_attention(job: TrainingJob, world: World) -> TrainingJob:
     dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
     # A start should measure for two seconds at most, and flex is compiled for longer.
     names = [name for name in KERNELS if name != FLEX] if wanted == "auto" else [wanted]
-    found = {name: kernel_seconds(name, shape, dtype=dtype, device=world.device) for name in names}
+    layer = partial(AttentionAlone, model)
+    found = {
+        name: kernel_seconds(name, shape, dtype=dtype, device=world.device, layer=layer, is_compiled=is_compiled)
+        for name in names
+    }
     seconds = {name: each for name, each in found.items() if not isinstance(each, str)}
     why = "; ".join(each for each in found.values() if isinstance(each, str))
-    # Ranks may measure differently, or lack a kernel: all take the one that is the first rank's fastest of those that
+    # Ranks may measure differently, or lack a kernel: all take the one that is the first rank's choice of those that
     # all have, since the bits should be the same.
     of_ranks = gather_json({"seconds": seconds, "why": why}, device=world.device)
     shared = [name for name in names if all(name in each["seconds"] for each in of_ranks)]
@@ -124,13 +147,71 @@ def with_attention(job: TrainingJob, world: World) -> TrainingJob:
             f"{shape[1]} heads of width {shape[3]} in {job.engine.precision} ({lacking['why']}); allowed: auto, or "
             "another kernel"
         )
-    fastest = min(shared, key=lambda name: of_ranks[0]["seconds"][name])
+    recorded = recorded_kernel(record or {})
+    best = best_kernel({name: of_ranks[0]["seconds"][name] for name in shared}, recorded=recorded)
     if world.is_first:
-        said = (f"{name} {1000 * each:.3g} ms" for name, each in seconds.items())
-        log.info("attention by %s (engine.attention %s; %d images: %s)", fastest, wanted, shape[0], ", ".join(said))
-    use_kernel(fastest)
+        said = ", ".join(f"{name} {1000 * each:.3g} ms" for name, each in seconds.items())
+        before = f"; the checkpoint has {recorded}" if recorded else ""
+        log.info("attention by %s (engine.attention %s%s; %d images: %s)", best, wanted, before, shape[0], said)
+    use_kernel(best)
     torch.cuda.empty_cache()  # plain products may have taken gigabytes
-    return replace(job, engine=replace(job.engine, attention=fastest))  # type: ignore[arg-type]  # one of KERNELS
+    return replace(job, engine=replace(job.engine, attention=best))  # type: ignore[arg-type]  # one of KERNELS
+
+
+def recorded_kernel(record: Mapping[str, Any]) -> str:
+    """The kernel that computed attention in the run of a checkpoint's record; empty if it does not say so."""
+    engine = record.get("engine")
+    name = engine.get("attention") if isinstance(engine, dict) else None
+    return name if isinstance(name, str) and name in KERNELS else ""
+
+
+def watches_kernel(job: TrainingJob, world: World) -> bool:
+    """Whether it is looked up which kernel computes attention: on GPUs, which have several."""
+    return world.device.type == "cuda" and not job.model.is_bit
+
+
+class KernelWatch:
+    """Finds out which kernel computes attention in a run's steps, and puts it into `engine`, the part of a checkpoint's
+    record: a compiler's cache may hold another one than was chosen. It looks once, in the first step in which nothing
+    is compiled, since tracing a block calls kernels, too."""
+
+    def __init__(self, engine: dict[str, Any], model: ModelConfig, world: World) -> None:
+        self._engine, self._model, self._world = engine, model, world
+        self._looks_left = _MOST_LOOKS
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The forward and backward passes of a step are inside."""
+        if not self._looks_left or torch._C._autograd._profiler_enabled():  # no second profiler beside that of a trace
+            yield
+            return
+        num_graphs = _num_graphs()
+        with kernels_seen() as calls:
+            yield
+        self._looks_left -= 1
+        if self._looks_left and _num_graphs() > num_graphs:
+            return
+        self._looks_left = 0
+        self._put_on_record(kernel_that_ran(calls, num_layers=self._model.num_blocks))
+
+    def _put_on_record(self, ran: str) -> None:
+        self._engine["attention"] = ran
+        if (chosen := kernel_in_use()) not in ("", ran):
+            log.warning(
+                "rank %d: attention is computed by %s, although %s was chosen: the compiler's cache may hold blocks of "
+                "another version; delete it (TORCHINDUCTOR_CACHE_DIR), or give --engine.compile off",
+                self._world.rank,
+                ran,
+                chosen,
+            )
+        elif self._world.is_first:
+            log.info("attention is computed by %s, by PyTorch's profiler", ran)
+
+
+def _num_graphs() -> int:
+    """Graphs that this process has compiled so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) -> None:

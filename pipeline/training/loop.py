@@ -24,6 +24,7 @@ from pipeline.evaluation.scores import Scores
 from pipeline.models.loss import balanced_weights
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.device_choices import KernelWatch, watches_kernel
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
 from pipeline.training.guard import Guard, add_alarm
@@ -277,9 +278,12 @@ def open_loop(
             saving = Saving(
                 job, gradients.engine, saves, saved=found, record=record, controls=controls, reporter=reporter
             )
+            train_step = _train_step(gradients, batches, controls, saving=saving, guard=guard)
+            if watches_kernel(job, world):
+                train_step.watched = KernelWatch(record["engine"], job.model, world).step
             loop = Loop(
                 job,
-                _train_step(gradients, batches, controls, saving=saving, guard=guard),
+                train_step,
                 guard=guard,
                 held_out=_held_out(prepared, gradients.engine, controls),
                 saving=saving,

@@ -49,9 +49,12 @@ def start_engine(
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
-    fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=found.record if found else None)
+    record = found.record if found else None
+    fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=record)
+    # Before the check of gradients, which computes as the run does.
+    job = with_attention(job, world, is_compiled=prepared.is_compiled, record=record)
+    job = replace(job, engine=replace(job.engine, compile="on" if prepared.is_compiled else "off"))
     job = with_checked_overlap(job, fit.plan, world)
-    job = with_attention(job, world)
     engine, plan = _built(job, fit.plan, world, is_compiled=prepared.is_compiled)
     times.ends("model")
     if found:

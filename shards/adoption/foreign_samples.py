@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import cast
 
 from shards.errors import ImageRefusedError, UserError
+from shards.output.terminal import printable_name
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import printable
 from shards.sources.table_labels import written_labels
@@ -148,7 +149,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             if isinstance(member.data, ImageRefusedError):
                 raise member.data
         if not image_key:
-            found = ", ".join(sorted(group.members)[:_MOST_SHOWN])
+            found = printable_name(", ".join(sorted(group.members)[:_MOST_SHOWN]))
             found += f" and {more} more" if (more := len(group.members) - _MOST_SHOWN) > 0 else ""
             raise SampleRefusedError(f"no image: its members are {found}", RefusalCause.NO_IMAGE)
         image = group.members[image_key]

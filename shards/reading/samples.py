@@ -8,6 +8,7 @@ from isal.isal_zlib import crc32
 from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.order import BlockSlice
+from shards.output.terminal import printable_name
 from shards.sample_rows import SampleRows
 from shards.storage.objects import MissingObjectError
 
@@ -67,7 +68,7 @@ def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
     """The sample without its bytes, with the reason, the tar and the image's source."""
     shard, row = locate_row(dataset, sample.sample_id)
     where = f"row {dataset.packed_row(shard, row)} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
-    return replace(sample, data=None, fault=f"{fault} ({where})", source=dataset.source_of(shard, row))
+    return replace(sample, data=None, fault=f"{fault} ({printable_name(where)})", source=dataset.source_of(shard, row))
 
 
 def verified(dataset: Dataset, sample: RawSample) -> RawSample:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shards.output.terminal import printable_name
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DIGEST_SHOWN = 12
 _PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
@@ -22,7 +24,7 @@ class Difference:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.field}: before {shown(self.before)}, now {shown(self.now)}"
+        return f"{printable_name(self.field)}: before {shown(self.before)}, now {shown(self.now)}"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol
 
 from shards.errors import PrintableError
+from shards.output.terminal import printable_name
 from shards.storage.traffic import Traffic
 
 MOST_OBJECT_BYTES = 1 << 30  # of an object that is read whole, where the caller has no smaller bound
@@ -16,7 +17,7 @@ class MissingObjectError(PrintableError):
     """No object is at this path of this store."""
 
     def __init__(self, path: str, *, url: str = "") -> None:
-        super().__init__(f"no object {path!r} in {url or 'the store'}")
+        super().__init__(f"no object {path!r} in {printable_name(url) or 'the store'}")
         self.path, self.url = path, url
 
     def __reduce__(self) -> tuple[type["MissingObjectError"], tuple[str]]:

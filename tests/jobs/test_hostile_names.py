@@ -1,14 +1,23 @@
 """Names from data, settings, weights and servers cannot act on the terminal, nor forge a line of the log."""
 
+import hashlib
 import json
+import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import patchline as patchline_names
 from jobs import exit_codes
+from pipeline.data.evaluation import label_map
+from shards.dataset import open_dataset as open_packed
+from shards.errors import PrintableError
 from tests.rigs.datasets import packed_folders
 from tests.rigs.hostile import HOSTILE, HOSTILE_LINE, assert_harmless
 from tests.rigs.images import class_folders, image_bytes, png_with_profile
@@ -69,6 +78,59 @@ def test_a_class_with_line_breaks_is_refused(tmp_path: Path) -> None:
     first.rename(root / (first.name + ON_DISK))
     ended = harmless("pack", "folder", "--source.root", str(root), "--out", str(tmp_path / "out"), *MANY)
     assert (ended.code, "has a line break; allowed: text on one line" in ended.errors) == (exit_codes.DONE, True)
+
+
+def hostile_dataset(packed: Path, folder: Path, *, place: str) -> str:
+    """A copy of the dataset with a hostile name in one place, and damaged images, so that it is quoted."""
+    shutil.copytree(packed, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if place == "source":
+        files = sorted((folder / "index").glob("*.parquet"))
+    else:
+        files = [folder / "labels.parquet"] if place == "name" else []
+    for file in files:
+        table = pq.read_table(file)
+        names = pa.array([f"{HOSTILE}{number}" for number in range(len(table))])
+        table = table.set_column(table.column_names.index(place), place, names)
+        pq.write_table(table, file)
+        name = file.relative_to(folder).as_posix()
+        manifest["files"][name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    if place == "path":
+        manifest["shards"][0]["path"] = f"shards/{HOSTILE}.tar"
+    elif place == "shards_url":
+        manifest["shards_url"] = f"/nowhere/{HOSTILE}"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for tar in sorted(folder.glob("shards/*.tar"))[:2]:
+        tar.write_bytes(tar.read_bytes()[:512].ljust(tar.stat().st_size, b"\0"))
+    return str(folder)
+
+
+@pytest.mark.parametrize("place", ["source", "name", "path", "shards_url"])
+def test_names_in_an_index_that_a_script_of_the_users_own_reads(
+    packed: Path, tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody escapes its output: neither its tracebacks, with the errors behind an error, nor its log, nor what it
+    prints of a dataset."""
+    url, quoted = hostile_dataset(packed, tmp_path / "data", place=place), 0
+    dataset = patchline_names.open_dataset(url)
+    others = ("c0", "c1")
+    attempts: list[Callable[[], object]] = [
+        lambda: next(patchline_names.train_batches(url, global_batch=4, image_size=16, quarantine=tmp_path / "list")),
+        lambda: list(dataset.evaluation_batches(batch_size=4, image_size=16)),
+        lambda: list(dataset),
+        lambda: label_map(dataset.dataset, others),
+        lambda: label_map(open_packed(str(packed)), dataset.classes),
+    ]
+    for attempt in attempts:
+        try:
+            attempt()
+        except PrintableError:
+            assert_harmless(said := traceback.format_exc())
+            quoted += "owned" in said
+    for said in (repr(dataset), repr(dataset[len(dataset) - 1]) if place != "shards_url" else "", *caplog.messages):
+        assert_harmless(said)
+        quoted += "owned" in said
+    assert quoted, "nothing has quoted it"
 
 
 def _set_shards_url(manifest: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ Evaluation and fine-tuning find classes by their names, so a name that stands fo
 import logging
 from collections.abc import Sequence
 
+from shards.class_names import listed
 from shards.errors import InvalidDataError
 from shards.schema.config_values import shown_value
 
@@ -25,9 +26,7 @@ def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
         named.append(name)
     again = [name for name, label in zip(named, labels, strict=True) if name != label]
     if again:
-        log.warning(
-            "%s: %d names are of a class before, too; they have ids: %s", where, len(again), ", ".join(again[:5])
-        )
+        log.warning("%s: %d names are of a class before, too; they have ids: %s", where, len(again), listed(again))
     return tuple(named)
 
 

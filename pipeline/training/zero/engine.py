@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,15 +170,36 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
         yield
         return
     import deepspeed.comm.comm  # noqa: PLC0415  # the engine has loaded it
+    from deepspeed.runtime.zero import stage3, stage_1_and_2  # noqa: PLC0415
 
-    backend = deepspeed.comm.comm.cdb
+    backend, accelerator = deepspeed.comm.comm.cdb, stage_1_and_2.get_accelerator()
+    first, third = stage_1_and_2.DeepSpeedZeroOptimizer, stage3.DeepSpeedZeroOptimizer_Stage3
+    average, epilogue = first.average_tensor, third.independent_gradient_partition_epilogue
     try:
         for name in _EXCHANGES:
             setattr(backend, name, _timed(getattr(backend, name), times))
+        # Where the passes wait for sums on another stream: for those of the bucket before, and for the last ones.
+        accelerator.synchronize = _timed(accelerator.synchronize, times)
+        first.average_tensor = _timed_if(lambda zero: zero.overlap_comm and zero.reduction_stream, average, times)
+        third.independent_gradient_partition_epilogue = _timed_if(
+            lambda zero: zero.reduce_and_partition_stream not in (None, accelerator.default_stream()), epilogue, times
+        )
         yield
     finally:
+        first.average_tensor, third.independent_gradient_partition_epilogue = average, epilogue
         for name in _EXCHANGES:
             vars(backend).pop(name, None)  # the method of its class is there again
+        vars(accelerator).pop("synchronize", None)
+
+
+def _timed_if(is_beside: Callable[[Any], Any], method: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
+    """A method of a ZeRO optimiser, whose time is communication if its sums have a stream of their own."""
+
+    def timed(zero: Any, *args: Any, **options: Any) -> Any:
+        with times.exchanging() if is_beside(zero) else nullcontext():
+            return method(zero, *args, **options)
+
+    return timed
 
 
 def _timed(exchange: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:

@@ -8,8 +8,11 @@ engine, summed over ranks by one plain all-reduce in float64 per tensor.
 The throw-away model is a small copy: tensors as large as the run's, but two layers only (one unit per stage of a
 ResNet), and buckets smaller in proportion. A copy of the whole model in fp32 would double the memory of the start, and
 the run's own engine would have to forget the check without a trace; the copy's engine is simply destroyed. Faults of
-reduction depend on the kinds of layers, and on how tensors fall into buckets and partitions, not on the depth. Blocks
-are not compiled here.
+reduction depend on the kinds of layers, and on how tensors fall into buckets and partitions, not on the depth.
+
+The copy computes as the run does: with its kernel of attention, and with compiled blocks if the run's are, without
+float8 and CUDA graphs. So do the plain passes in the run's precision, since a compiled block rounds elsewhere; those
+that show whether the kernels are right are never compiled.
 
 All weights are random, since a zero head gives zero gradients to everything below it, and bf16 represents them exactly,
 so that rounded weights are no part of the error. To read the reduced gradient exactly, the masters are set to zero and
@@ -19,14 +22,17 @@ Two updates are checked, of up to two micro-batches each: what an update leaves 
 
 Limits of ||found - expected|| / ||expected||, tensor by tensor:
 
-    fp32, against passes in fp32    1e-5 (measured: 1e-7).
+    fp32, against passes in fp32    1e-5 (measured: 1e-7). If blocks are compiled, also 3/4 against plain passes that
+                                    are not.
     bf16, against passes in bf16    2^-6. Only the sum over ranks differs: with fp32 reduction by one rounding to bf16
                                     (measured: 3e-3). With bf16 reduction by one per rank (2e-3 times the square root of
                                     their number), so the limit grows from 16 ranks on. If one of M contributions is
                                     missing, the error is 1 / sqrt(M).
     bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This one
-                                    finds bf16 kernels whose gradients are no gradients. A gradient that is zero but
-                                    for rounding is left out.
+                                    finds bf16 kernels whose gradients are no gradients.
+
+A gradient that is zero but for rounding is left out: kernels that add up in whatever order their blocks finish, as a
+GPU's do, make another one in each pass. Only its elements must all be there.
 """
 
 import gc
@@ -47,6 +53,7 @@ from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.initial import initial_tensor
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
+from pipeline.training.device_choices import set_up_blocks
 from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, scaled_by_rate, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
@@ -135,20 +142,20 @@ def measure_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> list[T
     conv = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
     worst: dict[tuple[str, str], TensorError] = {}
     with torch.random.fork_rng(devices=[]), conv:
-        engine = _engine(job, plan)
+        engine = _engine(job, plan, world.device)
         try:
             for update in range(_UPDATES):
                 first = (world.rank * _UPDATES + update) * plan.accumulation
                 batches = [_batch(job, first + micro, world.device) for micro in range(plan.accumulation)]
                 reduced = _reduced(engine, values, batches, job)
-                for against, dtype, limit in _limits(job.engine, plan):
-                    expected = _expected(job, values, batches, dtype=dtype, world=world)
-                    for error in _errors(reduced, expected, limit=limit, against=against, device=world.device):
-                        if against != job.engine.precision and _is_noise(error.name, job.model):
+                for against in _references(job.engine, plan):
+                    expected = _expected(job, values, batches, against, world)
+                    for error in _errors(reduced, expected, against, device=world.device):
+                        if _is_noise(error.name, job.model) and not math.isnan(error.error):
                             continue
-                        last = worst.get((error.name, against))
+                        last = worst.get((error.name, error.against))
                         if last is None or not error.error <= last.error:
-                            worst[error.name, against] = error
+                            worst[error.name, error.against] = error
         finally:
             engine.destroy()
             del engine
@@ -158,16 +165,38 @@ def measure_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> list[T
     return list(worst.values())
 
 
-def _limits(config: EngineConfig, plan: BatchPlan) -> list[tuple[str, torch.dtype, float]]:
+@dataclass(frozen=True, kw_only=True)
+class _Reference:
+    """Plain passes to compare with, their precision, and the largest relative error."""
+
+    name: str
+    dtype: torch.dtype
+    limit: float
+    is_compiled: bool = False
+
+
+def _references(config: EngineConfig, plan: BatchPlan) -> list[_Reference]:
+    is_compiled = _is_compiled(config)
     if config.precision == "fp32":
-        return [("fp32", torch.float32, _FP32_LIMIT)]
+        same = _Reference(name="fp32", dtype=torch.float32, limit=_FP32_LIMIT, is_compiled=is_compiled)
+        other = _Reference(name="fp32 without a compiler", dtype=torch.float32, limit=_OTHER_PASSES_LIMIT)
+        return [same, other] if is_compiled else [same]
     growth = math.sqrt(plan.num_ranks) / 4 if config.reduce_precision == "bf16" else 1.0
-    same_passes = _SAME_PASSES_LIMIT * max(1.0, growth)
-    return [("bf16", torch.bfloat16, same_passes), ("fp32", torch.float32, _OTHER_PASSES_LIMIT)]
+    limit = _SAME_PASSES_LIMIT * max(1.0, growth)
+    return [
+        _Reference(name="bf16", dtype=torch.bfloat16, limit=limit, is_compiled=is_compiled),
+        _Reference(name="fp32", dtype=torch.float32, limit=_OTHER_PASSES_LIMIT),
+    ]
 
 
-def _engine(job: TrainingJob, plan: BatchPlan) -> Engine:
+def _is_compiled(config: EngineConfig) -> bool:
+    """Whether the run compiles its blocks; by then it is decided (start.py)."""
+    return config.compile == "on"
+
+
+def _engine(job: TrainingJob, plan: BatchPlan, device: torch.device) -> Engine:
     model = unfilled_model(job.model)
+    set_up_blocks(model, job.engine, is_compiled=_is_compiled(job.engine), device=device)
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
     return Engine(model, config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=0.0)
@@ -195,14 +224,15 @@ def _reduced(engine: Engine, values: _Tensors, batches: list[_Batch], job: Train
 
 
 def _expected(
-    job: TrainingJob, values: _Tensors, batches: list[_Batch], *, dtype: torch.dtype, world: World
+    job: TrainingJob, values: _Tensors, batches: list[_Batch], against: _Reference, world: World
 ) -> dict[str, torch.Tensor]:
-    """The mean gradient of all micro-batches of all ranks, float64, from passes in `dtype` without an engine."""
+    """The mean gradient of all micro-batches of all ranks, float64, from passes without an engine."""
     model = unfilled_model(job.model).to(world.device)
+    set_up_blocks(model, job.engine, is_compiled=against.is_compiled, device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
-    model = model.to(dtype)
+    model = model.to(against.dtype)
     trained = {name: each for name, each in model.named_parameters() if is_trained(name, job.optimizer)}
     sums = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in trained.items()}
     for images, labels in batches:
@@ -220,9 +250,8 @@ def _expected(
 def _errors(
     reduced: list[Fragment],
     expected: _Tensors,
+    against: _Reference,
     *,
-    limit: float,
-    against: str,
     device: torch.device,
 ) -> Iterator[TensorError]:
     """The error of each tensor, from the fragments of all ranks: elements that no rank holds count as wrong."""
@@ -240,12 +269,12 @@ def _errors(
         tensor = expected[name]
         norm = max(float(tensor.norm()), _SMALL * math.sqrt(mean_square * tensor.numel())) or 1.0
         error = math.sqrt(square) / norm if num_held == tensor.numel() else math.nan
-        yield TensorError(name=name, error=error, allowed=limit, against=against)
+        yield TensorError(name=name, error=error, allowed=against.limit, against=against.name)
 
 
 def _is_noise(name: str, config: ModelConfig) -> bool:
-    """Whether the tensor's gradient is zero but for rounding, which differs between precisions: a constant added to all
-    keys adds the same to all logits of a query, and changes no share, unless rotary positions turn it differently."""
+    """Whether the tensor's gradient is zero but for rounding: a constant added to all keys adds the same to all logits
+    of a query, and changes no share, unless rotary positions turn it differently."""
     return name.endswith("k_norm.bias") and config.position != "rope2d"
 
 
@@ -288,7 +317,7 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
     model, whole = _small_model(job.model), shapes_of(job.model)
     numels = [math.prod(shape) for shape in shapes_of(model).values()]
     share = sum(numels) / sum(map(math.prod, whole.values()))
-    engine = with_buckets_of(job.engine, on_cpu=on_cpu)
+    engine = replace(with_buckets_of(job.engine, on_cpu=on_cpu), float8="off", cuda_graphs=False)
     bucket = round(engine.reduce_bucket * share)
     if engine.reduce_bucket >= max(map(math.prod, whole.values())):
         bucket = max(bucket, *numels)  # a tensor larger than the bucket is reduced on its own, as in no step of the run

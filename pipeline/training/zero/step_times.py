@@ -6,7 +6,8 @@ they have happened, a step late; nothing waits for them. Besides, the wall time 
 clock, so that the parts can be compared with something that they do not define.
 
 Exchanges between ranks are a part of their own, `communication`, wherever in the step they are: a rank that waits there
-for a slower one has little to do itself.
+for a slower one has little to do itself. Sums that run beside the passes, on another stream, count as far as the stream
+that computes waits for them.
 """
 
 import time
@@ -95,15 +96,17 @@ class CudaMark:
 
 
 class CudaMarks:
-    """Those of a GPU's current stream. Their events form a ring: as many as two or three steps need are ever made."""
+    """Those of the GPU's stream that is current now, on which the run computes: another stream may be current when a
+    mark is made, such as that of DeepSpeed's sums. Their events form a ring: as many as two or three steps need are
+    ever made."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._free = device, deque[CudaMark]()
+        self._stream, self._free = torch.cuda.current_stream(device), deque[CudaMark]()
 
     def now(self) -> DeviceMark:
         """Implements `Marks`."""
         mark = self._free.popleft() if self._free else CudaMark(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-        mark.event.record(torch.cuda.current_stream(self._device))
+        mark.event.record(self._stream)
         return mark
 
     def free(self, mark: DeviceMark) -> None:

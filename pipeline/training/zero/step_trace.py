@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pipeline.ranks.world import World, set_defaults
+from pipeline.ranks.world import QUIET_PROFILER, World, set_defaults
 from pipeline.training.zero.step_times import StepTimes, unnamed
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 FOLDER = "profile"
-_QUIET = {"KINETO_LOG_LEVEL": "6"}  # its library writes two lines into the live line otherwise; read at its first start
 
 
 class StepTrace:
@@ -50,7 +49,7 @@ class StepTrace:
             _say_untraced(self._steps)
 
     def _started(self) -> profile:
-        set_defaults(_QUIET)
+        set_defaults(QUIET_PROFILER)
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         profiler = profile(activities=activities)
         profiler.start()

@@ -71,6 +71,29 @@ def test_an_evaluation_has_every_image_once_over_all_ranks(photos: ImageDataset)
         photos.evaluation_batches(batch_size=4, image_size=16, rank=2, num_ranks=2)
 
 
+def test_a_dataset_for_a_loader_can_be_one_ranks_share(photos: ImageDataset) -> None:
+    whole = photos.to_torch(image_size=16)
+    shares = [photos.to_torch(image_size=16, rank=rank, num_ranks=2) for rank in range(2)]
+    assert [len(share) for share in shares] == [-(-len(photos) // 2), len(photos) // 2]
+    for number in range(len(photos)):
+        assert torch.equal(shares[number % 2][number // 2][0], whole[number][0])
+    with pytest.raises(IndexError, match=f"image {len(shares[0])} of {len(shares[0])} in"):
+        shares[0][len(shares[0])]
+    assert torch.equal(shares[1][-1][0], shares[1][len(shares[1]) - 1][0])
+
+
+def test_a_dataset_for_a_loader_is_not_whole_or_shared_by_chance(
+    photos: ImageDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun a plain DataLoader wants a share, and one whose sampler divides the images wants them all."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"rank 1 of 2 \(.*rank=0, num_ranks=1.*rank=1, num_ranks=2"):
+        photos.to_torch(image_size=16)
+    assert len(photos.to_torch(image_size=16, rank=0, num_ranks=1)) == len(photos)
+    assert len(photos.to_torch(image_size=16, rank=1, num_ranks=2)) == len(photos) // 2
+
+
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     url = packed_folders(tmp_path)
     packed = open_packed(str(url))

@@ -1,6 +1,7 @@
 """`train_batches` as anybody's loop uses it: positions, refusals, and what it leaves behind, which is nothing."""
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -16,12 +17,15 @@ import torch
 
 from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, train_batches
 from pipeline.data.config import Share
+from pipeline.data.image_dataset import open_dataset
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.stream import plan_stream
 from pipeline.data.training_data import TrainingData
+from pipeline.ranks.world import World, leave
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.datasets import packed_folders
 from tests.rigs.loader_kills import copied
+from tests.rigs.processes import run_ranks
 
 NUM_SAMPLES, BATCH, SIZE = 27, 12, 16
 CONFIG = DataConfig(lanes=4, window_blocks=2, num_threads=2)
@@ -131,6 +135,52 @@ def test_a_position_is_one_for_all_ranks_and_how_they_read(url: str) -> None:
             taken(batches, 2)
             found.append(batches.position)
     assert found[0] == found[1] == found[2]
+
+
+def samples_of_this_rank(url: str) -> tuple[list[int], list[int]]:
+    """The samples of its first two batches, and of its share of an evaluation, without a word about ranks."""
+    with train_batches(url, global_batch=BATCH, image_size=SIZE) as batches:
+        trained = [number for batch in islice(batches, 2) for number in batch.sample_ids.tolist()]
+    scored = open_dataset(url).evaluation_batches(batch_size=4, image_size=SIZE)
+    return trained, [number for batch, _ in scored for number in batch.sample_ids.tolist()]
+
+
+def as_one_of_several(world: World, url: str) -> dict[str, Any]:
+    """What a script gets as a rank of a real process group, as torchrun's child before it has joined one, and if the
+    two contradict each other."""
+    own = {"RANK": str(world.rank), "WORLD_SIZE": str(world.num_ranks)}
+    for name in own:
+        os.environ.pop(name, None)
+    found: dict[str, Any] = {"group": samples_of_this_rank(url)}
+    os.environ.update(own)
+    found["both"] = samples_of_this_rank(url)
+    os.environ["RANK"] = str(1 - world.rank)
+    try:
+        samples_of_this_rank(url)
+    except UserError as error:
+        found["contradiction"] = str(error)
+    with train_batches(url, global_batch=BATCH, image_size=SIZE, rank=0, num_ranks=1) as batches:
+        found["whole"] = len(next(batches).sample_ids)
+    leave()
+    os.environ.update(own)
+    found["environment"] = samples_of_this_rank(url)
+    return found
+
+
+def test_ranks_share_the_images_without_being_told(url: str) -> None:
+    """Two processes that both took all images of a batch would train on each twice, and nobody would notice."""
+    with train_batches(url, global_batch=BATCH, image_size=SIZE) as batches:
+        whole = [batch.sample_ids.tolist() for batch in islice(batches, 2)]
+    half = BATCH // 2
+    ranks = run_ranks(as_one_of_several, url, num_ranks=2)
+    for rank, found in enumerate(ranks):
+        trained = [number for step in whole for number in step[rank * half : (rank + 1) * half]]
+        assert [found[how][0] for how in ("group", "both", "environment")] == [trained] * 3
+        assert f"is rank {rank} of 2, but RANK is '{1 - rank}' in the environment" in found["contradiction"]
+        assert "give rank= and num_ranks=" in found["contradiction"]
+        assert found["whole"] == BATCH
+    for how in ("group", "both", "environment"):
+        assert sorted(ranks[0][how][1] + ranks[1][how][1]) == list(range(NUM_SAMPLES))
 
 
 def test_whole_numbers_of_numpy_give_a_plain_position(url: str) -> None:
@@ -330,6 +380,7 @@ def test_a_planned_stream_reads_nothing_and_knows_what_it_needs(url: str) -> Non
         pytest.param({"num_ranks": 0}, r"num_ranks is 0; allowed: 1 or more", id="no rank"),
         pytest.param({"rank": 1}, r"rank is 1; allowed: 0 to 0, since num_ranks is 1", id="ranks begin at 0"),
         pytest.param({"rank": -1, "num_ranks": 2}, r"rank is -1; allowed: 0 to 1, since num_ranks is 2", id="rank -1"),
+        pytest.param({"num_ranks": 2}, r"num_ranks is 2, but nothing says which this is; give rank=", id="who?"),
         pytest.param({"image_size": 0}, r"image_size is 0; allowed: 1 or more", id="no pixels"),
         pytest.param(
             {"config": replace(CONFIG, lanes=8)},

@@ -4,8 +4,12 @@ for backward."""
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +18,19 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
 from pipeline.models import attention
-from pipeline.models.attention import KERNELS, attend, kernel_in_use, kernel_seconds, use_kernel
+from pipeline.models.attention import (
+    KERNELS,
+    attend,
+    best_kernel,
+    kernel_in_use,
+    kernel_seconds,
+    kernel_that_ran,
+    kernels_seen,
+    key_caches_by_kernel,
+    use_kernel,
+)
+from pipeline.models.config import ModelConfig
+from pipeline.models.vit import Attention, AttentionAlone
 
 CPU = torch.device("cpu")
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -137,7 +153,192 @@ def test_a_kernel_is_timed_or_says_why_it_cannot_be_used() -> None:
     assert str(timed["flex"]).startswith("FlexAttention does not support backward on CPU")
 
 
+RELATIVE = ModelConfig(
+    name="vit", image_size=32, patch=8, depth=1, width=24, mlp_width=8, num_heads=3, position="relative"
+)
+SHAPE = (2, 3, 17, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({"position": "learned_1d"}, ["flash", "math"], id="attention alone"),
+        pytest.param({"position": "learned_1d", "qk_norm": True}, ["flash", "math"], id="norms"),
+        pytest.param({"position": "rope2d"}, ["flash", "math"], id="rotations"),
+        pytest.param({}, ["math"], id="a mask that learns, which flash cannot compute"),
+    ],
+)
+def test_a_kernel_is_timed_with_what_the_model_calls(fields: dict[str, Any], expected: list[str]) -> None:
+    """Forced upon a model, one that was timed without its mask would fall to plain products."""
+    layer = partial(AttentionAlone, replace(RELATIVE, **fields))
+    timed = {name: kernel_seconds(name, SHAPE, dtype=torch.float32, device=CPU, layer=layer) for name in KERNELS}
+    assert [name for name, found in timed.items() if isinstance(found, float) and name != "flex"] == expected
+
+
+@pytest.mark.parametrize("position", ["learned_1d", "relative"])
+def test_what_is_timed_is_what_a_layer_computes(position: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From views of the packed product of q, k and v, as the layer has them."""
+    config, strides = replace(RELATIVE, position=position), set()
+    real = F.scaled_dot_product_attention
+
+    def seen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        strides.add(
+            tuple((each.stride(), each.requires_grad) for each in (q, k, v, *options.values()) if each is not None)
+        )
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
+    monkeypatch.setattr(attention, "_computes", [seen])
+    layer = partial(AttentionAlone, config)
+    assert isinstance(kernel_seconds("math", SHAPE, dtype=torch.float32, device=CPU, layer=layer), float)
+    Attention(config)(torch.randn(2, 17, 24))
+    assert len(strides) == 1, strides
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("as_before")
+def test_kernels_are_timed_compiled() -> None:
+    """Each by its own code: dynamo would otherwise run what it has traced with the kernel before."""
+    cases: tuple[tuple[Any, list[str]], ...] = (("learned_1d", ["flash", "math"]), ("relative", ["math"]))
+    for position, expected in cases:
+        layer = partial(AttentionAlone, replace(RELATIVE, position=position))
+        with kernels_seen() as calls:
+            timed = {
+                name: kernel_seconds(name, SHAPE, dtype=torch.float32, device=CPU, layer=layer, is_compiled=True)
+                for name in ("flash", "math", "cudnn")
+            }
+        assert [name for name, found in timed.items() if isinstance(found, float)] == expected
+        assert bool(calls["flash"]) is ("flash" in expected)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "recorded", "expected"),
+    [
+        pytest.param({"flash": 1.0, "cudnn": 0.7, "math": 9.0}, "", "cudnn", id="the fastest"),
+        pytest.param({"flash": 1.0, "cudnn": 0.985, "math": 9.0}, "", "flash", id="equal to measurement: no flip"),
+        pytest.param({"flash": 0.985, "cudnn": 1.0, "math": 9.0}, "", "flash", id="nor the other way round"),
+        pytest.param({"flash": 1.0, "cudnn": 0.96}, "flash", "flash", id="the checkpoint's, less than 5 % slower"),
+        pytest.param({"flash": 1.0, "cudnn": 0.9}, "flash", "cudnn", id="the checkpoint's is slow here"),
+        pytest.param({"flash": 1.0, "efficient": 1.01}, "efficient", "efficient", id="the checkpoint's, as fast"),
+        pytest.param({"flash": 1.0, "math": 9.0}, "cudnn", "flash", id="the checkpoint's is gone"),
+        pytest.param({"math": 9.0}, "", "math", id="one"),
+    ],
+)
+def test_the_choice_of_a_kernel(milliseconds: dict[str, float], recorded: str, expected: str) -> None:
+    seconds = {name: each / 1000 for name, each in milliseconds.items()}
+    assert best_kernel(seconds, recorded=recorded) == expected
+
+
+@pytest.fixture
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever kernel a test has this process use, others see none of it."""
+    config: Any = torch.compiler.config
+    with config.patch(cache_key_tag="mine"), ExitStack() as held:
+        monkeypatch.setattr(attention, "_held", held)
+        monkeypatch.setattr(attention, "_used", [""])
+        yield
+
+
+class Attends(torch.nn.Module):
+    """A block of nothing else."""
+
+    def forward(self, qkv: torch.Tensor) -> torch.Tensor:
+        return attend(qkv)
+
+
+def ran(*, num_layers: int = 1, num_calls: int = 1, block: torch.nn.Module | None = None) -> str:
+    """The kernel of these calls, forward and backward, by the profiler."""
+    compute = block or attend
+    qkv = fused((2, 3, 17, 8), torch.float32)
+    with kernels_seen() as calls:
+        for _ in range(num_calls):
+            gradient(qkv, compute(qkv))
+    return kernel_that_ran(calls, num_layers=num_layers)
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("name", ["flash", "math"])
+def test_what_ran_is_seen(name: str) -> None:
+    use_kernel(name)
+    assert ran() == name
+    assert ran(num_calls=6, num_layers=2) == name
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_kernel_that_pools_is_not_that_of_the_layers() -> None:
+    """Plain products in all layers leave no operator: the one call is that of attention pooling."""
+    assert ran(num_calls=1, num_layers=2) == "math"
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_block_that_is_compiled_already_takes_another_kernel_too() -> None:
+    """In a process that trains twice: dynamo would run the code that it has traced with the first kernel."""
+    block = Attends()
+    block.compile(backend="aot_eager", dynamic=False)
+    for name in ("flash", "math", "flash"):
+        use_kernel(name)
+        block(fused((2, 3, 17, 8), torch.float32))  # traces, which calls kernels, too
+        assert ran(block=block) == name
+
+
+def key_of_caches() -> str:
+    """The part of the compiler's key that any graph has, for numbers on a CPU."""
+    from torch._inductor.codecache import FxGraphCachePickler, FxGraphHashDetails  # noqa: PLC0415 - it takes 2 s
+
+    graph = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    key_caches_by_kernel(kernel_in_use())
+    return FxGraphCachePickler(graph).get_hash(FxGraphHashDetails(None, [torch.ones(1)], {}, []))
+
+
+@pytest.mark.usefixtures("as_before")
+def test_what_is_decided_before_compiling_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that was compiled under one of these would compute something else under another."""
+    cuda: Any = torch.backends.cuda
+    products = cuda.matmul
+    switches: dict[str, tuple[Callable[[bool], object], bool]] = {  # how to set it, and what it is
+        "flash": (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
+        "cudnn": (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
+        "efficient": (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
+        "math": (cuda.enable_math_sdp, cuda.math_sdp_enabled()),
+        "reduced sums": (cuda.allow_fp16_bf16_reduction_math_sdp, cuda.fp16_bf16_reduction_math_sdp_allowed()),
+        "deterministic": (torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled()),
+        "bf16": (
+            lambda is_on: setattr(products, "allow_bf16_reduced_precision_reduction", is_on),
+            products.allow_bf16_reduced_precision_reduction,
+        ),
+        "fp16": (
+            lambda is_on: setattr(products, "allow_fp16_reduced_precision_reduction", is_on),
+            products.allow_fp16_reduced_precision_reduction,
+        ),
+        "TF32": (
+            lambda is_on: setattr(products, "fp32_precision", "tf32" if is_on else "ieee"),
+            products.fp32_precision == "tf32",
+        ),
+    }
+    for name, (switch, is_on) in switches.items():
+        keys = {}
+        try:
+            for state in (is_on, not is_on):
+                switch(state)
+                keys[state] = key_of_caches()
+        finally:
+            switch(is_on)
+        assert keys[True] != keys[False], name
+    before = key_of_caches()
+    assert key_of_caches() == before
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    assert key_of_caches() != before, "vectors of another width"
+    keys_of_kernels = set()
+    for name in ("flash", "math", "cudnn", "efficient", "flash"):
+        use_kernel(name)
+        keys_of_kernels.add(key_of_caches())
+    assert len(keys_of_kernels) == 4
+    assert torch.compiler.config.cache_key_tag.startswith("mine; attention ('flash'")
+    assert torch.compiler.config.cache_key_tag.count("attention") == 1
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("as_before")
 def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uncompiled and without gradients, as a CPU can."""
     qkv = fused((2, 3, 17, 80), torch.float32).detach()
@@ -153,16 +354,15 @@ def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         assert attention._computes == [F.scaled_dot_product_attention]
 
 
+@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("name", ["math", "flash"])
-def test_a_named_kernel_computes_attention(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_kernel_computes_attention(name: str) -> None:
     qkv = fused((2, 3, 5, 8), torch.float32)
-    with ExitStack() as held:
-        monkeypatch.setattr(attention, "_held", held)
-        monkeypatch.setattr(attention, "_used", [""])
-        use_kernel(name)
-        assert kernel_in_use() == name
-        with profile() as seen:
-            found = attend(qkv)
+    expected = attend(qkv)
+    use_kernel(name)
+    assert kernel_in_use() == name
+    with profile() as seen:
+        found = attend(qkv)
     names = {event.key for event in seen.key_averages()}
     assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in names) is (name == "flash"), names
-    torch.testing.assert_close(found, attend(qkv))
+    torch.testing.assert_close(found, expected)

@@ -230,3 +230,27 @@ def test_a_second_process_takes_its_kernels_from_the_cache(tmp_path: Path) -> No
     (hits, misses, bits), (hits_again, misses_again, bits_again) = (run.stdout.split() for run in runs)
     assert (int(hits), int(misses_again), bits_again) == (0, 0, bits)
     assert hits_again == misses != "0"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("on_gpu", [False, True])
+@needs_compiler
+def test_a_second_process_runs_the_kernel_of_attention_that_it_has_chosen(tmp_path: Path, *, on_gpu: bool) -> None:
+    """Not that of the process that filled the cache; with the same kernel, nothing is compiled again. In the gate,
+    test_attention.py looks at the key."""
+    program = (
+        "import sys, torch\nfrom tests.pipeline.models.test_build import *\n"
+        "from pipeline.models.attention import kernel_that_ran, kernels_seen, use_kernel\n"
+        "from torch._dynamo.utils import counters\n"
+        "use_kernel(sys.argv[1])\n"
+        f"model = with_random_head(VIT)\ncompile_blocks(model, on_gpu={on_gpu})\nloss_and_gradients(model)\n"
+        "with kernels_seen() as calls: loss_and_gradients(model)\n"
+        "print(kernel_that_ran(calls, num_layers=2), counters['aot_autograd']['autograd_cache_hit'] > 0)"
+    )
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
+    found = []
+    for name in ("flash", "math", "flash", "math"):
+        words = [sys.executable, "-P", "-c", program, name]
+        run = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+        found.append(run.stdout.split())
+    assert found == [["flash", "False"], ["math", "False"], ["flash", "True"], ["math", "True"]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.ranks.world import World, choose_interface, current_world, fix_kernels, joined, world_from
+from pipeline.ranks.world import World, choose_interface, current_world, fix_kernels, joined, rank_and_size, world_from
 from shards.errors import TransientError, UserError
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world, run_ranks
@@ -75,6 +75,11 @@ INSIDE_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
         pytest.param(SRUN | {"SLURM_CPUS_PER_TASK": "3"}, (1, 2, 0, 1, "n1", 29400, 3), id="srun gives 3 cores a task"),
         pytest.param(SRUN | TORCHRUN, (3, 4, 1, 2, "n1", 29500, 4), id="torchrun inside a Slurm job wins"),
         pytest.param({"RANK": "3"}, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="half of torchrun's names: alone"),
+        pytest.param(
+            {f"OMPI_COMM_WORLD_{name}": str(n) for name, n in (("RANK", 5), ("SIZE", 8), ("LOCAL_RANK", 1))} | MASTER,
+            (5, 8, 1, 8, "n1", 29500, 1),
+            id="mpirun",
+        ),
         pytest.param(INSIDE_A_JOB, (0, 1, 0, 1, "127.0.0.1", 0, 8), id="in a batch script, not under srun"),
         pytest.param(
             TORCHRUN | {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "32"},
@@ -108,6 +113,62 @@ def test_worlds(environ: Mapping[str, str], expected: tuple[int, int, int, int, 
 def test_what_does_not_fit_is_the_users_mistake(environ: Mapping[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         world_from(environ, device="cpu", num_cpus=8)
+
+
+ONE_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}
+TASK = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "expected"),
+    [
+        pytest.param({}, (None, None), (0, 1), id="alone"),
+        pytest.param(INSIDE_A_JOB, (None, None), (0, 1), id="alone, in a batch script"),
+        pytest.param(ONE_OF_TWO, (None, None), (1, 2), id="torchrun: an address to meet at is not needed"),
+        pytest.param(TASK, (None, None), (3, 4), id="srun"),
+        pytest.param(TASK | ONE_OF_TWO, (None, None), (1, 2), id="torchrun inside srun"),
+        pytest.param(TASK | MPIRUN, (None, None), (5, 8), id="mpirun starts one task per node through srun"),
+        pytest.param({"PMI_RANK": "1", "PMI_SIZE": "2"}, (None, None), (1, 2), id="MPICH's mpirun"),
+        pytest.param(ONE_OF_TWO, (0, 1), (0, 1), id="arguments win"),
+        pytest.param(ONE_OF_TWO, (2, 3), (2, 3), id="arguments win, beyond what the environment says"),
+        pytest.param(ONE_OF_TWO | {"RANK": "x"}, (0, 3), (0, 3), id="with both, the environment is not read"),
+        pytest.param(ONE_OF_TWO, (0, None), (0, 2), id="rank 0 of all"),
+        pytest.param(ONE_OF_TWO, (None, 2), (1, 2), id="the number that is known anyway"),
+        pytest.param(ONE_OF_TWO, (None, 1), (0, 1), id="only one rank can be meant"),
+        pytest.param({}, (1, 2), (1, 2), id="a launcher of one's own"),
+        pytest.param({"WORLD_SIZE": "1"}, (None, None), (0, 1), id="a world of one"),
+    ],
+)
+def test_a_process_finds_its_number(
+    environ: Mapping[str, str],
+    given: tuple[int | None, int | None],
+    expected: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {**environ})
+    assert rank_and_size(*given) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "message"),
+    [
+        pytest.param({}, (None, 4), "num_ranks is 4, .*give rank=", id="which of the four is unknown"),
+        pytest.param(ONE_OF_TWO, (None, 4), "num_ranks is 4, .*rank 1 of 2.*give rank=", id="another number of ranks"),
+        pytest.param({"WORLD_SIZE": "2"}, (None, None), "WORLD_SIZE is '2', and RANK is not set", id="half of a name"),
+        pytest.param({"RANK": "1"}, (None, None), "RANK is '1', and WORLD_SIZE is not set", id="the other half"),
+        pytest.param(ONE_OF_TWO | {"RANK": "2"}, (None, None), "RANK is '2'; allowed: .* 0 to 1", id="too high"),
+    ],
+)
+def test_a_number_that_could_be_meant_two_ways_is_refused(
+    environ: Mapping[str, str],
+    given: tuple[int | None, int | None],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "environ", {**environ})
+    with pytest.raises(UserError, match=message):
+        rank_and_size(*given)
 
 
 def test_a_rank_without_a_gpu_is_refused() -> None:

@@ -1,16 +1,24 @@
 """The precision of a run: the decision as a table, and small runs that start, resume and are given another one."""
 
 import json
+import logging
 import platform
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import profile
 
+from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.ranks.devices import Bf16
-from pipeline.training.device_choices import choose_precision
-from tests.rigs.processes import Ended, patchline
+from pipeline.training import device_choices
+from pipeline.training.device_choices import KernelWatch, choose_precision
+from tests.rigs.processes import Ended, one_world, patchline, program
 from tests.rigs.training import pretrain_words
 
 FAST = Bf16(is_native=True, reason="this CPU computes bf16 natively (AMX)")
@@ -90,3 +98,56 @@ def test_bf16_is_obeyed_where_it_is_slow_with_one_warning(digits_url: str, run_d
     continued = patchline(*words(digits_url, run_dir), environ=AVX2)
     assert lines_about_it(continued) == [f"precision bf16, as when the run started, though {SLOW.reason}"]
     assert recorded(run_dir) == {"bf16"}
+
+
+MODEL = ModelConfig(
+    name="vit_b16", image_size=32, num_classes=5, depth=2, width=24, mlp_width=40, num_heads=3, pooling="attention"
+)
+IMAGES = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(("chosen", "ran"), [("flash", "flash"), ("", "math"), ("math", "flash")])
+def test_a_checkpoint_records_the_kernel_that_ran(
+    chosen: str, ran: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever was chosen: a cache may have given the process another one."""
+    monkeypatch.setattr(device_choices, "kernel_in_use", lambda: chosen)
+    engine: dict[str, Any] = {"attention": chosen}
+    watch, model = KernelWatch(engine, MODEL, one_world()), build_model(MODEL).train()
+    backend = SDPBackend.FLASH_ATTENTION if ran == "flash" else SDPBackend.MATH
+    with caplog.at_level(logging.INFO), sdpa_kernel(backend), watch.step():
+        model(IMAGES).sum().backward()
+    assert engine["attention"] == ran
+    (said,) = caplog.records
+    assert said.levelno == (logging.INFO if chosen in ("", ran) else logging.WARNING)
+    assert f"attention is computed by {ran}" in caplog.text
+    with sdpa_kernel(SDPBackend.MATH), watch.step():
+        model(IMAGES)
+    assert engine["attention"] == ran, "it looks once"
+
+
+def test_it_is_looked_at_in_a_step_in_which_nothing_is_traced_and_no_trace_is_taken() -> None:
+    engine: dict[str, Any] = {}
+    watch, model = KernelWatch(engine, MODEL, one_world()), build_model(MODEL).train()
+    torch.compiler.reset()
+    compile_blocks(model, backend="aot_eager")
+    besides: tuple[AbstractContextManager[Any], ...] = (nullcontext(), profile(), nullcontext())
+    for number, beside in enumerate(besides):
+        assert engine == {}, number
+        with beside, watch.step():
+            model(IMAGES).sum().backward()
+    assert engine == {"attention": "flash"}
+
+
+def test_a_run_records_it_with_its_checkpoints(digits_url: str, run_dir: Path) -> None:
+    """As a run on a GPU does: on a CPU, which has one way, nothing is looked at."""
+    text = (
+        "import sys\nfrom jobs.cli import main\nfrom pipeline.training import loop\n"
+        "loop.watches_kernel = lambda *_: True\nsys.exit(main(sys.argv[1:]))"
+    )
+    ended = program(text, *words(digits_url, run_dir, "--engine.precision", "fp32"))
+    assert ended.code == 0, ended.errors
+    assert ended.errors.count("attention is computed by flash") == 1
+    assert "USDT" not in ended.errors, "a line of the profiler's"
+    manifests = [json.loads(path.read_text()) for path in run_dir.glob("checkpoints/step-*/*/MANIFEST.json")]
+    assert [manifest["record"]["engine"]["attention"] for manifest in manifests] == ["flash"] * 2

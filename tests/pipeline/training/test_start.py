@@ -100,17 +100,28 @@ def test_gradients_are_checked_as_they_are_added_up(
     monkeypatch.setattr(start, "_built", lambda *_, **__: (None, plan_of(tried)))
     monkeypatch.setattr(start, "_fill_from_weights", lambda *_: None)
     monkeypatch.setattr(start, "checks_gradients", lambda *_: True)
-    monkeypatch.setattr(start, "check_gradients", lambda _job, plan, _world: seen.append(plan.accumulation))
+    decided = []
+
+    def check(job: TrainingJob, plan: BatchPlan, *_: object) -> None:
+        seen.append(plan.accumulation)
+        decided.append((job.engine.attention, job.engine.compile))
+
+    def with_attention(job: TrainingJob, *_: object, **__: object) -> TrainingJob:
+        return replace(job, engine=replace(job.engine, attention="math"))
+
+    monkeypatch.setattr(start, "check_gradients", check)
+    monkeypatch.setattr(start, "with_attention", with_attention)
     prepared: Any = SimpleNamespace(
         job=with_classes(digits_smoke()),
         world=one_world(1, 2),
         plan=None,
         budget=None,
-        is_compiled=False,
+        is_compiled=True,
     )
     checkpoints: Any = None
     assert start.start_engine(prepared, checkpoints, None, times=StartTimes())[1] == plan_of(tried)
     assert seen == checked
+    assert set(decided) == {("math", "on")}, "with the kernel and the compiled blocks of the run"
 
 
 def test_it_is_said_that_patches_are_resized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,10 +197,10 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     monkeypatch.setattr(device_choices, "gather_json", lambda value, **_: [value, other])
     world = replace(one_world(0, 2), device=torch.device("cuda"))
 
-    def decided(asked: str, *, deterministic: bool = False) -> str:
+    def decided(asked: str, *, deterministic: bool = False, record: Any = None) -> str:
         config = EngineConfig(attention=cast("Any", asked), precision="bf16", deterministic=deterministic)
         job = replace(with_classes(digits_smoke()), engine=config)
-        return device_choices.with_attention(job, world).engine.attention
+        return device_choices.with_attention(job, world, record=record).engine.attention
 
     with caplog.at_level(logging.INFO):
         assert decided("auto") == "efficient"
@@ -206,6 +217,14 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
         decided("cudnn")
     other["seconds"] = {"math": 5e-3}  # an older GPU: all take what it has
     assert decided("auto") == "math"
+    other["seconds"] = {"flash": 1e-3, "efficient": 2e-3, "math": 4e-3}
+    took["flash"] = 2.07e-3
+    with caplog.at_level(logging.INFO):
+        assert decided("auto", record={"engine": {"attention": "flash"}}) == "flash", "it is 3.5 % slower"
+    assert "attention by flash (engine.attention auto; the checkpoint has flash; 963 images: flash 2.07" in caplog.text
+    for record in ({"engine": {"attention": "cudnn"}}, {"engine": {"attention": ["flash"]}}, {"engine": "flash"}, {}):
+        assert decided("auto", record=record) == "efficient"
+    del used[3:]
     other |= {"seconds": {}, "why": "no memory"}
     with pytest.raises(UserError, match=r"'flash', which the GPU of rank 1 cannot .* \(no memory\); allowed: auto"):
         decided("flash")

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.models.build import shapes_of
+from pipeline.models.build import compile_blocks, shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.ranks.world import World
+from pipeline.training import device_choices
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero import gradient_check
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
@@ -149,6 +151,104 @@ def keep_the_last_update(_: World) -> None:
             tensor.add_(last[0])
 
     change_reductions(change)
+
+
+def wobble(_: World) -> None:
+    """One gradient of a query or key in a thousand is off by an ulp, another one in each pass: as a GPU's kernels
+    of attention have it, which add up in whatever order their blocks finish."""
+    real, draws = F.scaled_dot_product_attention, torch.Generator().manual_seed(0)
+
+    def off(gradient: torch.Tensor) -> torch.Tensor:
+        is_off = torch.rand(gradient.shape, generator=draws) < 1e-3
+        is_off.view(-1)[int(torch.randint(is_off.numel(), (), generator=draws))] = True
+        return gradient * (1 + is_off * torch.finfo(gradient.dtype).eps).to(gradient.dtype)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        for each in (q, k):
+            if each.requires_grad:
+                each.register_hook(off)  # type: ignore[no-untyped-call]
+        return real(q, k, v, **options)
+
+    F.scaled_dot_product_attention = attend  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("position", ["learned_1d", "relative", "rope2d"])
+def test_kernels_that_round_anew_in_each_pass_are_no_fault(precision: Precision, position: Any) -> None:
+    """Of k_norm.bias, whose gradient is zero but for rounding, they change everything."""
+    job = job_of(1, precision, model=replace(VIT, qk_norm=True, position=position))
+    found = run_ranks(refusal, job, 2, wobble, num_ranks=2)
+    assert found == ["", ""]
+
+
+def test_noise_is_left_out_and_still_has_to_be_held() -> None:
+    """Elements that no rank holds are lost, whatever their gradient is."""
+    job = job_of(1, "bf16", model=replace(VIT, qk_norm=True))
+    found = run_ranks(errors_without, job, num_ranks=1)[0]
+    assert found == ["blocks.0.attention.k_norm.bias"]
+
+
+def errors_without(world: World, job: TrainingJob) -> list[str]:
+    """The tensors that the check finds wrong if the engine holds no part of a tensor of noise."""
+    real = gradient_check._reduced
+    lost = "blocks.0.attention.k_norm.bias"
+
+    def reduced(*arguments: Any) -> Any:
+        return [fragment for fragment in real(*arguments) if fragment.name != lost]
+
+    gradient_check._reduced = reduced  # type: ignore[assignment]
+    plan = plan_batch(4, micro_batch=4, num_ranks=1, lanes=1)
+    small = gradient_check._small_job(job, on_cpu=True)
+    found = gradient_check.measure_gradients(small, gradient_check._small_plan(plan), world)
+    return sorted({each.name for each in found if not each.error <= each.allowed})
+
+
+def trace_blocks(_: World) -> None:
+    """Blocks are traced and run by PyTorch, which takes less time than making kernels."""
+    torch._dynamo.utils.counters.clear()
+    choices: Any = device_choices
+    choices.compile_blocks = lambda model, **_: compile_blocks(model, backend="aot_eager")
+
+
+def compile_wrongly(world: World) -> None:
+    """Attention of a compiled block is wrong, in the engine and beside it."""
+    trace_blocks(world)
+    real = F.scaled_dot_product_attention
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        return real(q, k, -3 * v if torch.compiler.is_compiling() else v, **options)
+
+    F.scaled_dot_product_attention = attend  # type: ignore[assignment]
+
+
+def compiled_refusal(world: World, job: TrainingJob, plant: Callable[[World], None]) -> tuple[str, int]:
+    """What the check says of a run that compiles its blocks, and how many graphs it has compiled."""
+    job = replace(job, engine=replace(job.engine, compile="on"))
+    said = refusal(world, job, 1, plant)
+    return said, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_that_compiles_is_checked_with_compiled_blocks(precision: Precision) -> None:
+    """Once for all layers and passes of the run's precision, which round as the run's do."""
+    job = job_of(1, precision, model=replace(VIT, qk_norm=True))
+    ((said, num_graphs),) = run_ranks(compiled_refusal, job, trace_blocks, num_ranks=1)
+    assert (said, num_graphs) == ("", 1)
+    ((said, _),) = run_ranks(compiled_refusal, job, compile_wrongly, num_ranks=1)
+    plain = "fp32 without a compiler" if precision == "fp32" else "fp32"
+    assert f"against plain PyTorch in {plain}, allowed 0.75" in said
+
+
+@pytest.mark.long
+def test_kernels_of_the_compiler_pass() -> None:
+    """Those of a CPU. In the gate, the same graphs are run by PyTorch."""
+    for precision in ("fp32", "bf16"):
+        ((said, _),) = run_ranks(compiled_refusal, job_of(1, precision), nothing, num_ranks=1)
+        assert said == ""
+
+
+def nothing(_: World) -> None:
+    """Nothing is broken."""
 
 
 def change_reductions(change: Callable[[torch.Tensor, int], object]) -> None:

@@ -2,9 +2,11 @@
 
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.zero import engine, step_times
 from pipeline.training.zero.engine import _quiet_deepspeed, timed_exchanges
 from pipeline.training.zero.step_times import (
     PARTS,
@@ -175,6 +178,146 @@ def test_deepspeeds_exchanges_are_communication() -> None:
     waiting, _late = run_ranks(times_of_exchanges, num_ranks=2)
     assert waiting["time/communication"] > 1.1 * PAUSE, "it has waited twice inside"
     assert waiting["time/other"] > 0.1 * PAUSE, "and once outside"
+
+
+@dataclass(eq=False)
+class FakeStream:
+    """A stream whose work so far is done at `until`. One stream waits for another as on a GPU."""
+
+    gpu: "FakeGpu"
+    until: float = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Launches a kernel."""
+        self.until = max(self.until, self.gpu.host) + seconds
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.until = max(self.until, other.until)
+
+    def synchronize(self) -> None:
+        self.gpu.host = max(self.gpu.host, self.until)
+
+
+class FakeEvent:
+    """A moment of the stream on which it is recorded."""
+
+    at = 0.0
+
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def record(self, stream: FakeStream) -> None:
+        self.at = max(stream.until, stream.gpu.host)
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return 1000 * (later.at - self.at)
+
+
+class FakeGpu:
+    """Two streams and the host's clock, as torch.cuda and DeepSpeed's accelerator have them."""
+
+    Event = FakeEvent
+
+    def __init__(self) -> None:
+        self.host = 0.0
+        self.passes, self.sums = FakeStream(self), FakeStream(self)
+        self._current = self.passes
+
+    def current_stream(self, _: object = None) -> FakeStream:
+        return self._current
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    def default_stream(self) -> FakeStream:
+        return self.passes
+
+    def resolves_data_dependency(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.passes.until, self.sums.until)
+
+
+def times_of_overlap(_world: World, stage: int, seconds_of_a_sum: float) -> tuple[dict[str, float], float]:
+    """The parts of a step of three buckets, each of 10 s of the backward pass, and the rank's own part of it: by
+    DeepSpeed's own code, on two streams."""
+    gpu, zero = FakeGpu(), _quiet_deepspeed().runtime.zero
+    first, third = zero.stage_1_and_2, zero.stage3
+    backend = SimpleNamespace(**dict.fromkeys(engine._EXCHANGES))
+    backend.all_reduce = lambda: gpu.current_stream().run(seconds_of_a_sum)
+    bf16 = torch.bfloat16
+    of_first = SimpleNamespace(
+        _offload_gradient_safety_enabled=False,
+        overlap_comm=True,
+        reduction_stream=gpu.sums,
+        ipg_buckets={bf16: SimpleNamespace(copy_streams={gpu.passes})},
+        reduce_scatter=False,
+        gradient_reduction_w_predivide=lambda *_: backend.all_reduce(),
+        _record_gradient_stream=lambda *_: None,
+        _add_full_reduction_to_compact_grad_partition=lambda *_: None,
+    )
+    of_third = SimpleNamespace(
+        report_ipg_memory_usage=lambda *_: None,
+        ipg_buckets={},
+        reduce_and_partition_stream=gpu.sums,
+        params_already_reduced={},
+        offload_optimizer=True,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "cuda", gpu)
+        for module in (first, third):
+            patch.setattr(module, "get_accelerator", lambda: gpu)
+        patch.setattr("deepspeed.comm.comm.cdb", backend)
+        patch.setattr(step_times, "time", SimpleNamespace(monotonic=lambda: gpu.host))
+        times = StepTimes(CudaMarks(torch.device("cuda", 0)))
+        with timed_exchanges(times):
+            times.begins()
+            with times.part("forward_backward"):
+                for _ in range(3):
+                    gpu.passes.run(10.0)
+                    if stage == 3:
+                        gpu.sums.wait_stream(gpu.passes)
+                        with gpu.stream(gpu.sums):
+                            backend.all_reduce()
+                    else:
+                        first.DeepSpeedZeroOptimizer.average_tensor(of_first, torch.ones(1), bf16)
+                if stage == 3:
+                    third.DeepSpeedZeroOptimizer_Stage3.independent_gradient_partition_epilogue(of_third)
+                else:
+                    gpu.synchronize()  # as its epilogue does
+            with times.part("optimizer"):
+                gpu.passes.run(1.0)
+            gpu.synchronize()
+            times.begins()
+        return times.since_line(), times.since_exchange()[1]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    ("seconds_of_a_sum", "waited"),
+    [
+        pytest.param(2.0, 2.0, id="hidden but for the last"),
+        pytest.param(15.0, 25.0, id="a slow rank is waited for"),
+    ],
+)
+def test_sums_beside_the_passes_are_communication_as_far_as_they_are_waited_for(
+    stage: int, seconds_of_a_sum: float, waited: float
+) -> None:
+    """A mark on the stream of the sums would count those that are hidden, and alarms would name another rank than the
+    slow one."""
+    ((found, own),) = run_ranks(times_of_overlap, stage, seconds_of_a_sum, num_ranks=1)
+    assert found["time/communication"] == waited
+    assert found["time/forward_backward"] == 30.0
+    assert found["time/optimizer"] == 1.0
+    assert found["time/step"] == 31.0 + waited
+    assert own == 31.0, "by which slow ranks are found"
 
 
 def test_an_error_inside_a_part_ends_the_part() -> None:
