@@ -375,10 +375,10 @@ def _data(leaves: Leaves, manifest: CheckpointManifest | None) -> tuple[tuple[st
     if manifest is None:
         return (("dataset", url),)
     position = manifest.position.to_json()
-    skipped = [f"{one['first']:,} to {one['end'] - 1:,}" for one in position.get("skipped", [])]
+    skipped = [f"{one['first']:,} to {one['end'] - 1:,}" for one in position["skipped"]]
     named = (
         ("dataset", url),
-        ("fingerprint", position.get("dataset") or position.get("mix")),
+        ("fingerprint", position["dataset"]),
         ("samples consumed", f"{manifest.num_samples:,}"),
         ("updates made", f"{manifest.num_updates:,}"),
         ("global batch", position["global_batch"]),
