@@ -149,7 +149,7 @@ def _repeats(run_dir: Path) -> Repeats | None:
         return None
     numbers: list[Any] = [found.get(name) for name in ("mean", "deviation")]
     mean, deviation = numbers
-    metric = found.get("score", "accuracy")  # older versions had no other
+    metric = str(found.get("score"))
     is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
     is_usable = is_usable and metric in METRICS
     return Repeats(num_runs=len(found["seeds"]), mean=mean, deviation=deviation, metric=metric) if is_usable else None

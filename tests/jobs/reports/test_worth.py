@@ -93,7 +93,12 @@ def test_the_papers_row_is_of_the_dataset_and_not_of_the_part_that_is_held_out(d
     run_dir = tmp_path / "seeds" / "0"
     scored = ("--evaluation.url", str(tmp_path / "cifar10-test"), "--data.held-out.share", ".1", "--steps", "4")
     assert patchline(*pretrain_words(digits_url, run_dir, *scored)).code == 0
-    facts = {"seeds": [{"folder": f"seeds/{seed}"} for seed in range(2)], "mean": 0.5, "deviation": 0.1}
+    facts = {
+        "seeds": [{"folder": f"seeds/{seed}"} for seed in range(2)],
+        "mean": 0.5,
+        "deviation": 0.1,
+        "score": "accuracy",
+    }
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["eval/cifar10-test/accuracy"] != last["test_accuracy"]
@@ -120,7 +125,12 @@ def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path
 
 @pytest.mark.parametrize(
     ("score", "metric"),
-    [({}, "accuracy"), ({"score": "mean_per_class"}, "mean_per_class"), ({"score": "<b>"}, None)],
+    [
+        ({"score": "accuracy"}, "accuracy"),
+        ({}, None),
+        ({"score": "mean_per_class"}, "mean_per_class"),
+        ({"score": "<b>"}, None),
+    ],
 )
 def test_the_metric_of_the_repetitions_is_the_sweeps(tmp_path: Path, score: dict[str, str], metric: str | None) -> None:
     (tmp_path / "seeds" / "0").mkdir(parents=True)
