@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, device_days, least_width, worth_of
+from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, device_days, worth_of
 from pipeline.runs.starts import Left, Start, read_starts
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns, pretrain_words
@@ -31,10 +31,6 @@ def test_device_days_are_of_the_ranks_of_each_start() -> None:
     day = 86_400
     assert device_days([start(0, 2), start(day / 2, 8)], wall_seconds=day * 3 / 4) == pytest.approx(1 + 2)
     assert device_days([], wall_seconds=5.0) is None
-
-
-def test_figures_that_older_versions_drew_wide_scroll() -> None:
-    assert [least_width(pixels) for pixels in (780, 1380, 1 << 31)] == [0, 883, 2000]
 
 
 def test_table_2_is_whole() -> None:
