@@ -8,7 +8,7 @@ duplicate keys are refused, so that no value grows or is dropped.
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -134,15 +134,13 @@ _WRONG = object()  # in place of a faulty value, until the whole file is read
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What reading a tree found: faults by line, missing fields, and later fields that have their defaults."""
+    """What reading a tree found: faults by line, among them the unknown fields, and missing fields."""
 
     root: type
-    later: Mapping[str, tuple[str, ...]]
-    renamed: Mapping[str, Mapping[str, str]]
-    former: Mapping[str, Mapping[str, Any]]
+    optional: Mapping[str, tuple[str, ...]]
     faults: list[tuple[int, str]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
 
     def fault(self, tree: Tree, message: str) -> Any:
         """Record a fault; the placeholder of the value."""
@@ -151,22 +149,14 @@ class Report:
 
 
 def job_from(
-    tree: Fields,
-    *,
-    kind: type,
-    base: Any,
-    later: Mapping[str, tuple[str, ...]] = _NOTHING,
-    renamed: Mapping[str, Mapping[str, str]] = _NOTHING,
-    former: Mapping[str, Mapping[str, Any]] = _NOTHING,
+    tree: Fields, *, kind: type, base: Any, optional: Mapping[str, tuple[str, ...]] = _NOTHING
 ) -> tuple[Any, Report]:
     """The job in `tree`, and the report; the job is valid only if the report has no faults and no missing fields.
 
-    `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `later` (by class) may be
-    missing: they are newer than the file, and get their defaults, or what `former` has if the default has another
-    meaning than the version that wrote the file. `renamed` maps former names of fields to today's, by class, and those
-    that did nothing and are gone to "".
+    `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `optional` (by class) may
+    be missing: they get their defaults.
     """
-    report = Report(root=kind, later=later, renamed=renamed, former=former)
+    report = Report(root=kind, optional=optional)
     return _group(kind, tree, base=base, name="", report=report), report
 
 
@@ -177,14 +167,14 @@ def read_config(
     example: str,
     todo: str,
     base: Config | None = None,
-    later: Mapping[str, tuple[str, ...]] = _NOTHING,
+    optional: Mapping[str, tuple[str, ...]] = _NOTHING,
 ) -> Config:
-    """The dataclass in a YAML file that is no job; `base` and `later` as for `job_from`. UserError with the lines of
+    """The dataclass in a YAML file that is no job; `base` and `optional` as for `job_from`. UserError with the lines of
     what is wrong. `example` is a file to copy, and `todo` says what to give instead of a file that cannot be read."""
     tree = read_tree(path, todo=todo)
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; copy {example} and change it")
-    found, report = job_from(tree, kind=kind, base=base, later=later)
+    found, report = job_from(tree, kind=kind, base=base, optional=optional)
     faults = [
         f"{path}, line {line}: {message}" if line else f"{path}: {message}" for line, message in sorted(report.faults)
     ]
@@ -199,11 +189,12 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     if not isinstance(tree, Fields):
         return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
     prefix = f"{name}." if name else ""
-    tree = _with_todays_names(tree, report.renamed.get(kind.__name__, {}))
     known = {each.name for each in fields(kind)}
     for given, line in tree.lines.items():
         if given not in known:
-            report.faults.append((line, f"unknown field {prefix}{given}{known_instead(given, prefix, report.root)}"))
+            own, instead = f"{prefix}{given}", known_instead(given, prefix, report.root)
+            report.faults.append((line, f"unknown field {own}{instead}"))
+            report.unknown.append(f"{own} (line {line}{instead})")
     values = {}
     for each in fields(kind):
         own = f"{prefix}{each.name}"
@@ -212,12 +203,8 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
             values[each.name] = _value(each.type, tree.entries[each.name], base=inner, name=own, report=report)
         elif base is not None:
             values[each.name] = getattr(base, each.name)
-        elif each.name not in report.later.get(kind.__name__, ()):
+        elif each.name not in report.optional.get(kind.__name__, ()):
             report.missing.append(own)
-        elif each.default is not MISSING or each.default_factory is not MISSING:
-            report.assumed.append(own)
-            if each.name in (former := report.former.get(kind.__name__, {})):
-                values[each.name] = former[each.name]
     if report.faults or report.missing:
         return _WRONG
     try:
@@ -225,16 +212,6 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     except UserError as error:
         report.faults.append((tree.line if name else 0, str(error)))  # a whole job has no line of its own
         return _WRONG
-
-
-def _with_todays_names(tree: Fields, renamed: Mapping[str, str]) -> Fields:
-    gone = {name for name in tree.entries if renamed.get(name) == ""}
-    entries = {renamed.get(name, name): value for name, value in tree.entries.items() if name not in gone}
-    return Fields(
-        entries=entries,
-        lines={renamed.get(name, name): line for name, line in tree.lines.items() if name not in gone},
-        line=tree.line,
-    )
 
 
 def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> Any:

@@ -4,10 +4,7 @@
 user's file has its fields at the top level, beside `recipe:` and, optionally, `stage:`; without a recipe it must have
 every field.
 
-Fields of jobs that were added or renamed after the first records were written are listed here, so that an old
-RUN/job.yaml replays. The default of an added field is what jobs did before it existed. Add every new field, or older
-records are refused (tests/jobs/test_later_fields.py replays some). If a new field should change what jobs do, its
-default still keeps the old behaviour; recipes and flags turn the new one on.
+A record of another version of Patchline, which has other fields, is refused: nothing fills in what it lacks.
 
 For lists of many runs, the values of a record are read as text by the path of their field, a hundred times faster than
 as a job: only the YAML is checked.
@@ -15,7 +12,7 @@ as a job: only the YAML is checked.
 
 import errno
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,95 +116,6 @@ def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, str(value)
 
 
-_PICTURES = ("norms_every_steps", "similarity_every_steps")  # they change what is shown, not what is trained
-LATER_FIELDS: Mapping[str, tuple[str, ...]] = {  # by the name of their class
-    "TrainingJob": (
-        "label_smoothing",
-        "class_weights",
-        "ema_decay",
-        "ema_warmup",
-        "threads",
-        "hang",
-        "guard",
-        "loggers",
-        "fewshot",
-        *_PICTURES,
-    ),
-    "DataConfig": (
-        "mix",
-        "randaugment",
-        "mixup",
-        "reading",
-        "allow_other_decoder",
-        "label_weights",
-        "subset",
-        "held_out",
-        "huffman_decoder",
-    ),
-    "AugmentConfig": (
-        *("antialias", "scaled_decode", "resize_pixels", "filter", "exif"),
-        *("three_augment", "color_jitter"),
-    ),
-    "MixupConfig": ("cutmix_alpha", "binary_targets"),
-    "ImageLimits": ("max_scans", "max_scan_pixels", "max_memory_bytes", "max_chunks"),
-    "EvaluationTransform": ("antialias", "filter", "exif", "border"),
-    "EvaluationConfig": ("also",),
-    "InitialConfig": ("resample", "patch"),
-    "ModelConfig": (
-        "resnet_units",
-        "resnet_factor",
-        "pooling",
-        "position",
-        "position_at",
-        "position_std",
-        "layer_norm_epsilon",
-        "gelu",
-        "resnet_epsilons",
-        "stochastic_depth",
-        "masked_patches",
-        "layer_scale",
-        "registers",
-        "qk_norm",
-        "attention",
-        "masked_target",
-        "masked_share",
-    ),
-    "OptimizerConfig": ("decay_scale", "head_decay", "layer_decay", "freeze_backbone", "muon_momentum", "first_moment"),
-    "ScheduleConfig": ("cooldown_steps", "timescale", "stair_steps", "stair_factor"),
-    "CheckpointConfig": (
-        *("asynchronous", "when_busy", "max_failed"),
-        *("every_seconds", "auto_interval", "failures_per_node_day", "keep_best"),
-    ),
-    "HangConfig": ("join_seconds",),
-    "EngineConfig": (
-        *("compile", "activation_checkpointing", "reduce_precision", "check_gradients", "allow_deepspeed"),
-        *("deterministic", "skip_branches", "overlap", "attention", "float8", "cuda_graphs"),
-    ),
-    "PackJob": (
-        *("split_test", "labels"),
-        *("labels_file", "limits", "images", "dedup", "resize", "unlabeled", "description", "licence", "run_dir"),
-    ),
-    "IndexJob": ("labels", "description", "licence"),
-    "EvaluateJob": ("threads", "json", "label_weights", "class_map", "real", "subset", "held_out", "examples"),
-    "FewshotInTraining": ("subset", "held_out", "transform"),
-    "FolderSource": ("class_level",),
-    "ClassTarsSource": ("class_level",),
-    "TarOfTarsSource": ("class_level",),
-    "FlatSource": ("labels_csv", "file_column", "label_column", "separator"),
-    "VerifyJob": ("workers", "run_dir"),
-}
-
-RENAMED_FIELDS: Mapping[str, Mapping[str, str]] = {  # by the name of their class: former name, name of today or ""
-    "TrainingJob": {"average_factor": "ema_decay"},
-    "EvaluatedData": {"also": "", "every_steps": ""},
-}
-
-FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {  # of LATER_FIELDS whose default does otherwise than before them
-    "FewshotInTraining": {"transform": "weights"},
-    "EngineConfig": {"skip_branches": False, "overlap": "off"},
-}
-
-
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")
 _MOST_SHOWN = 8
@@ -294,15 +202,10 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
     if not isinstance(file.job, Fields):
         raise UserError(f"{file.path}, line {file.job.line}: `job:` has no fields; it must have every one")
     base = _warmed_up(file.job, base)
+    job, report = job_from(file.job, kind=kind, base=base)
     if file.is_record:
-        known = {"later": LATER_FIELDS, "renamed": RENAMED_FIELDS, "former": FORMER_DEFAULTS}
-        job, report = job_from(file.job, kind=kind, base=base, **known)  # type: ignore[arg-type]
-    else:
-        job, report = job_from(file.job, kind=kind, base=base)
+        _refuse_other_fields(file.path, report)
     _refuse(file.path, report, stage=stage)
-    if report.assumed:
-        names = _listed(report.assumed)
-        log.info("%s was written before these fields existed; they keep their former meaning: %s", file.path, names)
     result: Job = job
     return result
 
@@ -319,6 +222,17 @@ def _warmed_up(given: Fields, base: Job | None) -> Any:
     if note:
         log.info(note)
     return fitted
+
+
+def _refuse_other_fields(path: Path, report: Report) -> None:
+    """UserError if a record has other fields than this version writes."""
+    found = (("unknown", report.unknown), ("missing", report.missing))
+    others = [f"{what} {_listed(names)}" for what, names in found if names]
+    if others:
+        raise UserError(
+            f"{path} is not a record of this version, which has every field and no other: {'; '.join(others)}; replay "
+            "it with the version that wrote it, or write a file with `recipe: NAME` and what differs from it"
+        )
 
 
 def _refuse(path: Path, report: Report, *, stage: str) -> None:

@@ -127,8 +127,8 @@ class ChainConfig:
 def read_chain(path: Path) -> ChainConfig:
     """The chain in a YAML file. UserError, with the line, for what is wrong."""
     example = "the output of `patchline example chain.yaml`"
-    optional = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
-    later = {"StepConfig": optional, "ChainConfig": ("rounds",)}
+    of_step = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
+    optional = {"StepConfig": of_step, "ChainConfig": ("rounds",)}
     return read_config(
-        path, ChainConfig, example=example, todo=f"give a chain, such as your copy of {example}", later=later
+        path, ChainConfig, example=example, todo=f"give a chain, such as your copy of {example}", optional=optional
     )

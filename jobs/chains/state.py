@@ -61,8 +61,8 @@ class ChainJob:
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
-    its jobs are told from those of a chain that was in this folder before; empty: of an older version. `folder`: the
-    inode of the chain's folder then, by which a copy of it is known; 0: of an older version."""
+    its jobs are told from those of a chain that was in this folder before; empty before it began. `folder`: the
+    inode of the chain's folder then, by which a copy of it is known; 0 before it began."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]

@@ -8,7 +8,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,21 +29,13 @@ Wanted = Callable[[bytes], bool]
 _MOST_HEAD = 64
 _TASK = re.compile(rb" *(\d{1,9}): ?")  # srun --label pads the number to the width of the largest
 _NAMED = re.compile(rb" *\d{1,9}: ?\[rank(\d{1,9})\]: ?")
-_UNNAMED = re.compile(rb" *\d{1,9}: ?\d\d:\d\d:\d\d ")  # a message of patchline
 _PID = re.compile(r"pid-\d{1,9}-(\d{1,9})")  # of a rank that torchrun started: node, local rank
 
 
-def lines_of_rank(rank: int, run_dir: Path, lines: Iterable[bytes]) -> Wanted:
-    """Whether a line is of the rank. `lines`: those that the log has now. UserError if the log does not tell."""
+def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
+    """Whether a line of the log is of the rank."""
     if ranks_per_task(run_dir) <= 1:
         return lambda line: _is(rank, _TASK.match(line[:_MOST_HEAD]))
-    heads = [line[:_MOST_HEAD] for line in lines]
-    last = next((head for head in reversed(heads) if _NAMED.match(head) or _UNNAMED.match(head)), b"")
-    if _UNNAMED.match(last):
-        raise UserError(
-            "this log does not say which rank wrote a line: torchrun started the ranks, and an older stage.sbatch did "
-            "not name them; without --rank, all lines are shown, each with the number of its node"
-        )
     return lambda line: _is(rank, _NAMED.match(line[:_MOST_HEAD]))
 
 
@@ -100,7 +92,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     position = tail.num_bytes if tail else 0
     whole, _, half = data.rpartition(b"\n")
     there = whole.split(b"\n") if whole else []
-    is_wanted = _all if wanted.rank is None else lines_of_rank(wanted.rank, run_dir, there)
+    is_wanted = _all if wanted.rank is None else lines_of_rank(wanted.rank, run_dir)
     lines = [line for line in there if is_wanted(line)]
     if wanted.rank is not None and not lines:
         log.warning("its log has no line of rank %s; without --rank, all lines are shown", wanted.rank)

@@ -46,7 +46,6 @@ def run(words: list[str]) -> int:
     if flags.out is not None:
         _refuse_no_page(flags.out)
     out = Path(flags.out or _NAME)
-    logging.getLogger("jobs.record").setLevel(logging.WARNING)  # it tells of each record of an older version
     points, notes = _points(folders)
     if not points:
         raise _nothing(folders, notes)

@@ -253,8 +253,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
             notes.all.append(f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
         if not found.curves:
             notes.all.append(f"{METRICS} has no line yet: no curves are drawn")
-    of_earlier_version = run_dir / "tensorboard"
-    if not any(run_dir.glob("events.out.tfevents.*")) and not of_earlier_version.is_dir():
+    if not any(run_dir.glob("events.out.tfevents.*")):
         notes.all.append("there is no file of TensorBoard; the curves here are from metrics.jsonl and do not need it")
     return found
 
@@ -293,12 +292,12 @@ def _is_finding(line: Line) -> bool:
 
 
 def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
-    """The lists of all ranks, of all starts; earlier versions had one for all ranks."""
+    """The lists of all ranks, of all starts."""
     reasons: Counter[str] = Counter()
     samples: dict[str, str] = {}
     seen: set[object] = set()
     num_lines = 0
-    for name in ("quarantine.jsonl", *sorted(glob.glob("quarantine/rank-*.jsonl", root_dir=run_dir))):  # noqa: PTH207
+    for name in sorted(glob.glob("quarantine/rank-*.jsonl", root_dir=run_dir)):  # noqa: PTH207
         for line in _bad_lines(run_dir, name, notes):
             num_lines += 1
             reason = line["reason"][:200]
@@ -375,10 +374,10 @@ def _data(leaves: Leaves, manifest: CheckpointManifest | None) -> tuple[tuple[st
     if manifest is None:
         return (("dataset", url),)
     position = manifest.position.to_json()
-    skipped = [f"{one['first']:,} to {one['end'] - 1:,}" for one in position.get("skipped", [])]
+    skipped = [f"{one['first']:,} to {one['end'] - 1:,}" for one in position["skipped"]]
     named = (
         ("dataset", url),
-        ("fingerprint", position.get("dataset") or position.get("mix")),
+        ("fingerprint", position["dataset"]),
         ("samples consumed", f"{manifest.num_samples:,}"),
         ("updates made", f"{manifest.num_updates:,}"),
         ("global batch", position["global_batch"]),

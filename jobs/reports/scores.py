@@ -54,36 +54,32 @@ class ScoreLine:
     mean_per_class: Share
     calibration_error: Share
     loss: float
-    chance: Share | None = None  # older versions did not write it
+    chance: Share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classes:
     """classes.json: for each label of the dataset its images and the right ones among them; `confusion`: [label, class,
     images] for what is not 0, none if it would be too large; `confusion_right`: of these the right answers, which a
-    class map, lists of labels or an image with several labels allow under other names, too. Older versions did not
-    write it: then an answer with the label's own name is right."""
+    class map, lists of labels or an image with several labels allow under other names, too."""
 
     labels: tuple[str, ...]
     images: tuple[Count, ...]
     right: tuple[Count, ...]
-    classes: tuple[str, ...] = ()
-    confusion: tuple[tuple[Count, ...], ...] = ()
-    confusion_right: tuple[tuple[Count, ...], ...] | None = None
+    classes: tuple[str, ...]
+    confusion: tuple[tuple[Count, ...], ...]
+    confusion_right: tuple[tuple[Count, ...], ...]
 
     def __post_init__(self) -> None:
         if not len(self.labels) == len(self.images) == len(self.right):
             raise ValueError("labels, images and right are not equally long")
-        for cell in (*self.confusion, *(self.confusion_right or ())):
+        for cell in (*self.confusion, *self.confusion_right):
             if len(cell) != 3 or cell[0] >= len(self.labels) or cell[1] >= len(self.classes):
                 raise ValueError(f"confusion has {list(cell[:4])}; allowed: [label, class, images], numbers in range")
 
     def _right(self) -> dict[tuple[int, int], int]:
         """Right answers by label and class."""
-        found = self.confusion_right
-        if found is None:
-            found = tuple(cell for cell in self.confusion if self._is_own(cell[0], cell[1]))
-        return {(row, column): count for row, column, count in found}
+        return {(row, column): count for row, column, count in self.confusion_right}
 
     def _is_own(self, row: int, column: int) -> bool:
         return self.labels[row] == self.classes[column]

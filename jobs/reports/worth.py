@@ -22,8 +22,6 @@ from shards.pages.page import data_uri
 
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
-# Pixels: figures that can be read on a phone as they are, and the share of its width that a wider one is shown at.
-_NARROW_FIGURE, _MOST_WIDTH, _LEGIBLE = 800, 2000, 0.64
 _PNG = b"\x89PNG\r\n\x1a\n"
 # Files of `patchline inspect`, with what they show.
 _FIGURES = (
@@ -78,7 +76,7 @@ class Worth:
     """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty, and
     its `accuracy` there; `is_held_out`: the point's accuracy is of a part of the training data instead; `repeats`: of a
     repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all, those of RUN/vtab
-    that are whole, with deviations over seeds; `figures`: title, data URI and least width in pixels (0: any) of each.
+    that are whole, with deviations over seeds; `figures`: title and data URI of each.
     `reasons`: why something is not known."""
 
     point: Point | None
@@ -88,7 +86,7 @@ class Worth:
     is_held_out: bool
     repeats: Repeats | None
     vtab: tuple[tuple[str, float, float | None], ...]
-    figures: tuple[tuple[str, str, int], ...]
+    figures: tuple[tuple[str, str], ...]
     reasons: tuple[str, ...]
 
 
@@ -149,7 +147,7 @@ def _repeats(run_dir: Path) -> Repeats | None:
         return None
     numbers: list[Any] = [found.get(name) for name in ("mean", "deviation")]
     mean, deviation = numbers
-    metric = found.get("score", "accuracy")  # older versions had no other
+    metric = str(found.get("score"))
     is_usable = is_finite(mean) and is_finite(deviation) and 0 <= mean <= 1 and 0 <= deviation <= 1
     is_usable = is_usable and metric in METRICS
     return Repeats(num_runs=len(found["seeds"]), mean=mean, deviation=deviation, metric=metric) if is_usable else None
@@ -177,12 +175,7 @@ def _dataset(url: str) -> str:
     return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
 
 
-def least_width(width: int) -> int:
-    """Pixels at which the text of a figure of this width can be read (0: any). Wide ones are of older versions."""
-    return 0 if width <= _NARROW_FIGURE else min(_MOST_WIDTH, round(_LEGIBLE * width))
-
-
-def _figures(folder: Path) -> list[tuple[str, str, int]]:
+def _figures(folder: Path) -> list[tuple[str, str]]:
     """Those that are there and are PNG files."""
     found = []
     for name, title in _FIGURES:
@@ -191,5 +184,5 @@ def _figures(folder: Path) -> list[tuple[str, str, int]]:
         except (OSError, InvalidDataError):
             continue
         if data.startswith(_PNG):
-            found.append((title, data_uri(data, "png"), least_width(int.from_bytes(data[16:20]))))
+            found.append((title, data_uri(data, "png")))
     return found

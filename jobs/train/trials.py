@@ -23,7 +23,7 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
-from shards.schema.differences import Difference, as_lines, differences, flattened
+from shards.schema.differences import Difference, as_lines, differences
 
 _READING = ("reading.", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder")
 _HOW_READ = tuple(f"data.{name}" for name in _READING)
@@ -40,9 +40,8 @@ def run_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: b
     model.num_classes         must stay; 0 now stands for what the run took from its dataset
     paths of other inputs     may be written differently (training itself is stricter), but an empty one is no path
     """
-    both = flattened(before).keys() & flattened(now).keys()  # older versions had fewer fields
     own = [each for each in differences(before, now) if each.field.startswith((*OF_POSITION, STEPS))]
-    found = other_values(before, now, is_done=is_done) + [each for each in own if each.field in both]
+    found = other_values(before, now, is_done=is_done) + own
     return [each for each in found if not _is_free(each, extends=extends)]
 
 

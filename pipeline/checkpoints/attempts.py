@@ -40,7 +40,7 @@ class Attempt:
 
     token: Token
     resumed_from: CheckpointId | None
-    skipped: Skipped = ()
+    skipped: Skipped
     is_unreadable: bool = False
 
     def __post_init__(self) -> None:
@@ -51,15 +51,13 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 
 def attempt_to_json(attempt: Attempt) -> bytes:
-    """UTF-8 JSON of an attempt's record."""
-    unused = {"is_unreadable"} if attempt.skipped else {"is_unreadable", "skipped"}
-    text = _ATTEMPT.dump_json(attempt, exclude=unused) + b"\n"
-    return sealed(text) if attempt.skipped else text  # older versions read those that skip nothing
+    """UTF-8 JSON of an attempt's record, with a digest of itself."""
+    return sealed(_ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}))
 
 
 def attempt_from_json(data: bytes) -> Attempt:
     """The attempt. ValueError if the JSON is broken, or does not have the digest that it carries."""
-    return _ATTEMPT.validate_json(unsealed(data) if b'"digest"' in data else data)
+    return _ATTEMPT.validate_json(unsealed(data))
 
 
 def record_path(token: str) -> str:
@@ -98,11 +96,12 @@ def read_attempt(store: Store, path: str) -> Attempt:
     """The attempt on record, unreadable if the record is damaged or that of another one: its number counts all the
     same, since an attempt that is not counted would not be overtaken."""
     token = token_from_path(path)
+    unreadable = Attempt(token=token, resumed_from=None, skipped=(), is_unreadable=True)
     try:
         attempt = attempt_from_json(store.read(path, most_bytes=_MOST_BYTES))
     except FAULTS:
-        return Attempt(token=token, resumed_from=None, is_unreadable=True)
-    return attempt if attempt.token == token else Attempt(token=token, resumed_from=None, is_unreadable=True)
+        return unreadable
+    return attempt if attempt.token == token else unreadable
 
 
 def token_order(token: str) -> tuple[int, str]:
@@ -127,10 +126,10 @@ def next_attempt(
     """A new attempt that resumes from `origin`. It leaves out what the checkpoint did, what the latest attempt was to
     leave out after it (it may have ended before it saved anything), and `skip`."""
     if origin is None:
-        return Attempt(token=token, resumed_from=None)
+        return Attempt(token=token, resumed_from=None, skipped=())
     found, recorded = origin.position, [each for each in attempts if not each.is_unreadable]
     later = [*max(recorded, key=lambda each: token_order(each.token)).skipped] if recorded else []
-    skipped = joined(found.skipped, [*later, *([skip] if skip else [])], since=found.data_step or 0)
+    skipped = joined(found.skipped, [*later, *([skip] if skip else [])], since=found.data_step)
     return Attempt(token=token, resumed_from=origin.id, skipped=skipped)
 
 

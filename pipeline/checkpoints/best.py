@@ -56,7 +56,7 @@ def read_best(run_dir: Path) -> Best | None:
     path = run_dir / FILE_NAME
     try:
         data = read_local_file(path, most_bytes=_MOST_BYTES)
-        return read_record(Best, unsealed(data) if b'"digest"' in data else data)
+        return read_record(Best, unsealed(data))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, InvalidDataError) as error:

@@ -30,12 +30,11 @@ from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
     CheckpointManifest,
-    is_sealed,
     manifest_from_json,
     overlapping,
 )
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
-from pipeline.checkpoints.shares import Shares, can_be_shared, fill_together
+from pipeline.checkpoints.shares import Shares, fill_together
 from pipeline.data.skipped import StepRange
 from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json
 from pipeline.ranks.host_memory import available_bytes
@@ -46,10 +45,6 @@ from shards.store import Store
 log = logging.getLogger(__name__)
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _HELD_PART = 8  # of a host's free memory, one in 8 bytes may keep what was verified until it is loaded
-_UNSEALED = (
-    "checkpoint %s was written by an older version: its manifest has no digest of itself. Its files, and the places of "
-    "all tensors in them, are checked as always; a change of its other values would not be noticed"
-)
 _NOT_THERE = "checkpoint %s is the last in the ledger of %s, but its manifest is not in %s; looking for an earlier one"
 _FOREIGN = (
     "{folder} in {where} was written by another run, and this one has been started from scratch before; move {where}/"
@@ -79,7 +74,7 @@ class Checkpoints:
     ) -> None:
         self.store, self.world, self.run_dir = store, world, run_dir
         self._last_recorded, self._has_records = recorded, has_records
-        self.attempt = Attempt(token="", resumed_from=None)
+        self.attempt = Attempt(token="", resumed_from=None, skipped=())
         self._files: RankFiles | None = None  # of the checkpoint that was found, until it is loaded
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
@@ -145,8 +140,6 @@ class Checkpoints:
         is_same = broadcast_json(digest, device=self.world.device) == digest
         fault = fault or ("" if is_same else "its manifest changed while it was read")
         if all_agree(not fault, device=self.world.device) and manifest:
-            if self.world.is_first and not is_sealed(data):
-                log.warning(_UNSEALED, folder)
             return manifest
         self.loaded()
         faults = [f for f in gather_json(fault, device=self.world.device) if f]
@@ -205,7 +198,7 @@ class Checkpoints:
         """Fills slots of fragments as `load` does, with few requests however many there are. Together the ranks read
         what they do not have from verifying once."""
         files, all_wanted = self._opened(manifest), _wanted(manifest, wanted)
-        if self.world.num_ranks == 1 or not can_be_shared(manifest.files):
+        if self.world.num_ranks == 1:
             files.fill(all_wanted)
         else:
             shares = Shares(manifest.files, num_ranks=self.world.num_ranks)

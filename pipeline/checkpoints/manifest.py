@@ -8,34 +8,27 @@ A manifest carries a digest of itself (shards/files/seal.py), which is compared 
 fragments that follow each other in the ranks' files are one entry, so that 550,000 fragments of ViT-H/14 on 512 ranks
 take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: with Muon,
 those of the blocks' matrices are others than those of the rest.
-
-Format 3 had an entry for each fragment. Formats 1 and 2 had no digest, and one sha256 for a whole file. Format 1 held
-the position as `data_state`, without the step, and the saved job as a part of `record`.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.checkpoints.rank_file_out import FileRecord, file_name, rank_of
-from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.position import StreamPosition
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.files.seal import sealed, unsealed
-from shards.files.typed_json import parse_json
 from shards.schema.config_values import shown_value
 
 MASTER = "master"
 AVERAGE = "average"
 
 FORMAT = 4
-_FIRST_FORMAT = 1  # is still read
-_FIRST_SEALED = 3
 MANIFEST_NAME = "MANIFEST.json"
 _MOST_DIMENSIONS = 8  # of a tensor
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -64,7 +57,7 @@ class FragmentLocation:
     offset: Count
     start: Count
     length: Count
-    num_files: Annotated[int, Field(ge=1, lt=1 << 31)] = 1
+    num_files: Annotated[int, Field(ge=1, lt=1 << 31)]
 
     @property
     def num_elements(self) -> int:
@@ -119,7 +112,7 @@ class CheckpointManifest:
     num_samples: Count
     position: StreamPosition
     job: SavedJob
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[Loss, ...]
     record: dict[str, Any]
 
     def __post_init__(self) -> None:
@@ -132,7 +125,6 @@ class _Format:
     """The first thing read of a manifest."""
 
     format: int
-    digest: str = ""
 
 
 _MANIFEST = TypeAdapter(CheckpointManifest)
@@ -149,50 +141,21 @@ def manifest_from_json(data: bytes) -> CheckpointManifest:
     digest that it carries, or contradicts itself."""
     try:
         found = _FORMAT.validate_json(data)
-        if not _FIRST_FORMAT <= found.format <= FORMAT:
-            raise ValueError(f"manifest format {found.format}, this version reads {_FIRST_FORMAT} to {FORMAT}")
-        if found.format < _FIRST_SEALED and found.digest:
-            raise ValueError(f"a digest in a manifest of format {found.format}: it was changed after it was written")
-        manifest = _MANIFEST.validate_json(unsealed(data) if found.format >= _FIRST_SEALED else _from_older(data))
+        if found.format != FORMAT:
+            todo = "use the version of Patchline that wrote it"
+            raise ValueError(f"its manifest has format {found.format}, this version reads {FORMAT}; {todo}")
+        manifest = _MANIFEST.validate_json(unsealed(data))
     except ValidationError as error:
         first = error.errors()[0]
         at = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
         raise ValueError(f"not a manifest: {at}{first['msg']}") from error
     _refuse_contradictions(manifest)
-    return replace(manifest, format=FORMAT)
+    return manifest
 
 
 def draft_from_json(data: bytes) -> CheckpointManifest:
     """A manifest of this version to which the files are still to be added. ValueError if it is none."""
     return _MANIFEST.validate_json(unsealed(data))
-
-
-def is_sealed(data: bytes) -> bool:
-    """Whether a manifest has a format that carries a digest of itself."""
-    return _FORMAT.validate_json(data).format >= _FIRST_SEALED
-
-
-def _from_older(data: bytes) -> str:
-    """A manifest of an older format as JSON of this one. ValueError if it is none."""
-    values = parse_json(data)
-    try:
-        if values["format"] == _FIRST_FORMAT:
-            record = values["record"]
-            values["position"] = position_of_format_1(record, values.pop("data_state"), step=values["id"]["step"])
-            values["job"] = saved_job_of_format_1(record)
-        values["files"] = {name: _in_one_part(file) for name, file in values["files"].items()}
-    except KeyError as error:
-        raise ValueError(f"not a manifest: it has no {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise ValueError("not a manifest: a value is not of the kind that formats 1 and 2 have") from error
-    return json.dumps(values | {"format": FORMAT})
-
-
-def _in_one_part(file: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a file with one sha256 for all of it."""
-    if others := sorted(file.keys() - {"num_bytes", "sha256"}):
-        raise ValueError(f"not a manifest: a file has {shown_value(others[0])}, which formats 1 and 2 do not know")
-    return {"num_bytes": file["num_bytes"], "part_bytes": file["num_bytes"], "sha256": [file["sha256"]]}
 
 
 def _refuse_contradictions(manifest: CheckpointManifest) -> None:

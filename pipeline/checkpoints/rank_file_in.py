@@ -125,10 +125,7 @@ class RankFiles:
         record = self._manifest.files[name]
         if first == 0 and self._store.size(self._path(name)) != record.num_bytes:
             raise ValueError(self._changed(name))
-        if record.part_bytes > _MOST_HELD_BYTES:
-            self._verify_whole(name, record)
-        else:
-            self._verify_range(name, first, end)
+        self._verify_range(name, first, end)
         if first == 0:
             self._refuse_other_tensors(name, record, verified=end)
 
@@ -143,8 +140,6 @@ class RankFiles:
         the parts that were read for the next time."""
         record = self._manifest.files[name]
         size = record.part_bytes
-        if size > _MOST_HELD_BYTES:  # format 1 or 2 with one checksum for all of it
-            return bytearray(self._store.read_range(self._path(name), begin, end))
         numbers = range(begin // size, -(-end // size))
         parts = {number: memoryview(self._held[name, number]) for number in numbers if (name, number) in self._held}
         missing = [number for number in numbers if number not in parts]
@@ -193,7 +188,7 @@ class RankFiles:
         """Ranges with all of these pieces: the first byte of each, its verified bytes, and the pieces that lie in it.
         At most _MOST_UNDER_WAY_BYTES, or one range, are in memory."""
         files = self._manifest.files
-        sizes = {n: READ_BYTES if f.part_bytes > _MOST_HELD_BYTES else f.part_bytes for n, f in files.items()}
+        sizes = {name: record.part_bytes for name, record in files.items()}
         waiting: deque[tuple[PartRange, Future[bytearray]]] = deque()
         most = max(1, _MOST_UNDER_WAY_BYTES // max([RANGE_BYTES, *sizes.values()]))
         with closing(Pool(_NUM_READERS, name="checkpoint")) as pool:
@@ -216,14 +211,6 @@ class RankFiles:
             if hashlib.sha256(part).hexdigest() != record.sha256[number]:
                 raise ValueError(self._changed(name))
         return parts
-
-    def _verify_whole(self, name: str, record: FileRecord) -> None:
-        """Compares a large file of format 1 or 2, which has one checksum, without keeping it."""
-        digest = hashlib.sha256()
-        for begin in range(0, record.num_bytes, READ_BYTES):
-            digest.update(self._store.read_range(self._path(name), begin, min(begin + READ_BYTES, record.num_bytes)))
-        if [digest.hexdigest()] != list(record.sha256):
-            raise ValueError(self._changed(name))
 
     def _hold(self, name: str, number: int, part: memoryview, *, replace: bool) -> None:
         """Keeps a part if there is room, or in place of the oldest ones."""

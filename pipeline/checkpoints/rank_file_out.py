@@ -94,6 +94,7 @@ MOST_REPORT_BYTES = 64 << 20
 _SHA256 = re.compile("[0-9a-f]{64}")
 Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
 Progress = Callable[[], None]
+_MOST_PART_BYTES = 16 << 20  # that a reader holds at once
 _PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
 
 
@@ -105,13 +106,13 @@ class FileRecord:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
 
     num_bytes: Annotated[int, Range(8)]
-    part_bytes: Annotated[int, Range(1)]
+    part_bytes: Annotated[int, Range(1, _MOST_PART_BYTES)]
     sha256: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not 8 <= self.num_bytes < 1 << 62 or self.part_bytes < 1:
+        if not 8 <= self.num_bytes < 1 << 62 or not 1 <= self.part_bytes <= _MOST_PART_BYTES:
             sizes = f"num_bytes is {self.num_bytes}, part_bytes is {self.part_bytes}"
-            raise ValueError(f"{sizes}; allowed: 8 or more, and 1 or more")
+            raise ValueError(f"{sizes}; allowed: 8 or more, and 1 to {_MOST_PART_BYTES}")
         if not all(map(_SHA256.fullmatch, self.sha256)):
             raise ValueError("a sha256 is not 64 hexadecimal digits in lower case")
         if len(self.sha256) != -(-self.num_bytes // self.part_bytes):

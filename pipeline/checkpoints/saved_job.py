@@ -3,8 +3,7 @@
 A checkpoint's `record` holds more, for people and reports, and the micro-batch that a run on as many ranks keeps.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import ConfigDict
@@ -19,8 +18,7 @@ STEPS = "steps"
 @dataclass(frozen=True, kw_only=True)
 class SavedJob:
     """`model` and `job` are the fields of the model's configuration and of the whole resolved job; `optimizer` is its
-    name. Older versions left `precision` empty in DONE markers and did not save `job`. ValueError for a model that this
-    version cannot build."""
+    name. ValueError for a model that this version cannot build, or that lacks fields."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -32,27 +30,13 @@ class SavedJob:
     job: dict[str, Any]
 
     def __post_init__(self) -> None:
+        if others := sorted(self.model.keys() ^ {each.name for each in fields(ModelConfig)}):
+            what = "the unknown field" if others[0] in self.model else "no"
+            raise ValueError(f"its model has {what} {shown_value(others[0])}: it is of another version of Patchline")
         try:
             ModelConfig(**self.model)
-        except (TypeError, UserError) as error:  # TypeError: a field of a later version
+        except UserError as error:
             raise ValueError(f"its model cannot be used: {error}") from error
-        steps = self.job.get(STEPS, 1)
+        steps = self.job.get(STEPS)
         if type(steps) is not int or steps < 1:
             raise ValueError(f"its {STEPS} is {shown_value(steps)}; allowed: a whole number, 1 or more")
-
-
-def saved_job_of_format_1(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of SavedJob from a manifest's record, or a DONE marker's job, of the first format."""
-    return {
-        "model": record["model"],
-        "loss": record["loss"],
-        "optimizer": record["optimizer"],
-        "ema_decay": record.get("ema_decay", record.get("average_factor", 0.0)),  # the name in older versions
-        "precision": record.get("precision", record.get("engine", {}).get("precision", "")),
-        "job": record.get("job", {}),
-    }
-
-
-def position_of_format_1(record: Mapping[str, Any], data_state: Mapping[str, Any], *, step: int) -> dict[str, Any]:
-    """The fields of StreamPosition, which the first format did not hold as one."""
-    return {"next_step": step, **data_state, "image_size": record["model"]["image_size"]}

@@ -24,7 +24,6 @@ from pipeline.ranks.collectives import gather_into, sums
 from pipeline.ranks.world import World
 
 _GATHERED_BYTES = 64 << 20  # of all ranks' shares, at once
-_MOST_PART_BYTES = 16 << 20
 MOST_AGAIN = 0.4  # of all bytes, that ranks read of others' shares
 
 
@@ -115,11 +114,6 @@ class CutPieces:
 def _counted(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """0, 1, ... up to each count, one after the other."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def can_be_shared(files: Mapping[str, FileRecord]) -> bool:
-    """Whether the parts of all files are small. Those of formats 1 and 2 are whole files."""
-    return all(record.part_bytes <= _MOST_PART_BYTES for record in files.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,15 +39,6 @@ from pipeline.evaluation_transform import EvaluationTransform, central_short_sid
 from shards.hashing import CROPS, uniforms
 
 AUGMENT_VERSION = 2
-AUGMENT_LATER = {  # later fields, with the values that earlier runs had
-    "antialias": False,
-    "scaled_decode": True,
-    "resize_pixels": 0,
-    "filter": "bilinear",
-    "exif": True,
-    "three_augment": False,
-    "color_jitter": 0.0,
-}
 _REFLECTED_PIXELS = 4  # of simple_random
 _MOST_WHOLE_PIXELS = 1 << 24  # of a resized image; of a larger one, only the part that is shown is made
 _TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from shards.hashing import MIXUP, derive_key, uniforms
 
 MIXUP_VERSION = 1  # part of the position: other weights are another run
-MIXUP_LATER = {"cutmix_alpha": 0.0, "binary_targets": False}  # later fields, with the values that earlier runs had
 UNIT = 2.0**-16
 
 

@@ -28,8 +28,7 @@ class StreamPosition:
     the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries,
     the libjpeg of the crop decoder and what decodes Huffman codes ("" without the crop decoder).
     `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`; `subset` and `held_out` say
-    which part of it is trained on. Older versions stored neither
-    `data_step` nor `skipped`; None is filled in.
+    which part of it is trained on.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -43,33 +42,31 @@ class StreamPosition:
     augment: dict[str, Setting]
     decoder: dict[str, int | str]
     dataset: str | tuple[str, ...]
-    subset: dict[str, int | float] | None = None
-    held_out: dict[str, int | float] | None = None
-    randaugment: dict[str, Setting] | None = None
-    mixup: dict[str, Setting] | None = None
-    mix: dict[str, int | tuple[int, ...]] | None = None
-    label_weights: bool | None = None
+    subset: dict[str, int | float] | None
+    held_out: dict[str, int | float] | None
+    randaugment: dict[str, Setting] | None
+    mixup: dict[str, Setting] | None
+    mix: dict[str, int | tuple[int, ...]] | None
+    label_weights: bool
     image_size: int
-    data_step: Annotated[int, Field(ge=0)] | None = None
-    skipped: Skipped = ()
+    data_step: Annotated[int, Field(ge=0)]
+    skipped: Skipped
 
     def __post_init__(self) -> None:
         refuse_disorder(self.skipped)
         expected = data_step_of(self.next_step, self.skipped)
-        if self.data_step not in (None, expected):
+        if self.data_step != expected:
             raise ValueError(f"data_step is {self.data_step}; allowed: {expected}, as follows from what was skipped")
-        object.__setattr__(self, "data_step", expected)
 
     def at(self, step: int, *, skipped: Skipped | None = None) -> "StreamPosition":
         """The position of the same stream at `step`; `skipped`: as here, or these."""
-        return replace(self, next_step=step, data_step=None, skipped=self.skipped if skipped is None else skipped)
+        skipped = self.skipped if skipped is None else skipped
+        return replace(self, next_step=step, data_step=data_step_of(step, skipped), skipped=skipped)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that JSON and torch.save store; what is None is left out, and what says that nothing was
-        skipped."""
+        """Plain values that JSON and torch.save store."""
         values: dict[str, Any] = _POSITION.dump_python(self, mode="json")
-        without = () if self.skipped else ("data_step", "skipped")
-        return {name: value for name, value in values.items() if value is not None and name not in without}
+        return values
 
     def differences(self, now: "StreamPosition", *, allow_other_decoder: bool) -> list[Difference]:
         """What `now` has instead, except for the step: two streams with no difference give the same batches."""

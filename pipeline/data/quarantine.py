@@ -17,8 +17,7 @@ _FOLDER = "quarantine"
 
 
 def quarantine_path(run_dir: Path, *, rank: int) -> Path:
-    """A rank's own list in a run directory: not every file system lets several hosts append to one file. Earlier
-    versions wrote RUN/quarantine.jsonl."""
+    """A rank's own list in a run directory: not every file system lets several hosts append to one file."""
     return run_dir / _FOLDER / f"rank-{rank:05d}.jsonl"
 
 

@@ -7,10 +7,10 @@ from importlib.metadata import version
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.augment import AUGMENT_LATER, AUGMENT_VERSION
+from pipeline.data.augment import AUGMENT_VERSION
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import DECODER_VERSION
-from pipeline.data.mixup import MIXUP_LATER, MIXUP_VERSION
+from pipeline.data.mixup import MIXUP_VERSION
 from pipeline.data.position import StreamPosition
 from pipeline.data.randaugment import RANDAUGMENT_VERSION
 from pipeline.data.transform import crop_decoder
@@ -123,10 +123,6 @@ def position_of(
     data: TrainingData, config: DataConfig, *, seed: int, global_batch: int, image_size: int
 ) -> StreamPosition:
     """The position of a stream of this data before its first batch."""
-    augment = asdict(config.augment)
-    # Fields at the value that stands for "as before they existed" are left out, so that older runs can be continued.
-    augment = {name: value for name, value in augment.items() if value != AUGMENT_LATER.get(name)}
-    mixing = {name: value for name, value in asdict(config.mixup).items() if value != MIXUP_LATER.get(name)}
     fingerprints, subset, held_out = data.fingerprints, config.subset, config.held_out
     is_mix, ops = len(fingerprints) > 1, config.randaugment
     return StreamPosition(
@@ -136,16 +132,18 @@ def position_of(
         global_batch=global_batch,
         lanes=config.lanes,
         window_blocks=config.window_blocks,
-        augment=augment | {"version": AUGMENT_VERSION},
+        augment=asdict(config.augment) | {"version": AUGMENT_VERSION},
         decoder=_decoder(config),
         dataset=fingerprints if is_mix else fingerprints[0],
         subset=None if subset.is_whole else settings_of(subset),
         held_out=None if held_out.is_none else settings_of(held_out),
         randaugment=asdict(ops) | {"version": RANDAUGMENT_VERSION} if ops.num_ops else None,
-        mixup=mixing | {"version": MIXUP_VERSION} if config.mixup.is_on else None,
+        mixup=asdict(config.mixup) | {"version": MIXUP_VERSION} if config.mixup.is_on else None,
         mix={"version": MIXING_VERSION, "quotas": data.quotas} if is_mix else None,
-        label_weights=config.label_weights or None,
+        label_weights=config.label_weights,
         image_size=image_size,
+        data_step=0,
+        skipped=(),
     )
 
 

@@ -275,7 +275,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
         beat = read_record(Beat, data)
         if attempt and beat.attempt != attempt and _number_of(beat.attempt) <= _number_of(attempt):
             return None  # a later one is the same start's, which the guard has rewound
-        if beat.unix_time and abs(written - beat.unix_time) > _COPIED_SECONDS:
+        if abs(written - beat.unix_time) > _COPIED_SECONDS:
             reader.copied_from = beat.unix_time
         place = Place(phase=Phase(beat.phase), step=beat.step, batch=beat.batch)
         hanging = reader.small(f"{FOLDER}/hanging", most_bytes=_MOST_BEAT_BYTES)

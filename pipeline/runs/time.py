@@ -155,11 +155,11 @@ def _rewinds(lines: Sequence[Line]) -> list[Restart]:
 
 
 def _unrecorded(lines: Sequence[Line]) -> list[Restart]:
-    """The starts that saved something, for a run of an earlier version, which recorded no starts."""
+    """The starts that saved something, for a run whose starts.jsonl is lost."""
     return [
         Restart(
             attempt=str(line.get("attempt")),
-            cause="not recorded by this run's version",
+            cause="unknown: starts.jsonl is missing",
             step=None,
             lost_steps=None,
             seconds=max(0.0, _seconds(line, "restarts") - _seconds(before, "restarts")),

@@ -42,7 +42,7 @@ def why_not(plan: RewindPlan, skipped: Skipped, found: CheckpointManifest | None
         return f"it was rewound {len(skipped)} times already, and --guard.max-rewinds is {config.max_rewinds}"
     if found is None:
         return f"no checkpoint of step {plan.last_step} or before is there to rewind to"
-    num_in_place = sum(one.first >= (found.position.data_step or 0) for one in skipped)
+    num_in_place = sum(one.first >= found.position.data_step for one in skipped)
     if num_in_place >= MOST_IN_PLACE:
         return f"{num_in_place} rewinds to the checkpoint of step {found.id.step} did not help"
     return ""

@@ -208,6 +208,10 @@ def _is_done(prepared: Prepared) -> bool:
     """Whether the DONE marker is that of this very job. UserError if it is of another one. Collective."""
     world, run_dir = prepared.world, prepared.run_dir
     done = read_done(run_dir) if world.is_first else None
+    if world.is_first and done is None and (run_dir / "DONE").exists():
+        log.warning(
+            "%s is damaged, of another version, or of other weights: the run is finished again", run_dir / "DONE"
+        )
     text = broadcast_json(done_to_json(done) if done else "", device=world.device)
     if not text:
         return False

@@ -24,7 +24,7 @@ _COLUMNS = 80 - len("12:34:56 ")
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """Accuracy and loss on the held-out split after `step`. `averaged`: the accuracy of averaged weights, at the end of
-    a run that ends with them. `chance`: the share of the most frequent label; None in metrics of older versions."""
+    a run that ends with them. `chance`: the share of the most frequent label; None if the line has none."""
 
     step: int
     accuracy: float

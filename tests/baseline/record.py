@@ -5,14 +5,10 @@
 The runs are real processes on digits, in fp32, with everything switched on that draws random numbers or averages
 weights. The instruction set is fixed so that machines differ as little as possible. On the CPU that recorded them,
 results must be bit-identical.
-
-format_1/ is a run left by the version before the second manifest format (`keep_old_run`). This version cannot record it
-again.
 """
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import zlib
@@ -29,8 +25,7 @@ from pipeline.data import AugmentConfig, DataConfig, RandAugmentConfig, train_ba
 from pipeline.training.reporting.metrics import read_metrics
 
 FOLDER = Path(__file__).resolve().parent
-LOSSES, BATCHES, OLD_RUN = FOLDER / "losses.json", FOLDER / "batches.json", FOLDER / "format_1"
-OLD_LOSSES = FOLDER / "format_1.json"
+LOSSES, BATCHES = FOLDER / "losses.json", FOLDER / "batches.json"
 STEPS, NUM_BATCHES = 10, 20
 SAME_ARITHMETIC = {
     "OMP_NUM_THREADS": "1",
@@ -56,9 +51,7 @@ TINY = (
 RUNS = {  # name -> ranks, arguments
     "one rank": (1, ()),
     "two ranks, ZeRO 2": (2, ("--engine.zero-stage", "2", "--micro-batch", "4")),
-    "of an older version": (2, ("--checkpoint.every-steps", "3", "--ema-decay", "0.9")),
 }
-OLD, OLD_STEPS = "of an older version", 3
 
 
 def cpu() -> str:
@@ -92,12 +85,12 @@ def folder_of(name: str) -> Path:
     return Path(name.replace(",", "").replace(" ", "_"))
 
 
-def trained(name: str, *more: str, steps: int = STEPS) -> Path:
+def trained(name: str) -> Path:
     """Trains one of RUNS in the current folder; its run directory."""
     num_ranks, words = RUNS[name]
     run_dir = folder_of(name)
     command = ["pretrain", "digits_smoke", "--data.url", "digits", "--run-dir", str(run_dir), *TINY, *words]
-    command += ["--steps", str(steps), *more]
+    command += ["--steps", str(STEPS)]
     environ = {**os.environ, **SAME_ARITHMETIC}
     code = start_ranks(command, num_ranks=num_ranks, environ=environ, log_dir=Path("logs")).wait()
     if code != 0:
@@ -129,23 +122,9 @@ def record() -> None:
     """Records losses and batches."""
     with tempfile.TemporaryDirectory() as folder, inside(Path(folder)):
         pack_digits()
-        found = {name: losses_of(trained(name)) for name in RUNS if name != OLD}
+        found = {name: losses_of(trained(name)) for name in RUNS}
         LOSSES.write_text(json.dumps({"cpu": cpu(), "losses": found}, indent=1) + "\n")
         BATCHES.write_text(json.dumps(batches_of("digits"), indent=1) + "\n")
-
-
-def keep_old_run(run_dir: Path) -> None:
-    """Keeps a run of twice OLD_STEPS as it was after the first half, and the losses of the whole run."""
-    shutil.rmtree(OLD_RUN, ignore_errors=True)
-    OLD_RUN.mkdir()
-    OLD_LOSSES.write_text(json.dumps({"cpu": cpu(), "losses": losses_of(run_dir)}, indent=1) + "\n")
-    shutil.copytree(run_dir / "checkpoints", OLD_RUN / "checkpoints")
-    shutil.rmtree(OLD_RUN / "checkpoints" / f"step-{2 * OLD_STEPS:08d}")
-    shutil.copy(run_dir / "job.yaml", OLD_RUN)
-    for name in ("ledger.jsonl", "metrics.jsonl"):
-        lines = (run_dir / name).read_text().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] <= OLD_STEPS]
-        (OLD_RUN / name).write_text("".join(kept))
 
 
 if __name__ == "__main__":

@@ -78,8 +78,11 @@ def test_a_resumed_run_loses_nothing(
 
 def test_retention_keeps_the_newest_though_its_attempt_is_not_listed(proxy: CuttingProxy, s3_bucket: str) -> None:
     store = open_store(f"s3://{s3_bucket}/run")
-    first, second = Attempt(token="0001-aaaaaaaa", resumed_from=None), CheckpointId(step=4, attempt="0001-aaaaaaaa")
-    mine = Attempt(token="0002-bbbbbbbb", resumed_from=second)
+    first, second = (
+        Attempt(token="0001-aaaaaaaa", resumed_from=None, skipped=()),
+        CheckpointId(step=4, attempt="0001-aaaaaaaa"),
+    )
+    mine = Attempt(token="0002-bbbbbbbb", resumed_from=second, skipped=())
     for attempt in (first, mine):
         store.write(f"{ATTEMPTS}/{attempt.token}.json", attempt_to_json(attempt))
     newest = CheckpointId(step=8, attempt="0002-bbbbbbbb")

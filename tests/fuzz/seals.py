@@ -26,6 +26,12 @@ def checkpoints(folder: Path, changed: list[str]) -> None:
         _seal(path)
 
 
+def attempts(folder: Path, changed: list[str]) -> None:
+    """The digests of attempts' records."""
+    for name in changed:
+        _seal(folder / name)
+
+
 def best(folder: Path, changed: list[str]) -> None:
     """The digest in best.json."""
     del changed
@@ -44,10 +50,11 @@ def own_weights(folder: Path, changed: list[str]) -> None:
 
 
 def done(folder: Path, changed: list[str]) -> None:
-    """The hash of the weights in DONE."""
+    """The hash of the weights in DONE, and its digest."""
     del changed
     digest = hashlib.sha256((folder / "weights" / "model.safetensors").read_bytes()).hexdigest()
     _update(folder / "DONE", lambda fields: fields.update(weights_sha256=digest))
+    _seal(folder / "DONE")
 
 
 def _seal(path: Path) -> None:
@@ -83,7 +90,6 @@ def _of_checkpoint(fields: dict[str, Any], folder: Path) -> None:
     for name, record in fields["files"].items():
         data = (folder / name).read_bytes()
         record["num_bytes"] = len(data)
-        size = record.get("part_bytes", 0)
-        parts = [data[at : at + size] for at in range(0, len(data), size)] if size else [data]
-        hashes = [hashlib.sha256(part).hexdigest() for part in parts]
-        record["sha256"] = hashes if size else hashes[0]
+        size = record["part_bytes"]
+        parts = [data[at : at + size] for at in range(0, len(data), size)]
+        record["sha256"] = [hashlib.sha256(part).hexdigest() for part in parts]

@@ -75,7 +75,7 @@ _ALL = (
     Target(
         name="attempts", owner="ckpt", valid="training run", files={"checkpoints/attempts/*.json": "json"},
         ways={"resume": readers.resume}, strays=("checkpoints/attempts", "checkpoints", "checkpoints/step-00000008"),
-        may_raise=(WillNotSucceedError,), num_cases=80,
+        may_raise=(WillNotSucceedError,), seal=seals.attempts, num_cases=80,
     ),
     Target(
         name="ledger", owner="ckpt", valid="training run", files={"ledger.jsonl": "json lines"},

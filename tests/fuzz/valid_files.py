@@ -89,7 +89,16 @@ def training_run(folder: Path, world: World) -> None:
     write_best(folder, best)
     (folder / "loggers.json").write_text('{"id": "0123456789abcdef"}\n')
     beat = Beat(
-        rank=0, host="ü", pid=1, attempt=place.attempt, phase="ended", step=8, batch=0, seconds=1.0, limit_seconds=600.0
+        rank=0,
+        host="ü",
+        pid=1,
+        attempt=place.attempt,
+        phase="ended",
+        step=8,
+        batch=0,
+        seconds=1.0,
+        limit_seconds=600.0,
+        unix_time=1e9,
     )
     HeartbeatFiles(folder, rank=0, attempt=place.attempt).write(beat)
     lines = [{"step": step, "loss": 2.0 / step, "learning_rate": 0.1} for step in range(1, 9)]

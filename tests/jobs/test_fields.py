@@ -43,11 +43,11 @@ class Job:
             raise UserError(f"whole is {self.whole}; allowed: 0 or more")
 
 
-def read(folder: Path, text: str, *, base: Job | None = None, later: tuple[str, ...] = ()) -> tuple[Any, Report]:
+def read(folder: Path, text: str, *, base: Job | None = None, optional: tuple[str, ...] = ()) -> tuple[Any, Report]:
     (folder / "a.yaml").write_text(text)
     tree = read_tree(folder / "a.yaml")
     assert isinstance(tree, Fields)
-    return job_from(tree, kind=Job, base=base, later={"Job": later})
+    return job_from(tree, kind=Job, base=base, optional={"Job": optional})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def read(folder: Path, text: str, *, base: Job | None = None, later: tuple[str, 
 )
 def test_values_by_the_type_of_their_field(tmp_path: Path, text: str, name: str, value: object) -> None:
     job, report = read(tmp_path, text, base=Job(whole=5))
-    assert (report.faults, report.missing, report.assumed) == ([], [], [])
+    assert (report.faults, report.missing) == ([], [])
     assert getattr(job, name) == value
     assert type(getattr(job, name)) is type(value)
     assert name == "whole" or job.whole == 5
@@ -124,13 +124,13 @@ def test_what_is_refused(tmp_path: Path, text: str, message: str) -> None:
     assert report.faults == [(0 if "-1" in text else 1, message)]
 
 
-def test_without_a_base_every_field_must_be_there_but_later_ones(tmp_path: Path) -> None:
+def test_without_a_base_every_field_must_be_there_but_optional_ones(tmp_path: Path) -> None:
     text = "number: 1\ntext: ''\ntruth: no\nchoice: on\nstage: 1\nmaybe: ~\nunits: []\nmix: []\nsource: {kind: left}\n"
     _, report = read(tmp_path, text)
-    assert (report.missing, report.assumed) == (["whole", "source.path"], [])
-    job, report = read(tmp_path, text.replace("{kind: left}", "{kind: left, path: a}"), later=("whole",))
-    assert (report.missing, report.assumed, job) == ([], ["whole"], Job(number=1.0, choice="on", source=Left(path="a")))
-    _, report = read(tmp_path, text.replace("kind: left", ""), later=("whole",))
+    assert report.missing == ["whole", "source.path"]
+    job, report = read(tmp_path, text.replace("{kind: left}", "{kind: left, path: a}"), optional=("whole",))
+    assert (report.missing, job) == ([], Job(number=1.0, choice="on", source=Left(path="a")))
+    _, report = read(tmp_path, text.replace("kind: left", ""), optional=("whole",))
     assert report.missing == ["source.kind"]
 
 

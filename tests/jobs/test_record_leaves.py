@@ -8,8 +8,6 @@ from jobs.recipes.pretrain import RECIPES
 from jobs.record import leaves_of, read_leaves, record_text
 from shards.errors import InvalidDataError
 
-OLD_RECORDS = Path(__file__).parent / "old_records"
-
 
 @pytest.mark.parametrize("name", ["digits_smoke", "vit_h14_jft"])
 def test_a_record_has_the_fields_of_its_job(tmp_path: Path, name: str) -> None:
@@ -33,10 +31,6 @@ def test_items_of_lists_have_numbers(tmp_path: Path) -> None:
         "job.mix.1.1": "2",
         "job.after.c": "3",
     }
-
-
-def test_older_records_are_read() -> None:
-    assert read_leaves(OLD_RECORDS / "pretrain.yaml")["job.model.name"]
 
 
 @pytest.mark.parametrize(

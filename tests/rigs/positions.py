@@ -15,5 +15,13 @@ def position_at(next_step: int) -> StreamPosition:
         augment={"crop": "inception", "min_area": 0.05, "flip": True, "version": 2},
         decoder={"version": 3, "simplejpeg": "1.9.0"},
         dataset="cd" * 32,
+        subset=None,
+        held_out=None,
+        randaugment=None,
+        mixup=None,
+        mix=None,
+        label_weights=False,
         image_size=32,
+        data_step=next_step,
+        skipped=(),
     )

@@ -13,7 +13,7 @@ from shards.schema.config_values import refuse_wrong_values
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How to read logits and prepare images. Weights that do not say, of other libraries and of older runs, get the
+    """How to read logits and prepare images. Weights of other libraries, which do not say, get the
     defaults."""
 
     loss: LossName = "softmax"

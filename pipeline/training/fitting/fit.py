@@ -168,17 +168,14 @@ def agreed_fit(
 
 
 def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | None:
-    """The micro-batch in a checkpoint's record, if as many ranks wrote it; None if it says nothing that can be used.
-
-    Older versions recorded what the job asked for: 0 stands for the whole share, which they took.
-    """
+    """The micro-batch in a checkpoint's record, if as many ranks wrote it; None if it says nothing that can be used."""
     topology, engine = record.get("topology"), record.get("engine")
     if not isinstance(topology, Mapping) or not isinstance(engine, Mapping):
         return None
     size = engine.get("micro_batch")
-    if topology.get("num_ranks") != whole.num_ranks or type(size) is not int or size < 0:
+    if topology.get("num_ranks") != whole.num_ranks or type(size) is not int or size < 1:
         return None
-    return size or whole.rank_batch
+    return size
 
 
 def words_of(fit: Fit, budget: Budget) -> str:

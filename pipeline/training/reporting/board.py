@@ -19,7 +19,6 @@ with without("boto3"):  # of which TensorBoard would write to buckets; a run dir
     from torch.utils.tensorboard.summary import hparams
 
 log = logging.getLogger(__name__)
-_OLD_FOLDER = "tensorboard"
 _FLUSH_SECONDS = 10  # what a killed process may lose
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 10.0, 600.0  # before another file is opened
 
@@ -83,9 +82,7 @@ class Board:
             threading.excepthook = self._hook_before
 
     def _opened(self, step: int) -> SummaryWriter:
-        old = self._run_dir / _OLD_FOLDER  # where earlier versions began the curves
-        folder = old if old.is_dir() else self._run_dir  # TensorBoard calls a run by its folder
-        return SummaryWriter(str(folder), purge_step=step, flush_secs=_FLUSH_SECONDS)
+        return SummaryWriter(str(self._run_dir), purge_step=step, flush_secs=_FLUSH_SECONDS)
 
     def _show_job(self, writer: SummaryWriter) -> None:
         if self._job:

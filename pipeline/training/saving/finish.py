@@ -4,20 +4,19 @@ Weights out of checkpoints: at the end of a run, and those of any checkpoint of 
 """
 
 import hashlib
-import json
 import logging
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from pipeline.checkpoints.fragments import tensors_in_order
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
 from pipeline.checkpoints.rank_file_in import RankFiles
-from pipeline.checkpoints.saved_job import STEPS, SavedJob, position_of_format_1, saved_job_of_format_1
+from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.checkpoints.stored import (
     CheckpointChoice,
     RetiredError,
@@ -38,7 +37,6 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, StorageError, UserError
 from shards.files.json_lines import write_whole
 from shards.files.seal import sealed, unsealed
-from shards.files.typed_json import parse_json
 from shards.local_file import open_local_file, read_local_text
 from shards.store import Store
 
@@ -188,23 +186,8 @@ def done_to_json(done: Done) -> str:
 
 
 def done_from_json(text: str) -> Done:
-    """The marker, also one of an older version. ValueError if it is none."""
-    values = parse_json(text)
-    try:
-        if "digest" in values:
-            return _DONE.validate_json(unsealed(text.encode()))
-        if "position" not in values:
-            values |= _from_format_1(values["job"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no DONE marker: {error}") from error
-    return _DONE.validate_json(json.dumps(values))
-
-
-def _from_format_1(saved: dict[str, Any]) -> dict[str, Any]:
-    """Position and job out of the one field that held both. A marker that has no job knows its length at least."""
-    job = saved_job_of_format_1(saved)
-    position = position_of_format_1(saved, saved["data_state"], step=saved["step"])
-    return {"position": position, "job": job | {"job": job["job"] or {STEPS: saved["step"]}}}
+    """The marker. ValueError if it is none of this version, or does not have the digest that it carries."""
+    return _DONE.validate_json(unsealed(text.encode()))
 
 
 def finish(

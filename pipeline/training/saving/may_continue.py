@@ -14,7 +14,6 @@ from typing import Any
 
 from pipeline.checkpoints.saved_job import STEPS, SavedJob
 from pipeline.data.position import StreamPosition, is_of_decoder
-from pipeline.models.config import ModelConfig
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
 from shards.errors import UserError
@@ -61,7 +60,7 @@ def refuse_changes(
 def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:
     """What differs between two jobs apart from their data and their steps."""
     before = {
-        "model": asdict(ModelConfig(**saved.model)),  # fields that an older version did not have are at their defaults
+        "model": saved.model,
         "loss": saved.loss,
         "optimizer": {"name": saved.optimizer},
         "ema_decay": saved.ema_decay,
@@ -81,7 +80,7 @@ def _refuse_other_steps(
 ) -> None:
     """UserError for fewer steps than the `step` reached, and for another length of the run. It lists `others` too, but
     not the warm-up: that follows the steps, and --extend keeps it."""
-    before = saved.job.get(STEPS, job.steps)  # older versions did not record it
+    before = saved.job[STEPS]
     if step > job.steps:
         raise UserError(
             f"{job.run_dir} has {step} steps already, --steps is {job.steps}; give {step} or more, or another --run-dir"
@@ -98,21 +97,26 @@ def _refuse_other_steps(
 
 
 def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
-    """What differs between a run's recorded job and another one, without `steps`. Fields that only one of them has,
-    because of its version, are ignored."""
+    """What differs between a run's recorded job and another one, without `steps`."""
     was, is_now = flattened(before), flattened(now)
     free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
-    both = [name for name in was if name in is_now and name != STEPS and not name.startswith(free)]
-    if is_done and _PRECISION in was and is_now.get(_PRECISION, _UNDECIDED) != _UNDECIDED:
-        both.append(_PRECISION)
-    return differences({name: was[name] for name in both}, {name: is_now[name] for name in both})
+    is_precision_fixed = is_done and is_now[_PRECISION] != _UNDECIDED
+
+    def compared(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in values.items()
+            if (name != STEPS and not name.startswith(free)) or (name == _PRECISION and is_precision_fixed)
+        }
+
+    return differences(compared(was), compared(is_now))
 
 
 def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:
     """What happens to the learning rate of a run that continues at `step` with more steps than before; empty if it has
     no more."""
-    num_steps = before.get(STEPS)
-    if num_steps is None or job.steps <= num_steps:
+    num_steps = before[STEPS]
+    if job.steps <= num_steps:
         return ""
     was = learning_rate(max(0, step - 1), config=job.schedule, num_steps=num_steps)
     will_be = learning_rate(step, config=job.schedule, num_steps=job.steps)

@@ -89,12 +89,8 @@ def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> st
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a record says of bits. Older versions recorded less."""
+    """All that a record says of bits."""
     bits, engine, versions = (_mapping(record.get(name)) for name in (BITS, "engine", "versions"))
-    if engine.get("precision") == "bf16":  # those that did not record it added up as DeepSpeed does by itself
-        engine = {"reduce_precision": "bf16"} | engine
-    if engine.get("micro_batch") == 0:  # theirs, too: what the job asked for
-        del engine["micro_batch"]
     return engine | bits | {name: versions[name] for name in ("deepspeed",) if name in versions}
 
 

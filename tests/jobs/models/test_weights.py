@@ -12,7 +12,6 @@ from jobs import exit_codes
 from pipeline.checkpoints.best import read_best
 from pipeline.models.weights.folder import open_weights
 from shards.store import open_store
-from tests.baseline.record import OLD_RUN
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.training import STEPS, TINY, FinishedRuns, pretrain_words, start
@@ -225,18 +224,3 @@ def test_names_from_a_file_replace_those_of_the_data(finished_runs: FinishedRuns
     assert open_weights(str(tmp_path / "out")).labels == names
     own, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", run_dir / "weights"))
     assert all(bool((own[name] == theirs[name]).all()) for name in theirs)
-
-
-def test_the_checkpoints_of_older_versions_have_weights_too(tmp_path: Path) -> None:
-    """Here of the first format, from a run that was stopped; one that only calls itself older has one message."""
-    run_dir, names = tmp_path / "run", tmp_path / "names"
-    shutil.copytree(OLD_RUN, run_dir)
-    names.write_text("\n".join(f"digit {number}" for number in range(10)))
-    ended = weights(run_dir, tmp_path / "out", "--labels-file", str(names))
-    assert (ended.code, "averaged weights of step 3 of" in ended.errors) == (0, True)
-    assert load_file(tmp_path / "out" / "model.safetensors")
-    (manifest,) = run_dir.glob("checkpoints/step-*/*/MANIFEST.json")
-    manifest.write_text(manifest.read_text().replace('"sha256":', '"part_bytes": 1, "sha256":'))
-    ended = weights(run_dir, tmp_path / "again", "--labels-file", str(names))
-    assert ended.code == exit_codes.USER_MISTAKE
-    assert "a file has 'part_bytes', which formats 1 and 2 do not know" in " ".join(ended.errors.split())

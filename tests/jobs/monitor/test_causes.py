@@ -34,6 +34,7 @@ def beat(rank: int, *, step: int = 5, phase: Phase = Phase.COMPUTING, has_dumped
         batch=step,
         seconds=1.0,
         limit_seconds=60.0,
+        unix_time=1e9,
         has_dumped=has_dumped,
     )
 

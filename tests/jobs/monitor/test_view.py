@@ -44,7 +44,7 @@ def test_the_slowest_ranks_are_named(tmp_path: Path) -> None:
     beat = {"rank": 3, "host": "n2\x1b[2J", "pid": 1, "attempt": "0001-abc", "phase": "saving", "step": 1, "batch": 0}
     (run_dir / "heartbeats").mkdir(exist_ok=True)
     path = run_dir / "heartbeats" / "rank-00003.json"
-    path.write_text(json.dumps({**beat, "seconds": 0.0, "limit_seconds": 9.0}))
+    path.write_text(json.dumps({**beat, "seconds": 0.0, "limit_seconds": 9.0, "unix_time": time.time()}))
     names = {"own_step": 0.42, "own_step_rank": 3, "own_step_median": 0.3, "data_wait": 0.05, "data_wait_rank": 5}
     line = {"step": 7, "time/step": 0.5, "time/communication": 0.1, **{f"ranks/{key}": names[key] for key in names}}
     (run_dir / "metrics.jsonl").write_text(f'{json.dumps(line)}\n{{"step": 8, "loss": 1}}\n{{"step": 9, "ranks/own_st')

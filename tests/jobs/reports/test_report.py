@@ -162,4 +162,4 @@ def test_half_a_ledger_no_metrics_and_no_tensorboard_are_notes(made: Made, tmp_p
     assert "ledger.jsonl: 1 line cannot be used" in said
     assert "metrics.jsonl has no line yet" in said
     assert "no file of TensorBoard" in said
-    assert "not recorded by this run's version" in said
+    assert "unknown: starts.jsonl is missing" in said

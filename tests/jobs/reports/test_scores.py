@@ -126,7 +126,8 @@ def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -
     some = ("great white sharks", "WWWWWWWWWMMMMMMMMM", "鮫" * 18, "cat")
     names = [f"{some[at % 4][: -len(str(at))]}{at}" for at in range(num)]
     cells = [[at, at, 1] for at in range(num)]
-    classes = {"labels": names, "images": [1] * num, "right": [1] * num, "classes": names, "confusion": cells}
+    classes = {"labels": names, "images": [1] * num, "right": [1] * num, "classes": names}
+    classes |= {"confusion": cells, "confusion_right": cells}
     (run_dir / FOLDER / "classes.json").write_text(json.dumps(classes))
     assert patchline("report", str(run_dir)).code == 0
     boxes = """(() => {
@@ -142,14 +143,18 @@ def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -
             assert min(seen.answers[0]) >= 0
 
 
+LABELS = {"labels": ["a"], "images": [1], "right": [0], "classes": ["b"], "confusion": [], "confusion_right": []}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         pytest.param("scores.json", {"accuracy": 2.0}, "is missing", id="fields that are missing"),
-        pytest.param("classes.json", {"labels": ["a"], "images": [], "right": []}, "not equally long", id="lengths"),
+        pytest.param("classes.json", LABELS | {"images": []}, "not equally long", id="lengths"),
+        pytest.param("classes.json", {"labels": ["a"], "images": [], "right": []}, "classes is missing", id="a field"),
         pytest.param(
             "classes.json",
-            {"labels": ["a"], "images": [1], "right": [0], "classes": ["b"], "confusion": [[0, 1, 1]]},
+            LABELS | {"confusion": [[0, 1, 1]]},
             "numbers in range",
             id="a class that is not there",
         ),
@@ -183,6 +188,7 @@ def test_confusions_and_hardest_labels() -> None:
         right=(1, 2, 0),
         classes=("b", "a", "d"),
         confusion=((0, 1, 1), (0, 0, 2), (0, 2, 1), (1, 0, 2)),
+        confusion_right=((0, 1, 1), (1, 0, 2)),
     )
     assert classes.confusions() == [("a", "b", 2, 0.5), ("a", "d", 1, 0.25)]
     assert classes.hardest() == [("a", 4, 0.25), ("b", 2, 1.0)]
@@ -196,7 +202,10 @@ def test_confusions_and_hardest_labels() -> None:
     assert picture is not None
     assert picture.count('class="part-1"') == 2, "half of a cell is not most of it"
     many = tuple(str(number) for number in range(31))
-    whole = Classes(labels=many, images=(1,) * 31, right=(1,) * 31, classes=many, confusion=((0, 0, 1),))
+    cells = ((0, 0, 1),)
+    whole = Classes(
+        labels=many, images=(1,) * 31, right=(1,) * 31, classes=many, confusion=cells, confusion_right=cells
+    )
     assert whole.picture() is None, "too many to draw"
 
 
@@ -212,7 +221,7 @@ def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_
     assert sheet.classes is not None
     assert sheet.scores is not None
     assert {said for _, said, _, _ in sheet.classes.confusions()} <= {"0"}
-    assert sum(row[2] for row in sheet.classes.confusion_right or ()) == sum(sheet.classes.right)
+    assert sum(row[2] for row in sheet.classes.confusion_right) == sum(sheet.classes.right)
     assert sum(sheet.classes.right) == round(sheet.scores.accuracy * sheet.scores.num_images)
     assert sheet.settings == ("--subset.share 0.5", f"--class-map {tmp_path / 'map.json'}")
     assert (sheet.weights, sheet.is_part) == (str(scored / "weights"), True)
@@ -261,7 +270,12 @@ def test_the_repetitions_of_a_sweep(scored: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "sweep" / "seeds" / "0"
     shutil.copytree(scored, run_dir)
     assert worth_of(run_dir, wall_seconds=1.0).repeats is None
-    facts = {"seeds": [{"folder": f"seeds/{seed}"} for seed in range(3)], "mean": 0.75, "deviation": 0.01}
+    facts = {
+        "seeds": [{"folder": f"seeds/{seed}"} for seed in range(3)],
+        "mean": 0.75,
+        "deviation": 0.01,
+        "score": "accuracy",
+    }
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(facts))
     assert worth_of(run_dir, wall_seconds=1.0).repeats == Repeats(num_runs=3, mean=0.75, deviation=0.01)
     assert patchline("report", str(run_dir)).code == 0

@@ -9,7 +9,7 @@ from pipeline.checkpoints.attempts import Attempt, attempt_to_json, list_committ
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
 from shards.store import Store, open_store
 
-FIRST = Attempt(token="0001-aaaaaaaa", resumed_from=None)
+FIRST = Attempt(token="0001-aaaaaaaa", resumed_from=None, skipped=())
 SAVED = CheckpointId(step=8, attempt=FIRST.token)
 UNLISTED = CheckpointId(step=12, attempt="0002-bbbbbbbb")
 NAMED_OTHERWISE = CheckpointId(step=12, attempt="7-x")
@@ -33,7 +33,7 @@ def test_a_checkpoint_on_record_counts_once_listed_or_not(tmp_path: Path) -> Non
 def test_the_attempt_of_a_checkpoint_on_record_counts_though_its_own_record_is_lost(tmp_path: Path) -> None:
     store = store_with_one(tmp_path)
     assert read_attempts(store) == read_attempts(store, recorded=SAVED) == [FIRST]
-    lost = Attempt(token=UNLISTED.attempt, resumed_from=None, is_unreadable=True)
+    lost = Attempt(token=UNLISTED.attempt, resumed_from=None, skipped=(), is_unreadable=True)
     assert read_attempts(store, recorded=UNLISTED) == [FIRST, lost]
     assert read_attempts(store, recorded=NAMED_OTHERWISE) == [FIRST]
 

@@ -268,7 +268,8 @@ BROKEN = (
     b"[1]",
     b"[" * 60_000,
     b"x" * (1 << 17),
-    b'{"token": "0001-aaaaaaaa", "resumed_from": null}',
+    b'{"token": "0007-bbbbbbbb", "resumed_from": null, "skipped": []}',
+    sealed(b'{"token": "0001-aaaaaaaa", "resumed_from": null, "skipped": []}'),
 )
 
 

@@ -36,7 +36,7 @@ def put_attempts(store: Store, num_starts: int) -> Attempt:
     before: str | None = None
     for number, token in enumerate(tokens):
         origin = CheckpointId(step=4 * number, attempt=before) if before else None
-        attempt = Attempt(token=token, resumed_from=origin)
+        attempt = Attempt(token=token, resumed_from=origin, skipped=())
         store.write(record_path(token), attempt_to_json(attempt))
         before = token
     return attempt

@@ -17,7 +17,7 @@ def c(step: int, attempt: str) -> CheckpointId:
 
 
 def a(token: str, origin: CheckpointId | None = None) -> Attempt:
-    return Attempt(token=token, resumed_from=origin)
+    return Attempt(token=token, resumed_from=origin, skipped=())
 
 
 def test_tokens_count_up() -> None:
@@ -58,7 +58,7 @@ def test_an_attempt_leaves_out_what_those_before_left_out(
     expected: tuple[StepRange, ...],
 ) -> None:
     before = [replace(a(f"000{number}-x"), skipped=skipped) for number, skipped in enumerate(recorded, start=1)]
-    lost = Attempt(token="0003-z", resumed_from=None, is_unreadable=True)
+    lost = Attempt(token="0003-z", resumed_from=None, skipped=(), is_unreadable=True)
     origin = replace(MANIFEST, id=c(40, "0001-x"), position=position_at(0).at(40, skipped=saved))
     found = next_attempt([*before[::-1], lost], token="0004-w", origin=origin, skip=skip)
     assert found == Attempt(token="0004-w", resumed_from=c(40, "0001-x"), skipped=expected)
@@ -66,7 +66,7 @@ def test_an_attempt_leaves_out_what_those_before_left_out(
 
 
 ONE, TWO, THREE = a("0001-x"), a("0002-y", c(20, "0001-x")), a("0003-z", c(40, "0002-y"))
-LOST = Attempt(token="0002-y", resumed_from=None, is_unreadable=True)
+LOST = Attempt(token="0002-y", resumed_from=None, skipped=(), is_unreadable=True)
 
 
 @pytest.mark.parametrize(

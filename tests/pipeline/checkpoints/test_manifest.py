@@ -1,7 +1,11 @@
-"""Manifests read back, sealed and those of older versions; what is damaged or contradicts itself is none."""
+"""Manifests read back; those of another format, and what is damaged or contradicts itself is none."""
 
+import copy
 import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,17 +21,15 @@ from pipeline.checkpoints.manifest import (
     LogicalTensor,
     id_from_path,
     is_checkpoint_file,
-    is_sealed,
     manifest_from_json,
     manifest_to_json,
     overlapping,
 )
 from pipeline.checkpoints.rank_file_out import FileRecord
-from pipeline.checkpoints.saved_job import SavedJob, position_of_format_1, saved_job_of_format_1
 from pipeline.data.skipped import StepRange
 from pipeline.training.saving.save import saved_job
 from shards.files.seal import sealed, unsealed
-from tests.baseline.record import OLD_RUN
+from tests.rigs.faults import every_fault
 from tests.rigs.positions import position_at
 
 MANIFEST = CheckpointManifest(
@@ -38,7 +40,7 @@ MANIFEST = CheckpointManifest(
             shape=(3, 4),
             dtype="float32",
             slots={
-                slot: (FragmentLocation(file="rank-00000.safetensors", offset=offset, start=0, length=12),)
+                slot: (FragmentLocation(file="rank-00000.safetensors", offset=offset, start=0, length=12, num_files=1),)
                 for slot, offset in (("master", 136), ("exp_avg", 184), ("exp_avg_sq", 232))
             },
         )
@@ -49,6 +51,7 @@ MANIFEST = CheckpointManifest(
     num_samples=1_920,
     position=position_at(120),
     job=saved_job(digits_smoke()),
+    losses=(),
     record={"seconds": {"compute": 1.25}, "note": "Größe"},
 )
 
@@ -58,7 +61,7 @@ def c(step: int, attempt: str) -> CheckpointId:
 
 
 def a(token: str, origin: CheckpointId | None = None) -> Attempt:
-    return Attempt(token=token, resumed_from=origin)
+    return Attempt(token=token, resumed_from=origin, skipped=())
 
 
 def changed(*parts: str, **values: object) -> bytes:
@@ -75,38 +78,12 @@ def replaced(**values: object) -> bytes:
     return sealed(json.dumps(json.loads(unsealed(manifest_to_json(MANIFEST))) | values).encode())
 
 
-def as_format_2(**values: object) -> bytes:
-    """The manifest as the previous version wrote it."""
-    fields = json.loads(unsealed(manifest_to_json(MANIFEST)))
-    fields["files"] = {"rank-00000.safetensors": {"sha256": "ab" * 32, "num_bytes": 280}}
-    return json.dumps(fields | {"format": 2} | values).encode()
-
-
 def test_a_manifest_reads_back() -> None:
     assert manifest_from_json(manifest_to_json(MANIFEST)) == MANIFEST
 
 
-def test_a_manifest_of_the_first_format_is_read_as_one_of_this() -> None:
-    """One that an older version wrote: the EMA decay had another name, the position no step."""
-    (path,) = OLD_RUN.glob("checkpoints/step-*/*/MANIFEST.json")
-    old, manifest = json.loads(path.read_text()), manifest_from_json(path.read_bytes())
-    assert (old["format"], manifest.format) == (1, FORMAT)
-    assert manifest.position.to_json() == {"next_step": 3, **old["data_state"], "image_size": 32}
-    kept = ("model", "loss", "optimizer", "job")
-    assert {name: getattr(manifest.job, name) for name in kept} == {name: old["record"][name] for name in kept}
-    assert (manifest.job.ema_decay, manifest.job.precision) == (0.9, "fp32")
-    assert manifest_from_json(manifest_to_json(manifest)) == manifest
-    assert not is_sealed(path.read_bytes())
-    assert is_sealed(manifest_to_json(manifest))
-
-
-def test_a_manifest_of_the_second_format_has_one_checksum_for_a_whole_file() -> None:
-    files = {"rank-00000.safetensors": FileRecord(num_bytes=280, part_bytes=280, sha256=("ab" * 32,))}
-    assert manifest_from_json(as_format_2()) == replace(MANIFEST, files=files)
-
-
 def test_every_single_bit_counts() -> None:
-    """Also those of the format and of the digest: with one of them changed it could pass for an older manifest."""
+    """Also those of the format and of the digest."""
     data = manifest_to_json(MANIFEST)
     for bit in range(8 * len(data)):
         changed = bytearray(data)
@@ -115,12 +92,45 @@ def test_every_single_bit_counts() -> None:
             manifest_from_json(bytes(changed))
 
 
-def test_a_manifest_that_is_called_older_is_refused_without_its_digest_too() -> None:
-    """Its files have a checksum for each part, which no older format had."""
-    values = json.loads(manifest_to_json(MANIFEST))
-    del values["digest"]
-    with pytest.raises(ValueError, match=r"a file has 'part_bytes', which formats 1 and 2 do not know"):
-        manifest_from_json(json.dumps(values | {"format": 2}).encode())
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("seal", [sealed, bytes], ids=["sealed", "without a digest"])
+def test_a_manifest_of_another_format_is_refused_in_one_sentence(number: int, seal: Callable[[bytes], bytes]) -> None:
+    values = json.loads(unsealed(manifest_to_json(MANIFEST))) | {"format": number}
+    message = f"its manifest has format {number}, this version reads 4; use the version of Patchline that wrote it"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        manifest_from_json(seal(json.dumps(values).encode()))
+
+
+@every_fault
+def test_no_field_of_a_manifest_may_be_missing() -> Iterator[str]:
+    """Nothing is filled in, however deep it is."""
+    whole = json.loads(unsealed(manifest_to_json(MANIFEST)))
+    for path in paths_of({name: value for name, value in whole.items() if name != "record"}):
+        if path[:-1] in (
+            ("tensors",),
+            ("tensors", "head.weight", "slots"),
+            ("position", "augment"),
+            ("position", "decoder"),
+        ):
+            continue  # of any name: tensors, moments, which frozen ones lack, and settings, which are compared
+        if path[:2] == ("job", "job") and path[2:] not in ((), ("steps",)):
+            continue
+        values = inner = copy.deepcopy(whole)
+        for part in path[:-1]:
+            inner = inner[part]
+        del inner[path[-1]]
+        with suppress(ValueError):
+            manifest_from_json(sealed(json.dumps(values).encode()))
+            yield f"{'.'.join(map(str, path))} is missing, and nobody says so"
+
+
+def paths_of(values: Any) -> Iterator[tuple[Any, ...]]:
+    """The path of every field."""
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(values, dict):
+            yield (name,)
+        if isinstance(value, dict | list):
+            yield from ((name, *path) for path in paths_of(value))
 
 
 FILE = json.loads(unsealed(manifest_to_json(MANIFEST)))["files"]["rank-00000.safetensors"]
@@ -164,16 +174,16 @@ PLACE = ("tensors", "head.weight", "slots", "master", "0")
         pytest.param(changed("files", "rank-00000.safetensors", sha256=[]), "0 checksums for 280", id="no checksums"),
         pytest.param(changed("files", "rank-00000.safetensors", sha256=["AB" * 32]), "sha256", id="no checksum"),
         pytest.param(changed("files", "rank-00000.safetensors", part_bytes=0), "part_bytes", id="empty parts"),
+        pytest.param(
+            changed("files", "rank-00000.safetensors", part_bytes=1 << 25), "part_bytes", id="more than is read at once"
+        ),
         pytest.param(changed("id", step=1 << 80), "step: Input should be less", id="a step beyond all"),
         pytest.param(changed("id", attempt="../x"), "attempt: String should match", id="a path as an attempt"),
         pytest.param(changed("job", "job", steps=0), "steps is 0; allowed", id="no steps"),
-        pytest.param(as_format_2(num_updates=121), "num_updates is 121", id="the second format is checked too"),
-        pytest.param(as_format_2(files=[]), "not a manifest: a value is not of the kind", id="files that are a list"),
-        pytest.param(as_format_2(digest="ab" * 32), "a digest in a manifest of format 2", id="a changed format"),
+        pytest.param(replaced(files=[]), "not a manifest: files: Input should be", id="files that are a list"),
         pytest.param(manifest_to_json(MANIFEST) + b" ", "its digest does not fit", id="one more space"),
         pytest.param(unsealed(manifest_to_json(MANIFEST)), "it does not end with its digest", id="no digest"),
         pytest.param(b"[" * 200_000, "not a manifest", id="nested too deeply"),
-        pytest.param(b'{"format": 2, "x": ' + b"[" * 100_000, "not a manifest|nested", id="an older one, too"),
     ],
 )
 def test_what_contradicts_itself_is_refused(data: bytes, message: str) -> None:
@@ -204,15 +214,6 @@ def test_fragments_of_many_ranks_are_one_entry_and_checked_all() -> None:
         manifest_from_json(manifest_to_json(replace(hole, files=others)))
 
 
-def test_a_manifest_of_the_third_format_has_an_entry_for_each_fragment() -> None:
-    fields = json.loads(unsealed(manifest_to_json(MANIFEST)))
-    for location in (each for found in fields["tensors"]["head.weight"]["slots"].values() for each in found):
-        del location["num_files"]
-    data = sealed(json.dumps(fields | {"format": 3}).encode())
-    assert manifest_from_json(data) == MANIFEST
-    assert is_sealed(data)
-
-
 def test_nothing_is_decided_by_the_record() -> None:
     assert manifest_from_json(replaced(record={})) == replace(MANIFEST, record={})
 
@@ -223,7 +224,6 @@ SKIPPING = replace(a("0003-cc", c(40, "0001-aa")), skipped=(StepRange(first=41, 
 @pytest.mark.parametrize("attempt", [a("0001-aa"), a("0002-bb", c(40, "0001-aa")), SKIPPING])
 def test_an_attempt_reads_back(attempt: Attempt) -> None:
     assert attempt_from_json(attempt_to_json(attempt)) == attempt
-    assert (b"skipped" in attempt_to_json(attempt)) == bool(attempt.skipped), "as older versions read and wrote it"
 
 
 def test_every_single_bit_of_what_an_attempt_skips_counts() -> None:
@@ -236,22 +236,9 @@ def test_every_single_bit_of_what_an_attempt_skips_counts() -> None:
             attempt_from_json(bytes(changed))
 
 
-def test_an_attempt_that_skips_data_may_have_no_digest() -> None:
-    """The first versions that skipped data wrote none."""
-    values = json.loads(attempt_to_json(SKIPPING))
-    del values["digest"]
-    assert attempt_from_json(json.dumps(values).encode()) == SKIPPING
-
-
 def test_losses_read_back_to_the_bit() -> None:
     losses = (0.1 + 0.2, 2.302585092994046, 5e-324, 1e300, 3.0)
     assert manifest_from_json(manifest_to_json(replace(MANIFEST, losses=losses))).losses == losses
-
-
-def test_a_manifest_of_an_older_version_has_no_losses_and_skipped_nothing() -> None:
-    fields = json.loads(unsealed(manifest_to_json(MANIFEST)))
-    del fields["losses"], fields["position"]["skipped"], fields["position"]["data_step"]
-    assert manifest_from_json(sealed(json.dumps(fields).encode())) == MANIFEST
 
 
 @pytest.mark.parametrize(
@@ -263,7 +250,7 @@ def test_a_manifest_of_an_older_version_has_no_losses_and_skipped_nothing() -> N
         pytest.param(b"\xff\xfe", "not a manifest", id="not UTF-8"),
         pytest.param(
             manifest_to_json(MANIFEST).replace(b'"format":4', b'"format":5'),
-            "manifest format 5, this version reads 1 to 4",
+            "its manifest has format 5, this version reads 4",
             id="the future",
         ),
         pytest.param(
@@ -276,19 +263,15 @@ def test_a_manifest_of_an_older_version_has_no_losses_and_skipped_nothing() -> N
         ),
         pytest.param(changed(seed="0"), r"not a manifest: position\.seed: .* valid integer", id="a seed as a text"),
         pytest.param(changed(later=1), r"not a manifest: position\.later: Unexpected", id="a position with more"),
-        pytest.param(changed("job", "model", later=1), "manifest: job: .*'later'", id="a model of a later version"),
+        pytest.param(
+            changed("job", "model", later=1), "manifest: job: .*unknown field 'later'", id="a model of a later version"
+        ),
         pytest.param(
             changed("job", "model", image_size="x"),
             "job: .*image_size is 'x'",
             id="a model that is wrong",
         ),
         pytest.param(changed("job", "job", steps="x"), "manifest: job: .*steps is 'x'", id="steps that are a text"),
-        pytest.param(b'{"format": 1}', "not a manifest: it has no 'record'", id="the first format without a record"),
-        pytest.param(
-            b'{"format": 1, "id": {"step": 1}, "data_state": {}, "record": []}',
-            "not a manifest: a value is not of the kind",
-            id="a record that is a list",
-        ),
     ],
 )
 def test_what_is_no_manifest_is_a_value_error(data: bytes, message: str) -> None:
@@ -296,9 +279,18 @@ def test_what_is_no_manifest_is_a_value_error(data: bytes, message: str) -> None
         manifest_from_json(data)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b'{"token": 3}'])
-def test_what_is_no_attempt_is_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="Attempt"):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "does not end with its digest"),
+        (b"{", "does not end with its digest"),
+        (unsealed(attempt_to_json(SKIPPING)), "does not end with its digest"),
+        (sealed(b'{"token": 3}'), "Attempt"),
+        (sealed(b'{"token": "0001-aa", "resumed_from": null}'), "skipped\n +Field required"),
+    ],
+)
+def test_what_is_no_attempt_is_a_value_error(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         attempt_from_json(data)
 
 
@@ -355,7 +347,7 @@ def test_overlapping_covers_exactly_what_is_asked(data: st.DataObject) -> None:
     total = sum(lengths)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     places = tuple(
-        FragmentLocation(file=f"rank-{i}", offset=8 * i, start=start, length=length)
+        FragmentLocation(file=f"rank-{i}", offset=8 * i, start=start, length=length, num_files=1)
         for i, (start, length) in enumerate(zip(starts, lengths, strict=True))
     )
     start = data.draw(st.integers(0, total - 1))
@@ -371,8 +363,8 @@ def test_overlapping_covers_exactly_what_is_asked(data: st.DataObject) -> None:
 
 def test_a_gap_is_left_out() -> None:
     places = (
-        FragmentLocation(file="x", offset=0, start=0, length=3),
-        FragmentLocation(file="y", offset=0, start=5, length=3),
+        FragmentLocation(file="x", offset=0, start=0, length=3, num_files=1),
+        FragmentLocation(file="y", offset=0, start=5, length=3, num_files=1),
     )
     assert [(low, count) for _, low, count in overlapping(places, start=1, length=6)] == [(1, 2), (5, 2)]
 
@@ -400,19 +392,3 @@ def test_a_sealed_text_is_json_and_reads_back(text: bytes) -> None:
 def test_a_sealed_text_that_was_changed_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         unsealed(data)
-
-
-@pytest.mark.parametrize(
-    ("later", "ema_decay", "precision"),
-    [
-        pytest.param({}, 0.0, "", id="the first version: nothing was averaged, the job not saved"),
-        pytest.param({"average_factor": 0.9, "engine": {"precision": "bf16"}}, 0.9, "bf16", id="the old name"),
-        pytest.param({"ema_decay": 0.9, "precision": "fp32"}, 0.9, "fp32", id="of a DONE marker"),
-    ],
-)
-def test_jobs_saved_by_older_versions(later: dict[str, object], ema_decay: float, precision: str) -> None:
-    record = {"model": {"image_size": 32}, "loss": "softmax", "optimizer": "sgd", **later, "more": 1}
-    assert SavedJob(**saved_job_of_format_1(record)) == SavedJob(
-        model={"image_size": 32}, loss="softmax", optimizer="sgd", ema_decay=ema_decay, precision=precision, job={}
-    )
-    assert position_of_format_1(record, {"seed": 1}, step=3) == {"next_step": 3, "seed": 1, "image_size": 32}

@@ -223,7 +223,7 @@ def manifest_of(folder: Path, data: bytes) -> CheckpointManifest:
     manifest = with_data(saved(folder), folder, data)
     begin = 8 + int.from_bytes(data[:8], "little") % (1 << 32)
     slots: dict[str, tuple[FragmentLocation, ...]] = {
-        slot: (FragmentLocation(file=NAMES[0], offset=begin + offset, start=0, length=30),)
+        slot: (FragmentLocation(file=NAMES[0], offset=begin + offset, start=0, length=30, num_files=1),)
         for slot, offset in (("master", 0), ("exp_avg", 120))
     }
     tensors = {"a": LogicalTensor(shape=(30,), dtype="float32", slots=slots)}
@@ -293,35 +293,6 @@ def test_tensors_that_overlap_are_refused_even_if_the_manifest_agrees(tmp_path: 
     both = {"a": replace(manifest.tensors["a"], slots=slots | {"exp_avg": (moved_too,)})}
     with pytest.raises(ValueError, match="exp_avg:a begins at byte 212, the tensor before it ends at 272"):
         RankFiles(LocalStore(str(tmp_path)), replace(manifest, tensors=both)).verify(NAMES[0])
-
-
-def old(manifest: CheckpointManifest, folder: Path) -> CheckpointManifest:
-    """As formats 1 and 2: one checksum for a whole file."""
-    records = {}
-    for name in NAMES:
-        data = file_of(folder, name).read_bytes()
-        digests = PartDigests(len(data))
-        digests.update(memoryview(data))
-        records[name] = digests.record()
-    return replace(manifest, files=records)
-
-
-@pytest.mark.parametrize("held", [1 << 30, 100])
-def test_a_file_of_an_older_format_is_verified_whole(
-    tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_file_in, "_MOST_HELD_BYTES", held)
-    monkeypatch.setattr(rank_file_in, "READ_BYTES", 100)
-    manifest, store = old(saved(tmp_path), tmp_path), LocalStore(str(tmp_path))
-    files = RankFiles(store, manifest)
-    for name in NAMES:
-        files.verify(name)
-    assert torch.equal(files.tensor("a", slot="master").flatten(), torch.arange(100.0))
-    data = bytearray(file_of(tmp_path).read_bytes())
-    data[-1] ^= 1  # in the last part
-    file_of(tmp_path).write_bytes(data)
-    with pytest.raises(ValueError, match=r"rank-00000\.safetensors does not have the bytes"):
-        RankFiles(store, manifest).verify(NAMES[0])
 
 
 def test_a_pipe_in_place_of_a_file_is_refused_when_it_is_read(tmp_path: Path) -> None:

@@ -36,8 +36,12 @@ LATER = "0002-bbbbbbbb"
 def test_what_is_left(tmp_path: Path, keep: dict[str, Any], left: set[tuple[int, str]]) -> None:
     """Step 20 is being written; step 9 and the attempt that was killed never were committed."""
     store = open_store(str(tmp_path))
-    own = Attempt(token=OWN, resumed_from=CheckpointId(step=8, attempt=OLD))
-    for attempt in (Attempt(token=OLD, resumed_from=None), Attempt(token=KILLED, resumed_from=None), own):
+    own = Attempt(token=OWN, resumed_from=CheckpointId(step=8, attempt=OLD), skipped=())
+    for attempt in (
+        Attempt(token=OLD, resumed_from=None, skipped=()),
+        Attempt(token=KILLED, resumed_from=None, skipped=()),
+        own,
+    ):
         store.write(record_path(attempt.token), attempt_to_json(attempt))
     for step, token in ((4, OLD), (8, OLD), (9, OWN), (12, OWN), (12, KILLED), (16, OWN), (20, OWN)):
         folder = CheckpointId(step=step, attempt=token).folder
@@ -54,7 +58,7 @@ def test_what_is_left(tmp_path: Path, keep: dict[str, Any], left: set[tuple[int,
 
 def test_a_checkpoint_for_a_rewind_is_never_far_behind(tmp_path: Path) -> None:
     """With a save at every step, too, and with three checkpoints at most."""
-    store, own = open_store(str(tmp_path)), Attempt(token=OWN, resumed_from=None)
+    store, own = open_store(str(tmp_path)), Attempt(token=OWN, resumed_from=None, skipped=())
     store.write(record_path(OWN), attempt_to_json(own))
     for step in range(1, 40):
         newest = CheckpointId(step=step, attempt=OWN)
@@ -72,8 +76,8 @@ def test_an_attempt_that_wakes_up_deletes_nothing_of_a_later_one(
 ) -> None:
     """Whether the later one is in the listing of attempts yet, and whether its checkpoint is committed."""
     store = open_store(str(tmp_path))
-    attempts = [Attempt(token=OLD, resumed_from=None)]
-    attempts += [Attempt(token=LATER, resumed_from=CheckpointId(step=4, attempt=OLD))] * is_listed
+    attempts = [Attempt(token=OLD, resumed_from=None, skipped=())]
+    attempts += [Attempt(token=LATER, resumed_from=CheckpointId(step=4, attempt=OLD), skipped=())] * is_listed
     for attempt in attempts:
         store.write(f"{ATTEMPTS}/{attempt.token}.json", attempt_to_json(attempt))
     for step, token in ((4, OLD), (8, OLD), (8, LATER)):
@@ -90,7 +94,7 @@ def test_an_attempt_that_wakes_up_deletes_nothing_of_a_later_one(
 def test_what_this_run_has_not_written_stays(tmp_path: Path) -> None:
     """A checkpoint that was copied here from another run, which this one continues."""
     store, copied = open_store(str(tmp_path)), CheckpointId(step=4, attempt="0007-dddddddd")
-    own = Attempt(token=OWN, resumed_from=copied)
+    own = Attempt(token=OWN, resumed_from=copied, skipped=())
     store.write(record_path(OWN), attempt_to_json(own))
     for each in (copied, CheckpointId(step=8, attempt=OWN), CheckpointId(step=12, attempt=OWN)):
         store.write(f"{each.folder}/{MANIFEST_NAME}", b"")

@@ -22,7 +22,10 @@ def store(tmp_path: Path) -> Store:
     """Two attempts: the second continued from step 8 of the first, which went on to 12 meanwhile."""
     store = open_store(str(tmp_path / "checkpoints"))
     eighth = CheckpointId(step=8, attempt=FIRST)
-    for attempt in (Attempt(token=FIRST, resumed_from=None), Attempt(token=SECOND, resumed_from=eighth)):
+    for attempt in (
+        Attempt(token=FIRST, resumed_from=None, skipped=()),
+        Attempt(token=SECOND, resumed_from=eighth, skipped=()),
+    ):
         store.write(record_path(attempt.token), attempt_to_json(attempt))
     for step, token in ((4, FIRST), (8, FIRST), (12, FIRST), (12, SECOND)):
         store.write(f"{CheckpointId(step=step, attempt=token).folder}/{MANIFEST_NAME}", b"a manifest")

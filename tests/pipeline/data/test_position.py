@@ -1,7 +1,7 @@
 """A position is one value: it survives JSON, refuses what is none, and says what differs as values."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -29,7 +29,6 @@ def test_it_survives_json(position: Any) -> None:
     plain = position.to_json()
     assert json.loads(json.dumps(plain)) == plain, "lists, no tuples"
     assert position_from_json(plain) == position
-    assert None not in plain.values()
 
 
 @pytest.mark.parametrize(
@@ -52,10 +51,11 @@ def test_what_is_none_is_a_value_error(change: dict[str, Any], message: str) -> 
         position_from_json(HERE.to_json() | change)
 
 
-def test_a_missing_field_is_a_value_error() -> None:
+@pytest.mark.parametrize("name", [field.name for field in fields(HERE)])
+def test_a_missing_field_is_a_value_error(name: str) -> None:
     plain = HERE.to_json()
-    del plain["decoder"]
-    with pytest.raises(ValueError, match="decoder: Field required"):
+    del plain[name]
+    with pytest.raises(ValueError, match=f"{name}: Field required"):
         position_from_json(plain)
 
 
@@ -79,7 +79,6 @@ def test_where_it_stands_is_no_difference() -> None:
 
 def test_what_was_skipped_moves_the_data_and_not_the_step() -> None:
     assert (HERE.next_step, HERE.data_step) == (5, 5)
-    assert not {"data_step", "skipped"} & HERE.to_json().keys(), "as older versions stored it"
     assert (SKIPPED.next_step, SKIPPED.data_step) == (5, 7)
     assert SKIPPED.at(39).data_step == 49
     assert SKIPPED.at(39, skipped=()).data_step == 39

@@ -116,7 +116,8 @@ def test_skipped_data_is_left_out_and_the_rest_is_the_same(url: str, skipped: li
         start, whole = batches.position, taken(batches, 38)
     out = {step for first, end in skipped for step in range(first, end)}
     left = [(step, *batch[1:]) for step, batch in enumerate(one for one in whole if one[0] not in out)]
-    position = start | {"skipped": [{"first": first, "end": end} for first, end in skipped]}
+    ranges = [{"first": first, "end": end} for first, end in skipped]
+    position = start | {"skipped": ranges, "data_step": min(set(range(38)) - out)}
     with train_batches(url, global_batch=BATCH, image_size=SIZE, position=position, config=CONFIG) as batches:
         assert taken(batches, 3) == left[:3]
         position = json.loads(json.dumps(batches.position))

@@ -3,14 +3,16 @@
 import json
 import shutil
 import unicodedata
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobs.data.pack import PackJob, run
+from pipeline.data.augment import AUGMENT_VERSION
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
+from pipeline.data.mixup import MIXUP_VERSION
 from pipeline.data.position import position_from_json
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from shards.dataset import open_dataset
@@ -83,18 +85,12 @@ def test_the_position_changes_with_what_changes_the_batches(packed: Path, other:
     assert state(replace(config, num_threads=1, steps_ahead=1, memory_limit_bytes=10**9)) == own
 
 
-def test_a_run_of_before_a_field_existed_can_go_on(packed: Path) -> None:
-    """Fields that came later are in the position only where they are set to something that was not done before."""
-    config = config_of(packed)
-    sizes = {"seed": 3, "global_batch": BATCH, "image_size": 16}
-    state = position_of(open_training_data(config), config, **sizes).to_json()
-    names = {"crop", "min_area", "max_area", "min_ratio", "max_ratio", "flip", "version"}
-    assert set(state["augment"]) == names
-    assert not {"randaugment", "mixup", "mix"} & set(state)
-    mixed = replace(config, mixup=MixupConfig(alpha=0.2))
-    assert position_of(open_training_data(mixed), mixed, **sizes).mixup == {"alpha": 0.2, "version": 1}
-    unscaled = replace(config, augment=replace(config.augment, scaled_decode=False))
-    assert position_of(open_training_data(unscaled), unscaled, **sizes).to_json() != state
+def test_a_position_has_every_setting_that_determines_pixels(packed: Path) -> None:
+    config = replace(config_of(packed), mixup=MixupConfig(alpha=0.2))
+    found = position_of(open_training_data(config), config, seed=3, global_batch=BATCH, image_size=16)
+    assert found.augment == asdict(config.augment) | {"version": AUGMENT_VERSION}
+    assert found.mixup == asdict(config.mixup) | {"version": MIXUP_VERSION}
+    assert (found.randaugment, found.mix, found.label_weights, found.skipped) == (None, None, False, ())
 
 
 def test_a_mix_knows_every_class_once_by_its_name(packed: Path, other: Path) -> None:

@@ -24,7 +24,7 @@ def make(run_dir: Path, *, phase: str = "ended", step: int = 12) -> Path:
     saved = {"step": 12, "attempt": "0001-00000000", "unix_time": 1.0, "seconds": SECONDS}
     (run_dir / LEDGER).write_text(f"{json.dumps(saved)}\n")
     beat = {"rank": 0, "host": "elsewhere", "pid": 1, "attempt": "0001-00000000", "phase": phase, "step": step}
-    more = {"batch": 0, "seconds": 0.0, "limit_seconds": 600.0}
+    more = {"batch": 0, "seconds": 0.0, "limit_seconds": 600.0, "unix_time": time.time()}
     (run_dir / "heartbeats" / "rank-00000.json").write_text(json.dumps(beat | more))
     return run_dir
 

@@ -134,7 +134,7 @@ def test_a_copied_checkpoint_is_continued_and_kept(
     shutil.copytree(copied, other / "checkpoints" / copied.name)
     (other / "checkpoints" / "attempts").mkdir()
     record = other / "checkpoints" / record_path(token)
-    record.write_bytes(attempt_to_json(Attempt(token=token, resumed_from=None)))
+    record.write_bytes(attempt_to_json(Attempt(token=token, resumed_from=None, skipped=())))
     assert run(pretrain_words(finished_runs.url, other), num_ranks=1, log_dir=tmp_path) == 2
     said = " ".join(capfd.readouterr().err.split())
     assert f"move {other}/checkpoints/attempts away to continue from that checkpoint" in said
@@ -273,8 +273,8 @@ def test_an_overtaken_process_ends_and_leaves_the_run_to_the_later_one(
     words = pretrain_words(digits_url, run_dir, "--steps", "400")
     zombie = start(words, num_ranks=1, log_dir=tmp_path)
     assert wait_until(zombie, saving(8), run_dir)
-    later = {"token": "0002-ffffffff", "resumed_from": None}
-    (run_dir / "checkpoints" / "attempts" / "0002-ffffffff.json").write_text(json.dumps(later))
+    later = Attempt(token="0002-ffffffff", resumed_from=None, skipped=())
+    (run_dir / "checkpoints" / record_path(later.token)).write_bytes(attempt_to_json(later))
     assert zombie.wait() == 78
     assert "a later one, 0002-ffffffff, took over the run" in capfd.readouterr().err
     assert not (run_dir / "DONE").exists()

@@ -60,7 +60,7 @@ def test_the_rank_with_least_memory_decides_for_all() -> None:
     [
         pytest.param(RECORD, 8, id="as many ranks"),
         pytest.param(RECORD | {"topology": {"num_ranks": 4}}, None, id="other ranks"),
-        pytest.param(RECORD | {"engine": {"micro_batch": 0}}, 32, id="older versions took the whole share"),
+        pytest.param(RECORD | {"engine": {"micro_batch": 0}}, None, id="of no images"),
         pytest.param(RECORD | {"engine": {"micro_batch": True}}, None, id="no number"),
         pytest.param(RECORD | {"engine": {"micro_batch": -8}}, None, id="negative"),
         pytest.param(RECORD | {"engine": [8]}, None, id="another type"),

@@ -25,6 +25,7 @@ def heard(
         batch=batch,
         seconds=10.0,
         limit_seconds=10.0,
+        unix_time=1e9,
     )
     return Heard(rank=rank, beat=beat, silent_seconds=silent_seconds)
 

@@ -24,6 +24,7 @@ BEAT = Beat(
     batch=0,
     seconds=1.5,
     limit_seconds=600.0,
+    unix_time=1e9,
 )
 
 
