@@ -38,6 +38,7 @@ _ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;|'"]+)""")
 _NUMBERS = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[\s,;|]+-?[0-9]+(?:\.[0-9]*)?)+")
 _SEPARATORS = ("|", ";", ",")
 _MOST_SHOWN = 3
+_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5  # of the images, above which lists of 0 and 1 seem to be vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +98,14 @@ class WrittenLabels:
     def vector_length(self) -> int:
         """The length of the vectors that the labels seem to be; 0 if they seem to be lists of classes. Two tags may
         well be 0 and 1; in a longer list, one of them would stand twice."""
-        length, count = max(self.num_vectors.items(), key=lambda item: item[1], default=(0, 0))
-        is_vector = count == self.num_labelled if length == 2 else 2 * count > self.num_labelled
-        return length if is_vector else 0
+        length = self.commonest_length
+        share = self.num_vectors.get(length, 0) / max(1, self.num_labelled)
+        return length if share > (_PAIRS_SHARE if length == 2 else _VECTORS_SHARE) else 0
+
+    @property
+    def commonest_length(self) -> int:
+        """The length that most lists of 0 and 1 have; 0 if there are none."""
+        return max(self.num_vectors, key=lambda length: self.num_vectors[length], default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,11 +333,9 @@ def _vector_length(rules: LabelRules, written: WrittenLabels) -> int:
     if rules.lists == "ids" or (rules.lists == "auto" and not length):
         return 0
     if rules.lists == "positions":
-        if not length:
-            raise UserError(
-                "--labels.lists is positions, but the labels are no lists of 0 and 1, all of one length; leave it out"
-            )
-        return length
+        if not written.commonest_length:
+            raise UserError("--labels.lists is positions, but no labels are lists of 0 and 1; leave it out")
+        return written.commonest_length
     raise UserError(
         f"the labels of {written.num_vectors[length]:,} of {written.num_labelled:,} images are lists of {length} "
         "values, each 0 or 1; if they are vectors with a position for each class, give --labels.lists positions; if "

@@ -1,5 +1,6 @@
 """Names of classes: the form in which sources, datasets and evaluations compare them, and what is wrong with some."""
 
+import json
 import logging
 import re
 import unicodedata
@@ -16,6 +17,7 @@ MOST_LABEL_CHARACTERS = 1024
 _MOST_FILE_BYTES = 256 << 20
 _MOST_LISTED, _LISTED_ENDS = 12, 5
 _UNSEEN = ("Cc", "Cf")
+_HEADERS = frozenset(("name", "names", "class", "classes", "class_name", "label", "labels", "category", "id", "synset"))
 _NUMBER = re.compile(r"0*([0-9]+?)(?:[.,]0+)?")
 _LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # as str.splitlines has them
 
@@ -67,6 +69,16 @@ def listed(names: Sequence[str]) -> str:
     return printable_name(", ".join([*names[:_LISTED_ENDS], "...", *names[-_LISTED_ENDS:]]))
 
 
+def _is_a_name(text: str) -> bool:
+    """Whether the first line of a file is one of several names in brackets, and no JSON."""
+    first = text.lstrip().split("\n", 1)[0].strip()
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return first not in ("[", "{")
+    return False
+
+
 def read_label_names(path: str) -> tuple[str, ...]:
     """The names in a text file, one per line, in the order of their ids. UserError if there are none, one appears
     twice, or one cannot be a name."""
@@ -75,6 +87,8 @@ def read_label_names(path: str) -> tuple[str, ...]:
     except (OSError, InvalidDataError) as error:
         message = f"--labels-file {path!r} cannot be read: {error}"
         raise UserError(f"{message}; give a text file with one class name per line") from error
+    if text.lstrip()[:1] in ("[", "{") and not _is_a_name(text):
+        raise UserError(f"--labels-file {path!r} is JSON; give a text file with one class name per line")
     # str.splitlines would also divide a name at a form feed or a Unicode separator.
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     names = tuple(class_name(line) for line in lines if line.strip())
@@ -84,6 +98,9 @@ def read_label_names(path: str) -> tuple[str, ...]:
         message = "--labels-file %r: line %d is empty and no class, so the class on line %d has the id %d"
         after = next(number for number in range(empty[0], len(lines)) if lines[number].strip())
         log.warning(message, path, empty[0], after + 1, after - sum(number <= after for number in empty))
+    if len(names) > 1 and names[0].casefold() in _HEADERS:
+        message = "--labels-file %r: line 1 is %r, which is the class 0 then; if it is a header, leave it out"
+        log.warning(message, path, names[0])
     if not names:
         raise UserError(f"--labels-file {path!r} names no class; give one class name per line")
     if reason := repeated_fault(names) or next((fault for name in names if (fault := labels_fault((name,)))), ""):

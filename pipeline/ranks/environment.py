@@ -120,7 +120,7 @@ def _launcher(environ: Mapping[str, str]) -> _Launcher | None:
     """What has started this process as one of several, the innermost first: mpirun inside a Slurm job starts one task
     per node through srun. None if nothing has."""
     for launcher in (_TORCHRUN, _OPEN_MPI, _SRUN, _MPICH):
-        if launcher.rank in environ and launcher.num_ranks in environ:
+        if environ.get(launcher.rank) and environ.get(launcher.num_ranks):  # empty is as good as unset
             return launcher
     return None
 

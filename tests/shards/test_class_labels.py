@@ -202,7 +202,7 @@ def test_vectors_as_positions() -> None:
     assert settle(rules, WrittenLabels.of([("0", "1", "0")])).names == ("0", "1", "2")
     with pytest.raises(UserError, match="vectors of 3 values, but there are 2 names"):
         meant(*VECTORS, rules=rules, listed=("a", "b"))
-    with pytest.raises(UserError, match=r"--labels\.lists is positions, but the labels are no lists"):
+    with pytest.raises(UserError, match=r"--labels\.lists is positions, but no labels are lists"):
         meant(("3",), rules=rules)
 
 
@@ -293,3 +293,20 @@ def test_what_cannot_change_is_known() -> None:
     assert not Meaning(names=None).is_same(["a", "1.0"])
     assert not Meaning(names=None).is_same(["2.5"])
     assert not Meaning(names=NAMES, numbered=NAMES).is_same(["0"])
+
+
+@pytest.mark.parametrize("odd", [("0.5", "0.5"), ("2",), ("1", "1", "0")])
+def test_one_odd_image_does_not_turn_pairs_of_bits_into_ids(odd: tuple[str, ...]) -> None:
+    """Two-class vectors, one of which is something else: all others would have both classes."""
+    pairs = [("1", "0"), ("0", "1")] * 20
+    with pytest.raises(UserError, match=r"lists of 2 values, each 0 or 1; .*--labels\.lists positions; .*ids"):
+        meant(*pairs, odd)
+    found = meant(*pairs, odd, rules=LabelRules(lists="positions"))
+    assert found[:2] == [("0",), ("1",)]
+    assert "no vector of 2 values" in str(found[-1])
+
+
+def test_positions_are_taken_by_their_flag_however_few_the_vectors_are() -> None:
+    found = meant(("1", "0", "0"), ("ant",), ("bee",), ("cat",), rules=LabelRules(lists="positions"))
+    assert found[0] == ("0",)
+    assert all("no vector of 3 values" in str(reason) for reason in found[1:])

@@ -76,3 +76,25 @@ def test_an_empty_line_moves_the_ids_after_it(
     read_label_names(str(tmp_path / "labels.txt"))
     assert said in caplog.text
     assert bool(caplog.records) == bool(said)
+
+
+@pytest.mark.parametrize("text", ['["cat", "dog"]', '[\n  "cat",\n  "dog"\n]\n', '{"0": "cat"}', "[\ncat\n]"])
+def test_a_file_of_json_is_no_list_of_names(tmp_path: Path, text: str) -> None:
+    """Its brackets and quotes would be names, and each class would have the id of the one before it."""
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(UserError, match=r"labels\.txt' is JSON; give a text file with one class name per line"):
+        read_label_names(str(tmp_path / "labels.txt"))
+
+
+def test_names_in_brackets_are_names(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("[other]\ncat\n")
+    assert read_label_names(str(tmp_path / "labels.txt")) == ("[other]", "cat")
+
+
+@pytest.mark.parametrize(("first", "is_said"), [("name", True), ("Class", True), ("ant", False)])
+def test_a_first_line_that_may_be_a_header_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, is_said: bool
+) -> None:
+    (tmp_path / "labels.txt").write_text(f"{first}\ncat\n")
+    assert read_label_names(str(tmp_path / "labels.txt")) == (first, "cat")
+    assert ("if it is a header, leave it out" in caplog.text) == is_said

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.ranks.environment import place_from, refuse_for_deepspeed, threads_from
+from pipeline.ranks.environment import numbers_from, place_from, refuse_for_deepspeed, threads_from
 from shards.errors import UserError
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -83,3 +83,11 @@ def test_ranks_that_do_not_know_which_they_are_are_refused(value: str) -> None:
         place_from({"WORLD_SIZE": value})
     assert place_from({"WORLD_SIZE": "1"}).num_ranks == 1
     assert place_from(SRUN | {"WORLD_SIZE": value}) == place_from(SRUN)
+
+
+def test_empty_variables_are_as_good_as_unset() -> None:
+    """With RANK empty, each of two processes took itself for rank 0."""
+    with pytest.raises(UserError, match="WORLD_SIZE is '2', and RANK is not set"):
+        numbers_from({"RANK": "", "WORLD_SIZE": "2"})
+    srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+    assert numbers_from({"RANK": "", "WORLD_SIZE": "", **srun}) == numbers_from(srun)
