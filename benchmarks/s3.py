@@ -184,7 +184,7 @@ def start(bench: Bench, name: str, place: dict[str, Any]) -> Report:
     where, _, share = name.partition(", ")
     step = max(1, round(bench.arguments.repeat_to // BATCH * float(share.rstrip("%")) / 100))
     dataset = bench.arguments.work / PATCHLINE
-    options = ["--position", json.dumps(place | {"next_step": step})]
+    options = ["--position", json.dumps(place | {"next_step": step, "data_step": step})]
     if where == LOCAL:
         return bench.arm("start", str(dataset), *options, environment={})
     return bench.arm("start", bench.store.url(dataset), *options, environment=bench.store.environment())

@@ -25,7 +25,10 @@ from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
 from shards.schema.differences import Difference, as_lines, differences
 
-_READING = ("reading.", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder")
+_READING = (
+    *("reading.", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder"),
+    "huffman_decoder",
+)
 _HOW_READ = tuple(f"data.{name}" for name in _READING)
 _PATHS = ("initial.weights", "evaluation.url", "fewshot.url", "fewshot.test_url")
 
@@ -47,7 +50,7 @@ def run_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: b
 
 def _is_free(change: Difference, *, extends: bool) -> bool:
     if change.field == STEPS:
-        return extends and bool(change.now > change.before)
+        return extends and isinstance(change.before, int) and bool(change.now > change.before)
     if change.field in _PATHS and all(path and isinstance(path, str) for path in (change.before, change.now)):
         return place_of(change.before) == place_of(change.now)
     is_of_data = change.field == "model.num_classes" and change.now == 0

@@ -167,7 +167,7 @@ def test_the_arms_of_s3_read_a_folder_too(work: Path) -> None:
     first, again = epochs(given, config), epochs(given, config)
     assert first["pixels_sha256"] == again["pixels_sha256"]
     place = position(given, config)["position"]
-    given.position = json.dumps(place | {"next_step": 5})
+    given.position = json.dumps(place | {"next_step": 5, "data_step": 5})
     assert start(given, config)["first_batch_seconds"] > 0
 
 

@@ -191,7 +191,7 @@ def test_a_store_that_a_batch_job_has_just_reached_is_away_and_not_wrong(s3_endp
 
 def test_a_changed_model_can_not_go_on_with_a_record(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("stage: pretrain\njob:\n  stepz: 3\n")
-    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown field stepz")
+    assert_refused(patchline("pretrain", str(tmp_path / "job.yaml")), "unknown stepz (line 3; did you mean steps?)")
     assert_refused(patchline("finetune", str(tmp_path / "job.yaml")), "run: patchline pretrain")
 
 

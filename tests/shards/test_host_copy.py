@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +100,7 @@ def all_of(dataset: Dataset) -> str:
     fields |= {"files": dict(sorted(manifest.files.items())), "shards": [vars(shard) for shard in manifest.shards]}
     fields |= {name: column.tolist() for name, column in vars(blocks).items() if column is not None}
     fields |= {"labels": dataset.label_table.to_pylist(), "fingerprint": dataset.fingerprint}
-    return json.dumps(fields)
+    return json.dumps(fields | {"limits": asdict(manifest.limits)})
 
 
 def test_eight_ranks_ask_for_each_object_and_make_each_order_once(packed: Path, tmp_path: Path) -> None:

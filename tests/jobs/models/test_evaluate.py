@@ -268,7 +268,7 @@ def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.Captur
         assert (found == pytest.approx(of_run, rel=1e-5)) == used
 
     assert train(words[weighted][:-1], num_ranks=1, log_dir=tmp_path) == exit_codes.USER_MISTAKE
-    assert "data.label_weights: before true, now none" in capfd.readouterr().err
+    assert "data.label_weights: before true, now false" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_folder_is_indexed(tars_url: str, tmp_path: Path) -> None:
     ("labels", "said"),
     [
         (("cat", "Cat"), ["2 classes (Cat, cat)", "the classes 'Cat', 'cat' differ only in case"]),
-        (("0.0", "0"), ["2 classes (0, 0.0)", "the classes '0', '0.0' differ only"]),
+        (("0.0", "0"), ["1 class (0)", "there is only one class, '0'"]),
         (
             ("0", "0"),
             ["1 class (0)", "there is only one class, '0', so there is nothing to tell it from; give --label"],

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.checkpoints.best import Best, read_best, write_best
 from shards.errors import InvalidDataError
+from shards.files.seal import sealed
 
 BEST = Best(
     step=8,
@@ -60,7 +61,7 @@ def test_the_better_of_two(accuracy: float, loss: float, is_better: bool) -> Non
     ],
 )
 def test_wrong_values_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    (tmp_path / "best.json").write_text(json.dumps(asdict(BEST) | change))
+    (tmp_path / "best.json").write_bytes(sealed(json.dumps(asdict(BEST) | change).encode()))
     with pytest.raises(InvalidDataError, match=message):
         read_best(tmp_path)
 

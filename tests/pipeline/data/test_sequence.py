@@ -90,7 +90,7 @@ def test_any_step_can_be_the_first(streaming: Streaming) -> None:
     ((_, position),) = islice(records(streaming), 1)
     draw = random.Random(7)
     for step in [1, 3, 4, draw.randrange(10, 100), draw.randrange(1000, 10_000)]:
-        start, later = {**position, "next_step": step}, {**position, "next_step": step + 2}
+        start, later = ({**position, "next_step": at, "data_step": at} for at in (step, step + 2))
         one = of_all_ranks(streaming, position=start, stop_step=step + 3)
         two = of_all_ranks(replace(streaming, num_ranks=2), position=later, stop_step=step + 3)
         assert [record.step for record in one] == [step, step + 1, step + 2]
