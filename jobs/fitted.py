@@ -75,7 +75,8 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         job = replace(job, model=_model_of(found, values))
         notes.append(f"the model is that of the weights: {job.model.name} at {job.model.image_size} px")
         if found.assumed:
-            notes.append(f"assumed, as the file does not say: {', '.join(found.assumed)} (others: patchline import)")
+            assumed = ", ".join(map(str, found.assumed))
+            notes.append(f"assumed, as the file does not say: {assumed} (others: patchline import)")
         size = values.get("--model.image-size", job.model.image_size)
         if (transform := usage_at(found, size).transform) != DEFAULT_USAGE.transform:
             job = replace(job, evaluation=replace(job.evaluation, transform=transform))

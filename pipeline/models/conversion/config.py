@@ -3,12 +3,19 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.models.config import MOST_CLASSES, MOST_PIXELS, Mode
+from pipeline.models.config import (
+    MOST_CLASSES,
+    MOST_PIXELS,
+    Gelu,
+    Mode,
+    ResNetEpsilons,
+)
 from shards.schema.config_values import Range, refuse_wrong_values
 
 PixelName = Literal["paper", "imagenet", "clip"]
 Take = Literal["raw", "averaged"]
 Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
+Pair = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +33,39 @@ class Change:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """Settings that a file does not contain, as the user gave them; None: the usual value of the file's format."""
+
+    model: str = ""
+    """Name of the model that the file must hold, such as vit_b16; empty: any."""
+    num_heads: Annotated[int, Range(1)] | None = None
+    """Attention heads per layer."""
+    gelu: Gelu | None = None
+    """Form of the GELU."""
+    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
+    """Epsilon of every LayerNorm."""
+    resnet_epsilons: ResNetEpsilons | None = None
+    """Epsilons of the ResNet's norms."""
+    pixels: PixelName | None = None
+    """Pixels that the weights were trained on."""
+    grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
+    """Side of the square grid of position embeddings, in patches."""
+    take: Take | None = None
+    """Which weights of a file that holds the raw ones and their average over training."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+    @property
+    def grid(self) -> Pair | None:
+        """The grid that `grid_side` declares."""
+        return (self.grid_side, self.grid_side) if self.grid_side else None
+
+    def advice(self) -> str:
+        """What to do if tensors do not fit, which includes leaving out the hints that were given."""
+        given = [f"--model {self.model}"] if self.model else []
+        given += [f"--num-heads {self.num_heads}"] if self.num_heads else []
+        return "Give the file of another model" + (f", or leave out {' and '.join(given)}" if given else "")

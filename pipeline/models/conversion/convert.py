@@ -12,7 +12,7 @@ import torch
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.conversion import plain, timm
-from pipeline.models.conversion.config import Change, Format
+from pipeline.models.conversion.config import Change, Format, Hints
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.npz import open_npz, save_npz
 from pipeline.models.conversion.open_file import SUFFIXES, open_sharded, open_tensor_file, without_prefixes
@@ -27,8 +27,8 @@ from pipeline.models.conversion.pixel_range import (
     of_timm,
     processor_of,
 )
-from pipeline.models.conversion.sizes import Hints, refuse_absurd
-from pipeline.models.conversion.tensor_file import TensorFile, json_object
+from pipeline.models.conversion.sizes import refuse_absurd
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile, json_object
 from pipeline.models.conversion.timm_architectures import architecture_by_file, of_script, usual_pixels
 from pipeline.models.positions import from_axes, sines
 from pipeline.models.weights.fit import fit_weights
@@ -38,6 +38,7 @@ from pipeline.models.weights.folder import (
     HEAD,
     POSITION,
     TENSORS_FILE,
+    Assumption,
     Weights,
     is_our_description,
     open_weights,
@@ -88,14 +89,12 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
         return open_weights(path)
     try:
         weights = open_any(path, Hints())
-    except UserError as error:
-        if "--" not in str(error):
-            raise
+    except FlagNeededError as error:
         command = f"patchline import {shlex.quote(path)} --out FOLDER"
-        raise type(error)(f"{error} ({command} has these flags, and makes a weights folder)") from error
+        raise FlagNeededError(f"{error} ({command} has these flags, and makes a weights folder)") from error
     if say and weights.assumed:
         message = "%s: assumed, as the file does not say: %s; patchline import has flags for other values"
-        log.warning(message, path, ", ".join(weights.assumed))
+        log.warning(message, path, ", ".join(map(str, weights.assumed)))
     names = names_of_classes(weights, say=say)
 
     def tensor(name: str) -> torch.Tensor:
@@ -294,11 +293,11 @@ def _with_our_pixels(
             f"--pixels is {hints.pixels!r} ({given}), the files at {weights.where!r} say {declared}; leave out --pixels"
         )
     pixels = declared or given or usual
-    said = () if declared or given else (f"pixels of {pixels}",)
+    said = () if declared or given else (Assumption(field="pixels", value=f"of {pixels}", flag="--pixels"),)
     tensor = folded(weights.tensor, weights.config, pixels, where=weights.where)
     if pixels != PIXELS["paper"]:
         log.info("%s: pixels of %s, folded into the patch embedding", weights.where, pixels)
-    return replace(weights, tensor=tensor, assumed=weights.assumed + said)
+    return replace(weights, tensor=tensor, assumed=(*weights.assumed, *said))
 
 
 def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None:
@@ -313,7 +312,7 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
             "that they are folded into the patch embedding"
         )
     if declared is None and (by_script := name_by_words(trained) or foreign_name(usual)):
-        raise UserError(
+        raise FlagNeededError(
             f"{str(path)!r} is of the model {shown_value(trained)}, by its script's arguments, which usually takes "
             f"pixels of {PIXELS[by_script]}; give --pixels {by_script} to fold them into the patch embedding, or "
             "--pixels paper for mean and deviation 0.5"
@@ -321,7 +320,7 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
     known = architecture_by_file(str(path))
     name = name_by_file(path) or (foreign_name(known.pixels) if known else None)
     if declared is None and name:
-        raise UserError(
+        raise FlagNeededError(
             f"{str(path)!r} is named like a model that takes pixels of {PIXELS[name]}, which the file does not say; "
             f"give --pixels {name} to fold them into the patch embedding, or --pixels paper for mean and deviation 0.5"
         )

@@ -39,6 +39,10 @@ FILE_ERRORS = (
 _PREFIXES = re.compile(r"(?:(?:module|_orig_mod|model|backbone|net)\.)+(?=.)")
 
 
+class FlagNeededError(UserError):
+    """The file leaves open what only a flag of `patchline import` can say."""
+
+
 def bare_name(name: str) -> str:
     """The name of a tensor without the prefixes that training scripts add."""
     found = _PREFIXES.match(name)

@@ -7,28 +7,15 @@ its own epsilons in ResNets. A state dict does not say what it was trained with;
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from pipeline.models.config import Gelu, ModelConfig
-from pipeline.models.conversion.sizes import (
-    USUAL_LAYER_SCALE,
-    Hints,
-    Pair,
-    TransformerShapes,
-    Usual,
-    bit_config,
-    count,
-    grid_of,
-    hybrid_of,
-    pair_of,
-    resnet_of,
-    transformer_config,
-    units_of,
-)
-from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.config import Gelu
+from pipeline.models.conversion.config import Hints, Pair
+from pipeline.models.conversion.sizes import USUAL_LAYER_SCALE, Usual, grid_of, pair_of
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.conversion.timm_architectures import (
     architecture_by_file,
     bare_architecture,
@@ -62,31 +49,9 @@ _FOREIGN = {
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
-_SCALE, _PROBE = "blocks.0.ls1.gamma", "attn_pool.latent"
+_PROBE = "attn_pool.latent"
 # The first convolution of a hybrid: with stages, and without.
-_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A model, whether its position table has a row for the class token, which fields config.json gives, and what is
-    assumed about the table."""
-
-    config: ModelConfig
-    class_row: bool
-    said: tuple[str, ...]
-    assumed: tuple[str, ...] = ()
-
-
-def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
-    """The model of a state dict. Raises UserError for parts that ours lack, before anything else."""
-    _refuse_foreign(file)
-    usual = usual_of(file, description)
-    _refuse_other_width(file, description, usual, hints)
-    _refuse_other_settings(file, description)
-    if "stem.conv.weight" in file.shapes:
-        return Found(config=_bit_config(file, usual, hints), class_row=False, said=usual.said)
-    return _vit(file, description, usual, hints)
+ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 
 
 def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
@@ -132,8 +97,8 @@ def without_register_rows(file: TensorFile, description: Mapping[str, Any], hint
     (_, num_registers, _), (_, num_rows, width) = file.shape("reg_token", 3), file.shape("pos_embed", 3)
     no_rows, first = entries(description, "model_args").get("no_embed_class"), int("cls_token" in file.shapes)
     patch = file.shape("patch_embed.proj.weight", 4)[2:]
-    is_hybrid = any(root in file.shapes for root in _ROOTS)  # whose patch is of cells
-    grid = (None if is_hybrid else _declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
+    is_hybrid = any(root in file.shapes for root in ROOTS)  # whose patch is of cells
+    grid = (None if is_hybrid else declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
     is_of_patches = num_rows == grid[0] * grid[1] if grid else math.isqrt(num_rows) ** 2 == num_rows
     if (no_rows if isinstance(no_rows, bool) else is_of_patches) or num_rows <= first + num_registers:
         return file
@@ -158,7 +123,8 @@ def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _refuse_foreign(file: TensorFile) -> None:
+def refuse_foreign(file: TensorFile) -> None:
+    """UserError for parts that the models here lack."""
     for start, reason in _FOREIGN.items():
         for name in file.shapes:
             if re.match(start, name):
@@ -194,7 +160,7 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
     arguments, named = entries(description, "model_args"), named_architecture(description, file.arguments)
     known, activation = named or architecture_by_file(file.where), arguments.get("act_layer")
     num_heads = known.num_heads if known and _width(file) in (known.width, arguments.get("embed_dim")) else None
-    declared = _num_heads(description)
+    declared = declared_heads(description)
     gelu = GELUS.get(str(activation)) if activation else known.gelu if known else "exact"
     if gelu is None:
         raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed: {', '.join(GELUS)}")
@@ -208,13 +174,13 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
     )
 
 
-def _refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
+def refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
     """UserError if the architecture that is named has another width, so that its number of heads says nothing: some
     names had another model behind them in older versions of timm."""
     named = named_architecture(description, file.arguments)
     if named and not (usual.num_heads or "num_heads" in usual.said or hints.num_heads or hints.model):
         name = description.get("architecture") or file.arguments.get("arch")
-        raise UserError(
+        raise FlagNeededError(
             f"{file.where!r} is called {shown_value(name)}, which is {named.width} wide "
             f"with {named.num_heads} heads, and its tensors are {_width(file)} wide; give --num-heads"
         )
@@ -224,12 +190,12 @@ def _width(file: TensorFile) -> int:
     return file.shape("patch_embed.proj.weight", 4)[0] if "patch_embed.proj.weight" in file.shapes else 0
 
 
-def _num_heads(description: Mapping[str, Any]) -> int | None:
+def declared_heads(description: Mapping[str, Any]) -> int | None:
     number = entries(description, "model_args").get("num_heads")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
-def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
+def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
     """UserError if config.json says that timm computes something else with the same tensors."""
     arguments = entries(description, "model_args")
     pooled = arguments.get("global_pool") or description.get("global_pool")
@@ -256,45 +222,14 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
         )
 
 
-def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:
-    width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
-    units = units_of(file.shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    root = next((name for name in _ROOTS if name in file.shapes), "")
-    resnet = hybrid_of(units, root_channels=file.shape(root, 4)[0]) if root else None
-    stride = resnet.stride if resnet else 1
-    class_token, no_row = "cls_token" in file.shapes, entries(description, "model_args").get("no_embed_class")
-    shapes = TransformerShapes(
-        patch=patch,
-        depth=count(file.shapes, r"blocks\.(\d+)\."),
-        width=width,
-        mlp_width=file.shape("blocks.0.mlp.fc1.weight", 2)[0],
-        num_heads=_num_heads(description),
-        num_classes=file.shape("head.weight", 2)[0] if "head.weight" in file.shapes else 0,
-        num_positions=file.shape("pos_embed", 3)[1] if "pos_embed" in file.shapes else None,
-        class_token=class_token,
-        resnet=resnet,
-        class_row=not no_row if class_token and isinstance(no_row, bool) else None,
-        declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
-        layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
-        position="rope2d" if has_rotary_positions(description, where=file.where) else None,
-        registers=file.shape("reg_token", 3)[1] if "reg_token" in file.shapes else 0,
-        attention_pooling=_PROBE in file.shapes,
-        qk_norm="blocks.0.attn.q_norm.weight" in file.shapes,
-    )
-    config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
-    _, class_row = shapes.side(file.where, "pos_embed")
-    grid = shapes.assumed_grid(file.where, "pos_embed")
-    return Found(config=config, class_row=class_row, said=usual.said, assumed=grid)
-
-
-def _layer_scale(description: Mapping[str, Any]) -> float:
+def layer_scale(description: Mapping[str, Any]) -> float:
     value = entries(description, "model_args").get("init_values")
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     return USUAL_LAYER_SCALE
 
 
-def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
+def declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
     """Patches down and across by config.json; its model_args win over its entries for the published weights."""
     image, published = entries(description, "model_args").get("img_size"), entries(description, "pretrained_cfg")
     if image is not None:
@@ -302,19 +237,3 @@ def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> P
     if not isinstance(published.get("input_size"), list):
         return None
     return grid_of(pair_of(published["input_size"][1:], key="input_size", where=where), patch)
-
-
-def _bit_config(file: TensorFile, usual: Usual, hints: Hints) -> ModelConfig:
-    if "stages.0.blocks.0.conv2.weight" in file.shapes and "stages.0.blocks.0.conv3.weight" not in file.shapes:
-        raise UserError(
-            f"{file.where!r} has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and plain "
-            "convolutions; the ResNets here have neither: give the file of a BiT ResNet (resnetv2_..._bit)"
-        )
-    units = units_of(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    resnet = resnet_of(units, root_channels=file.shape("stem.conv.weight", 4)[0])
-    if resnet is None:
-        raise UserError(
-            f"{file.where!r} has no stages after its stem; give the file of a BiT ResNet (resnetv2_..._bit)"
-        )
-    num_classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
-    return bit_config(resnet, num_classes=num_classes, where=file.where, usual=usual, hints=hints)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.models.conversion.config import Take
-from pipeline.models.conversion.tensor_file import TensorFile, bare_name, readable, whole_numbers_error
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile, bare_name, readable, whole_numbers_error
 from pipeline.models.conversion.zip_file import open_zip
 from pipeline.models.weights.safetensors import refuse_absurd_tensors
 from shards.errors import InvalidDataError, UserError
@@ -122,7 +122,7 @@ def _chosen(loaded: dict[Any, Any], where: str, *, take: Take | None) -> dict[An
     if raw:
         mean = [one for one in mean if one.is_of_the_model_of(raw[0])]
     if raw and mean and take is None:
-        raise UserError(
+        raise FlagNeededError(
             f"{where!r} holds the raw weights ({raw[0].where}) and their average over training ({mean[0].where}); give "
             "--take raw or --take averaged"
         )

@@ -180,11 +180,12 @@ def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
     if differing:
         listed = ", ".join(f"model.{field} {was} (the model here has {now})" for field, was, now in differing)
         flags = " ".join(f"--model.{field.replace('_', '-')} {was}" for field, was, _ in differing)
-        assumed = {words.split()[0] for words in weights.assumed}
-        if silent := [(field, now) for field, _, now in differing if field in assumed]:
-            others = " ".join(f"--{field.replace('_', '-')} {now}" for field, now in silent)
+        assumed = {each.field: each.flag for each in weights.assumed}
+        if silent := [(assumed[field], now) for field, _, now in differing if field in assumed]:
+            others = " ".join(f"{flag} {now}" for flag, now in silent if flag)
+            todo = f"import them with {others} (patchline import) and give the folder that it writes"
             raise UserError(
                 f"the weights at {weights.where!r} are taken as made with {listed}, since the file does not say it; "
-                f"give {flags}, or import them with {others} (patchline import) and give the folder that it writes"
+                f"give {flags}, or {todo if others else 'other weights'}"
             )
         raise UserError(f"the weights at {weights.where!r} were made with {listed}; give {flags}, or other weights")

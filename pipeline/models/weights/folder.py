@@ -116,11 +116,23 @@ _FOREIGN_KEYS = {"model_type", "architecture"}
 
 
 @dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """A field of the model that neither the file nor the user gave, and the value taken. `flag`: that of
+    `patchline import` for another value; empty if it has none."""
+
+    field: str
+    value: str
+    flag: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Weights:
     """Weights in any file: their model, the names of its classes, and each tensor under our name.
 
-    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32. `assumed`:
-    fields of the model that neither the file nor the user gave, with the values taken.
+    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32.
     """
 
     where: str
@@ -128,7 +140,7 @@ class Weights:
     labels: tuple[str, ...]
     shapes: Shapes
     tensor: TensorByName
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
     usage: Usage = Usage()
 
 

@@ -14,15 +14,17 @@ import torch
 from safetensors.torch import save_file
 
 from patchline import load_model
+from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.convert import open_any
 from pipeline.models.conversion.layout import read_layout
-from pipeline.models.conversion.sizes import Hints, shapes_in_file
+from pipeline.models.conversion.sizes import shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import layout
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES
 from pipeline.models.conversion.timm_config import model_in, with_names_of_today, without_register_rows
 from pipeline.models.weights.folder import Weights, filled_model
 from shards.errors import UserError
+from tests.pipeline.models.conversion.random_weights import assumed_of
 from tests.pipeline.models.parity import random_images
 from tests.rigs.faults import differs, every_fault
 
@@ -123,7 +125,7 @@ def test_a_folder_that_only_names_its_architecture_has_timms_logits(
         path = written(tmp_path / name, model, {"architecture": f"{name}.tag", "model_args": arguments})
         weights = open_any(path, Hints())
         yield from differs(f"{name}: heads", weights.config.size.num_heads, known.num_heads)
-        yield from differs(f"{name}: assumed", weights.assumed, (f"pixels of {known.pixels}",))
+        yield from differs(f"{name}: assumed", assumed_of(weights), (f"pixels of {known.pixels}",))
         if (found := difference(weights, model, (known.pixels.mean, known.pixels.deviation))) > 2e-5:
             yield f"{name}: logits differ by {found:g} of the largest"
 
@@ -145,7 +147,7 @@ def test_a_scripts_arguments_name_the_architecture(
     model = timm.create_model("vit_base_patch16_224", num_classes=3, num_heads=num_heads, **sizes).eval()
     torch.save({"state_dict": model.state_dict(), **content}, tmp_path / "w.pth")
     weights = open_any(str(tmp_path / "w.pth"), Hints(grid_side=2))
-    assert weights.assumed == (f"pixels of {ARCHITECTURES[GAP].pixels}",), "the script says the rest"
+    assert assumed_of(weights) == (f"pixels of {ARCHITECTURES[GAP].pixels}",), "the script says the rest"
     assert weights.config.size.num_heads == num_heads
     assert difference(weights, model) < 2e-5
     other = open_any(str(tmp_path / "w.pth"), Hints(grid_side=2, num_heads=4)) if num_heads != 8 else None
@@ -185,11 +187,11 @@ def test_a_file_that_is_named_after_its_architecture(timm: ModuleType, tmp_path:
     model = timm.create_model(GAP, num_classes=3, depth=1, img_size=32).eval()
     save_file(model.state_dict(), tmp_path / name)
     weights = open_any(str(tmp_path / name), Hints())
-    assert "num_heads 16" in weights.assumed
+    assert "num_heads 16" in assumed_of(weights)
     assert difference(weights, model) < 2e-5
     (tmp_path / "vit_base_patch16_gap_2240.safetensors").write_bytes((tmp_path / name).read_bytes())
     other = open_any(str(tmp_path / "vit_base_patch16_gap_2240.safetensors"), Hints())
-    assert "num_heads 12" in other.assumed, "another name says nothing"
+    assert "num_heads 12" in assumed_of(other), "another name says nothing"
     with pytest.raises(UserError, match=r"--num-heads, .* and --model say nothing, 16, 12 heads; leave out"):
         open_any(str(tmp_path / name), Hints(model="vit_b16"))
 
