@@ -16,12 +16,11 @@ from safetensors.torch import save_file
 from patchline import load_model
 from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.convert import open_any
-from pipeline.models.conversion.layout import read_layout
-from pipeline.models.conversion.sizes import shapes_in_file
+from pipeline.models.conversion.sizes import weights_of
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.conversion.timm import layout
+from pipeline.models.conversion.timm import model_in, table_of
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES
-from pipeline.models.conversion.timm_config import model_in, with_names_of_today, without_register_rows
+from pipeline.models.conversion.timm_config import with_names_of_today, without_register_rows
 from pipeline.models.weights.folder import Weights, filled_model
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import assumed_of
@@ -99,8 +98,7 @@ def test_no_model_of_timm_that_can_be_read_is_left_out(timm: ModuleType) -> Iter
             file = with_names_of_today(TensorFile(where="w", shapes=shapes, read=lambda _: torch.zeros(1)), description)
             file = without_register_rows(file, description, Hints())
             found = model_in(file, description, Hints(num_heads=1))
-            mappings = layout(found.config, class_row=found.class_row)
-            read_layout(file, mappings, shapes_in_file(found.config), advice="")
+            weights_of(file, table_of(found.config, class_row=found.class_row), found, advice="")
         except UserError:
             continue
         if name not in ARCHITECTURES and not name.startswith("test_"):
