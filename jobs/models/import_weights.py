@@ -8,7 +8,6 @@ from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.convert import changed, names_of_classes, open_any, usage_at
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
@@ -26,7 +25,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     """Writes the weights folder, whole or not at all. The last line of the log lists what was assumed, if anything.
     `overwrite`: even if --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
-    weights = open_any(job.path, _hints(job))
+    weights = open_any(job.path, job)
     config, tensor = changed(weights, job)
     labels = _labels(job, weights, config)
 
@@ -44,20 +43,6 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
         assumed = ", ".join(map(str, weights.assumed))
         log.info("%s: assumed, as the file does not say: %s%s", job.out, assumed, override)
     return exit_codes.DONE
-
-
-def _hints(job: ImportJob) -> Hints:
-    """The user's values for what the file does not say."""
-    return Hints(
-        model=job.model,
-        num_heads=job.num_heads,
-        gelu=job.gelu,
-        layer_norm_epsilon=job.layer_norm_epsilon,
-        resnet_epsilons=job.resnet_epsilons,
-        pixels=job.pixels,
-        grid_side=job.grid_side,
-        take=job.take,
-    )
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:

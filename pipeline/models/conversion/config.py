@@ -37,24 +37,25 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """Settings that a file does not contain, as the user gave them; None: the usual value of the file's format."""
+    """What a file of weights does not say, as the user gives it."""
 
     model: str = ""
     """Name of the model that the file must hold, such as vit_b16; empty: any."""
     num_heads: Annotated[int, Range(1)] | None = None
-    """Attention heads per layer."""
+    """Attention heads per layer, if the file does not say; none: the usual value of its format."""
     gelu: Gelu | None = None
-    """Form of the GELU."""
+    """Form of the GELU, if the file does not say; none: the usual value of its format."""
     layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
-    """Epsilon of every LayerNorm."""
+    """Epsilon of every LayerNorm, if the file does not say; none: the usual value of its format."""
     resnet_epsilons: ResNetEpsilons | None = None
-    """Epsilons of the ResNet's norms."""
+    """Epsilons of the ResNet's norms, if the file does not say; none: the usual value of its format."""
     pixels: PixelName | None = None
-    """Pixels that the weights were trained on."""
+    """Pixels that the weights were trained on, if the file does not say: the paper's (mean and deviation 0.5),
+    ImageNet's or CLIP's, which are folded into the patch embedding; none: the paper's."""
     grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
-    """Side of the square grid of position embeddings, in patches."""
+    """Side of the square grid of position embeddings, in patches, if the file does not say."""
     take: Take | None = None
-    """Which weights of a file that holds the raw ones and their average over training."""
+    """Which weights to take of a PyTorch file that holds the raw ones and their average over training."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")

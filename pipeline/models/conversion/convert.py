@@ -353,7 +353,7 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
 
 def _open_ours(folder: str, hints: Hints) -> Weights:
     weights = open_weights(folder)
-    if given := [field.name for field in fields(hints) if field.name != "model" and getattr(hints, field.name)]:
+    if given := [field.name for field in fields(Hints) if field.name != "model" and getattr(hints, field.name)]:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UserError(f"{folder!r} is a weights folder of ours, whose config.json says all; leave out {flags}")
     if hints.model and weights.config.name != hints.model:

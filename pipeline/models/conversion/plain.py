@@ -6,7 +6,7 @@ from dataclasses import replace
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.layout import OurView
-from pipeline.models.conversion.sizes import Declared, Usual, bit_in, hybrid_of, transformer_in, units_of, weights_of
+from pipeline.models.conversion.sizes import Declared, Usual, bit_in, hybrid_resnet, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.folder import Assumption, Weights
 from shards.output.quantities import plural
@@ -20,12 +20,9 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     if view.has("conv_root.weight"):
         found = bit_in(view, usual=Usual(), hints=hints, is_basic=not view.has("stages.0.0.conv3.weight"))
     else:
-        width, num_inputs = file.shape("embed.patch.weight", 2)
-        root, channels = "embed.resnet.conv_root.weight", 3
-        if view.has(root):
-            units = units_of(view.numbers("embed.resnet.stages.{}.{}."))
-            channels = hybrid_of(units, root_channels=file.shape(root, 4)[0]).width
-        declared = Declared(width=width, patch=math.isqrt(num_inputs // channels), is_square=True)
+        (width, num_inputs), resnet = file.shape("embed.patch.weight", 2), hybrid_resnet(view)
+        patch = math.isqrt(num_inputs // (resnet.width if resnet else 3))
+        declared = Declared(width=width, patch=patch, is_square=True)
         found = transformer_in(view, declared, usual=Usual(), hints=hints)
         found = replace(found, assumed=(*found.assumed, *_without_tensors(found.config)))
     return weights_of(file, (), found, advice=hints.advice())

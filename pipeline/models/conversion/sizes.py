@@ -98,28 +98,18 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerShapes:
-    """The sizes of a ViT or a hybrid, from the shapes in a file. `num_positions`: rows of the table; None: no table.
+class TransformerShapes(Declared):
+    """The sizes of a ViT or a hybrid: what is declared, and what the shapes in its file say. `num_positions`: rows of
+    the position table; None: no table. `layer_scale`: 0 if the file has none."""
 
-    `class_row`, `declared` (the grid) and `is_square` are those of `Declared`. `layer_scale`: its initial value, 0
-    without any; the file does not say it, so it may be USUAL_LAYER_SCALE.
-    """
-
-    patch: int
     depth: int
-    width: int
     mlp_width: int
-    num_heads: int | None
     num_classes: int
     num_positions: int | None
     class_token: bool
+    layer_scale: float = 0.0
     representation: bool = False
     resnet: ResNetSize | None = None
-    position: Position | None = None
-    class_row: bool | None = None
-    declared: Pair | None = None
-    is_square: bool = False
-    layer_scale: float = 0.0
     registers: int = 0
     qk_norm: bool = False
     attention_pooling: bool = False
@@ -134,55 +124,49 @@ class TransformerShapes:
             where=where,
             name=name,
             class_row=self.class_row,
-            declared=self.declared,
+            declared=self.grid,
         )
 
 
 def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hints) -> Found:
     """The ViT or hybrid in a file; that of `hints.model` if it is given. UserError for sizes that do not fit
     together."""
-    where, position_name, root = view.file.where, view.theirs(POSITION), "embed.resnet.conv_root.weight"
-    units = units_of(view.numbers("embed.resnet.stages.{}.{}."))
-    resnet = hybrid_of(units, root_channels=view.shape(root, 4)[0]) if view.has(root) else None
+    where, position_name = view.file.where, view.theirs(POSITION)
     is_2d = all(view.has(name) for name in AXES)
     num_positions = view.shape(AXES[0], 2)[0] ** 2 if is_2d else None
     if view.has(POSITION):
         _, num_positions, _ = view.file.shape(position_name, 3)
-    shapes = TransformerShapes(
-        patch=declared.patch,
-        depth=len(view.numbers("blocks.{}.")),
-        width=declared.width,
-        mlp_width=view.shape("blocks.0.mlp.dense1.weight", 2)[0],
-        num_heads=declared.num_heads,
-        num_classes=view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0,
-        num_positions=num_positions,
-        class_token=view.has("embed.class_token"),
-        representation=view.has("representation.weight"),
-        resnet=resnet,
-        position="learned_2d" if is_2d else declared.position,
-        class_row=declared.class_row,
-        declared=declared.grid or (None if declared.is_square else hints.grid),
-        is_square=declared.is_square,
-        layer_scale=declared.layer_scale if view.has("blocks.0.scale1.gamma") else 0.0,
-        registers=view.shape("embed.registers", 3)[1] if view.has("embed.registers") else 0,
-        attention_pooling=view.has("pool.probe"),
-        qk_norm=view.has("blocks.0.attention.q_norm.weight"),
-    )
+    found = {
+        "depth": len(view.numbers("blocks.{}.")),
+        "mlp_width": view.shape("blocks.0.mlp.dense1.weight", 2)[0],
+        "num_classes": view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0,
+        "num_positions": num_positions,
+        "class_token": view.has("embed.class_token"),
+        "representation": view.has("representation.weight"),
+        "resnet": hybrid_resnet(view),
+        "position": "learned_2d" if is_2d else declared.position,
+        "grid": declared.grid or (None if declared.is_square else hints.grid),
+        "layer_scale": declared.layer_scale if view.has("blocks.0.scale1.gamma") else 0.0,
+        "registers": view.shape("embed.registers", 3)[1] if view.has("embed.registers") else 0,
+        "attention_pooling": view.has("pool.probe"),
+        "qk_norm": view.has("blocks.0.attention.q_norm.weight"),
+    }
+    shapes = TransformerShapes(**{**vars(declared), **found})
     config = transformer_config(shapes, where=where, position_name=position_name, usual=usual, hints=hints)
     side, class_row = shapes.side(where, position_name)
-    grid: tuple[Assumption, ...] = ()
-    if side and not shapes.declared and not shapes.is_square and "position" not in usual.said:
+    assumed = _assumed(config, said=usual.said, hints=hints)
+    if side and not shapes.grid and not shapes.is_square and "position" not in usual.said:
         no_row = " without a row for the class token" if shapes.class_token and not class_row else ""
         square = f"embeddings of a square grid of {side} x {side} patches{no_row}"
-        grid = (Assumption(field="position", value=square, flag="--grid-side"),)
-    return Found(config=config, class_row=class_row, assumed=(*_assumed(config, said=usual.said, hints=hints), *grid))
+        assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
+    return Found(config=config, class_row=class_row, assumed=assumed)
 
 
 def bit_in(view: OurView, *, usual: Usual, hints: Hints, is_basic: bool = False) -> Found:
     """The BiT ResNet in a file; that of `hints.model` if it is given. `is_basic`: its units are basic."""
-    units = units_of(view.numbers(BIT_UNITS))
-    resnet = resnet_of(units, root_channels=view.shape("conv_root.weight", 4)[0], is_basic=is_basic)
-    if resnet is None:
+    units, root_channels = units_of(view.numbers(BIT_UNITS)), view.shape("conv_root.weight", 4)[0]
+    resnet = ResNetSize(units=units, factor=factor_of(root_channels), is_basic=is_basic)
+    if not units:
         raise UserError(f"{view.file.where!r} has no stages after its root; give the file of a BiT ResNet")
     num_classes = view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0
     config = bit_config(resnet, num_classes=num_classes, where=view.file.where, usual=usual, hints=hints)
@@ -217,14 +201,18 @@ def units_of(numbers: set[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(num_units[stage] for stage in range(len(num_units)))
 
 
-def resnet_of(units: tuple[int, ...], *, root_channels: int, is_basic: bool = False) -> ResNetSize | None:
-    """The ResNet with these units; None without any."""
-    return replace(hybrid_of(units, root_channels=root_channels), is_basic=is_basic) if units else None
+def hybrid_resnet(view: OurView) -> ResNetSize | None:
+    """The ResNet of a hybrid, which may be the root alone; None for a file without one."""
+    root = "embed.resnet.conv_root.weight"
+    if not view.has(root):
+        return None
+    units = units_of(view.numbers("embed.resnet.stages.{}.{}."))
+    return ResNetSize(units=units, factor=factor_of(view.shape(root, 4)[0]))
 
 
-def hybrid_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize:
-    """The ResNet of a hybrid with these units; without any, it is the root alone."""
-    return ResNetSize(units=units, factor=max(1, root_channels // ROOT_WIDTH))
+def factor_of(root_channels: int) -> int:
+    """How many times wider a ResNet is."""
+    return max(1, root_channels // ROOT_WIDTH)
 
 
 def side_of(
@@ -294,10 +282,10 @@ def transformer_config(
     is_custom = not (known or names) and resnet is not None
     stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
     side, _ = shapes.side(where, position_name)
-    if shapes.num_positions is None and shapes.declared and shapes.declared[0] == shapes.declared[1]:
-        side = shapes.declared[0]
+    if shapes.num_positions is None and shapes.grid and shapes.grid[0] == shapes.grid[1]:
+        side = shapes.grid[0]
     image_size = side * stride or 224 // stride * stride or stride
-    if side and not shapes.declared and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
+    if side and not shapes.grid and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
         rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"
         raise FlagNeededError(
             f"{rows}, which would be a square image of {image_size} px, an unusual size; the rows can as well be of a "

@@ -36,9 +36,8 @@ from pipeline.models.conversion.sizes import (
     Declared,
     Found,
     bit_in,
-    hybrid_of,
+    hybrid_resnet,
     transformer_in,
-    units_of,
     weights_of,
 )
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
@@ -125,10 +124,8 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
         return bit_in(OurView(file=file, table=_bit_table()), usual=usual, hints=hints)
     width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
     view = OurView(file=file, table=_vit_table(patch, stem="stem." if ROOTS[0] in file.shapes else ""))
-    stride = 1  # of the ResNet, whose cells are the pixels of a hybrid's patch
-    if view.has("embed.resnet.conv_root.weight"):
-        units = units_of(view.numbers("embed.resnet.stages.{}.{}."))
-        stride = hybrid_of(units, root_channels=view.shape("embed.resnet.conv_root.weight", 4)[0]).stride
+    resnet = hybrid_resnet(view)
+    stride = resnet.stride if resnet else 1  # in px: the cells of the ResNet's map are the pixels of a hybrid's patch
     no_row = entries(description, "model_args").get("no_embed_class")
     declared = Declared(
         width=width,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.models.config import BIT_RESNETS, HYBRID_RESNETS, NAMES, SIZES, ModelConfig
+from pipeline.models.config import BIT_RESNETS, HYBRID_RESNETS, NAMES, SIZES, ModelConfig, ResNetSize
 from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.layout import numbers_in
 from pipeline.models.conversion.sizes import (
@@ -15,7 +15,6 @@ from pipeline.models.conversion.sizes import (
     bit_config,
     grid_of,
     pair_of,
-    resnet_of,
     shapes_in_file,
     side_of,
     transformer_config,
@@ -69,7 +68,7 @@ def test_every_model_has_its_name_back(name: str) -> None:
         pytest.param({"num_positions": 196}, Hints(), {"image_size": 224}, id="no row for the class token"),
         pytest.param({"num_positions": 577}, Hints(), {"image_size": 384}, id="384 px"),
         pytest.param(
-            {"resnet": resnet_of((1, 2), root_channels=128), "patch": 1, "num_positions": 5, "is_square": True},
+            {"resnet": ResNetSize(units=(1, 2), factor=2), "patch": 1, "num_positions": 5, "is_square": True},
             Hints(resnet_epsilons="paper"),
             {"resnet_units": (1, 2), "resnet_factor": 2, "image_size": 16, "resnet_epsilons": "paper"},
             id="a hybrid of another size",
@@ -131,7 +130,6 @@ def test_the_side_of_a_grid(rows: int, class_token: bool, expected: tuple[int, b
 def test_units_of_each_stage() -> None:
     assert units_of({(0, 0), (0, 1), (1, 0)}) == (2, 1)
     assert units_of({(999_999_999, 0)}) == (0,), "a file says its own size, not how long to count"
-    assert resnet_of((), root_channels=64) is None
 
 
 def test_a_file_without_classes_has_no_head() -> None:
