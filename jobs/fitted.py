@@ -69,7 +69,8 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
-        from pipeline.models.conversion.convert import open_for_use, usage_at  # noqa: PLC0415 - torch, not for help
+        from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415 - torch, not for help
+        from pipeline.models.weights.folder import usage_at  # noqa: PLC0415
 
         found = open_for_use(weights)
         job = replace(job, model=_model_of(found, values))

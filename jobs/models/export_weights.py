@@ -9,8 +9,10 @@ from jobs.models.model_card import FILE_NAME, IN_FOLDERS, Exported, card_text, t
 from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ExportJob
-from pipeline.models.conversion.convert import changed, open_for_use, save_as, usage_at
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.flops import num_parameters
+from pipeline.models.weights.folder import usage_at
 from shards.errors import UserError
 
 __all__ = ["ExportJob", "run"]

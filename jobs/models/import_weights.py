@@ -8,9 +8,10 @@ from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.convert import changed, names_of_classes, open_any, usage_at
+from pipeline.models.conversion.convert import changed
+from pipeline.models.conversion.open_any import names_of_classes, open_any
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
+from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights, usage_at
 from shards.class_names import class_name
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_text

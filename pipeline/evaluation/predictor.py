@@ -24,8 +24,8 @@ from pipeline.data.decode import DecodeError, Pixels, image_faults
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.convert import open_for_use, refuse_no_head
-from pipeline.models.weights.folder import filled_model
+from pipeline.models.conversion.open_any import open_for_use
+from pipeline.models.weights.folder import filled_model, refuse_no_head
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world
 from pipeline.shared_settings import Device

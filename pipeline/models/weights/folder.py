@@ -36,6 +36,10 @@ PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
 CONFIG_HASH = "config_sha256"  # in the metadata of the tensors
 MOST_DESCRIPTION_BYTES = 64 << 20
 _NAMES = (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE)
+FORMAT = 1
+POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
+HEAD = ("head.weight", "head.bias")
+_FOREIGN_KEYS = {"model_type", "architecture"}
 
 
 def write_folder(
@@ -107,12 +111,6 @@ def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder
         if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
             raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
         yield refuse_not_finite(tensor, f"{name} for {str(folder)!r}")
-
-
-FORMAT = 1
-POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
-HEAD = ("head.weight", "head.bias")
-_FOREIGN_KEYS = {"model_type", "architecture"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,3 +303,23 @@ def filled_model(weights: Weights) -> Model:
             is_missing = name in HEAD and name not in weights.shapes
             parameter.copy_(torch.zeros(()) if is_missing else weights.tensor(name))
     return model.eval()
+
+
+def usage_at(weights: Weights, image_size: int) -> Usage:
+    """How the weights are used once their model has another image size: the part that is cut out of an image stays as
+    large a part of it."""
+    usage, own = weights.usage, weights.config.image_size
+    if image_size == own or not usage.transform.short_side:
+        return usage
+    short_side = max(1, round(usage.transform.short_side * image_size / own))
+    return replace(usage, transform=replace(usage.transform, short_side=short_side))
+
+
+def refuse_no_head(weights: Weights) -> None:
+    """UserError for weights that classify no images: without a head, or of masked patch prediction."""
+    refuse_no_classifier(weights)
+    if not weights.config.num_classes or any(name not in weights.shapes for name in HEAD):
+        raise UserError(
+            f"{weights.where!r} has no head ({HEAD[0]} is not there), so it classifies no images; fine-tune the "
+            "weights first (patchline finetune), or measure them with patchline fewshot"
+        )

@@ -18,9 +18,10 @@ from patchline import load_model
 from pipeline.models import ModelConfig
 from pipeline.models.config import Mode
 from pipeline.models.conversion.config import Change, Format, Hints
-from pipeline.models.conversion.convert import changed, open_any, open_for_use, save_as, usage_at, usage_for
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.open_any import open_any, open_for_use, usage_for
 from pipeline.models.positions import resample_position_embeddings
-from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights
+from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights, usage_at
 from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.models.conversion.config import Hints
-from pipeline.models.conversion.convert import open_any
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.conversion.open_file import open_safetensors_file, open_sharded, open_tensor_file
 from pipeline.models.conversion.zip_file import write_npz
 from pipeline.models.weights.folder import filled_model

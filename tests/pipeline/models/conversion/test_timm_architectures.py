@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from patchline import load_model
 from pipeline.models.conversion.config import Hints
-from pipeline.models.conversion.convert import open_any
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.conversion.sizes import weights_of
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import model_in, table_of

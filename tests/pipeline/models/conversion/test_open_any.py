@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.open_any import open_plain
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.plain import open_plain
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
