@@ -1,4 +1,4 @@
-"""What changes when weights are converted, and the formats to write them in. Loads no torch."""
+"""The settings of `import` and `export`: what a file does not say, what changes, and the formats. Loads no torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

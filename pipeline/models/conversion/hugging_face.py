@@ -1,7 +1,7 @@
 """Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
 
-Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of
-1e-12; we write the paper's into `config.json` (gelu_pytorch_tanh, 1e-6). We write the names of published files, which
+Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of 1e-12; we
+write the paper's into `config.json` (gelu_pytorch_tanh, 1e-6). We write the names of published files, which
 transformers 5 still reads, and also read its newer names. Shape letters: D width.
 """
 
@@ -57,10 +57,10 @@ _NEWER = (
 def open_hugging_face(
     file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
 ) -> Weights:
-    """The weights of a ViTForImageClassification or ViTModel, used as its image `processor` says. Raises UserError with
-    what does not fit, and why.
+    """Opens the weights of a ViTForImageClassification or ViTModel, used as its image `processor` says.
 
-    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler.
+    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises
+    UserError with what does not fit, and why.
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
     found = _model(file, description, hints)
@@ -85,7 +85,7 @@ def save_hugging_face(
     tensor: TensorByName,
     usage: Usage = DEFAULT_USAGE,
 ) -> None:
-    """Writes the folder, with `preprocessor_config.json`: how `usage` prepares images. UserError for parts that
+    """Writes the folder, with `preprocessor_config.json`: how `usage` prepares images. Raises UserError for parts that
     ViTForImageClassification lacks."""
     if config.resnet:
         raise UserError(
@@ -115,8 +115,8 @@ def save_hugging_face(
 def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
     """Returns what makes transformers' image processors prepare images as ours does.
 
-    Bilinear resizing stands for the average over areas too: torchvision, which transformers uses, has no such filter.
-    Both its backends always antialias. ViTImageProcessor cuts nothing out in transformers 4, CLIP's does in 4 and 5.
+    Bilinear resizing also replaces the average over areas: torchvision, which transformers uses, has no such filter.
+    Both of its backends always antialias. ViTImageProcessor crops nothing in transformers 4; CLIP's does in 4 and 5.
     """
     square = {"height": image_size, "width": image_size}
     if transform.mode == "resize":
@@ -140,8 +140,8 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
 
 
 def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
-    """The inverse of `image_processor`, or the default if the file does not say, or says what ours cannot do: for one,
-    an image of another size than the model's."""
+    """Returns the inverse of `image_processor`, or the default if the file does not say, or says what ours cannot do,
+    such as an image of another size than the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
     if type(size) is int:  # of the oldest files
@@ -162,7 +162,7 @@ def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTrans
 
 
 def table(patch: int) -> Table:
-    """Our tensors in the folder, for patches of `patch` pixels."""
+    """Returns the table of our tensors in the folder, for patches of `patch` pixels."""
     embeddings, attention = "vit.embeddings.", "attention.attention."
     queries_keys_values = tuple(f"{attention}{name}." for name in ("query", "key", "value"))
     return (
@@ -197,7 +197,7 @@ def table(patch: int) -> Table:
 
 
 def _published(name: str) -> str:
-    """The name in published files; those of a ViTModel lack the prefix `vit.`."""
+    """Returns the name in published files. Those of a ViTModel lack the prefix `vit.`."""
     if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
         name = f"vit.{name}"
     for pattern, published in _NEWER:
@@ -214,7 +214,7 @@ def _without_idle_pooler(file: TensorFile) -> TensorFile:
 
 
 def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
-    """Names by id, from a table or a list; none if there is neither."""
+    """Returns the names by id, from a table or a list; none if there is neither."""
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
@@ -262,7 +262,7 @@ def _model(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Fo
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Patches down and across by config.json; None if it does not give the image size."""
+    """Returns the patches down and across by config.json; None if it does not give the image size."""
     if "patch_size" in description:
         declared = pair_of(description["patch_size"], key="patch_size", where=where)
         if declared != patch:

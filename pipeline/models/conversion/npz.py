@@ -104,7 +104,8 @@ BIG_VISION = NpzNames(
 
 
 def open_npz(path: Path, hints: Hints) -> Weights:
-    """The weights in a published file of either dialect. UserError with the tensor that does not fit, and why."""
+    """Opens the weights in a published file of any dialect. Raises UserError with the tensor that does not fit, and
+    why."""
     file = normalised(_without_numbers(open_tensor_file(path)))
     dialect: Dialect | None = None
     if _FIRST[2] in file.shapes:
@@ -124,7 +125,7 @@ def open_npz(path: Path, hints: Hints) -> Weights:
 
 
 def _transformer(file: TensorFile, names: NpzNames, hints: Hints) -> Found:
-    """The ViT or hybrid, from the shapes of a file without its prefix and with unstacked layers."""
+    """Finds the ViT or hybrid from the shapes of a file without its prefix and with unstacked layers."""
     patch, _, _, width = file.shape("embedding/kernel", 4)
     _, num_heads, _ = file.shape(f"{_BLOCK.format(0)}{names.attention}/query/kernel", 3)
     declared = Declared(
@@ -157,7 +158,8 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
 
 
 def _flags_of_what_is_lost(config: ModelConfig) -> list[str]:
-    """Flags that `patchline import` needs: settings that differ from the paper's code and that the file cannot hold."""
+    """Returns the flags that `patchline import` will need: settings that differ from the paper's code and that the file
+    cannot hold."""
     flags, usual = list[str](), Usual()
     if config.gelu != usual.gelu:
         flags.append(f"--gelu {config.gelu}")
@@ -169,7 +171,7 @@ def _flags_of_what_is_lost(config: ModelConfig) -> list[str]:
 
 
 def vit_table(config: ModelConfig, names: NpzNames) -> Table:
-    """A ViT's or a hybrid's tensors in a file of the dialect."""
+    """Returns the table of a ViT's or a hybrid's tensors in a file of the dialect."""
     position = positions(class_row=names.class_row, class_token=config.num_class_tokens > 0)
     return _vit_sections(names, patch=config.size.patch, num_heads=config.size.num_heads, position=position)
 
@@ -239,7 +241,7 @@ def _vit_sections(names: NpzNames, *, patch: int, num_heads: int, position: Tran
 
 
 def _fused(ours: str, theirs: str, parts: tuple[str, ...], num_heads: int) -> Row:
-    """Several dense layers of an attention that are one here: (n * D, D) -> n of (D, h, d)."""
+    """Returns the row of several dense layers of an attention that are one here: (n * D, D) -> n of (D, h, d)."""
     weights = Transform(
         split=lambda t: tuple(piece.T.reshape(piece.shape[1], num_heads, -1) for piece in t.chunk(len(parts))),
         join=lambda pieces: torch.cat([piece.flatten(1).T for piece in pieces]),
@@ -252,8 +254,8 @@ def _fused(ours: str, theirs: str, parts: tuple[str, ...], num_heads: int) -> Ro
 
 
 def bit_table(dialect: Dialect) -> Table:
-    """A BiT ResNet's tensors. In TensorFlow the three layers of a unit are a, b and c, and the projection is part of
-    a."""
+    """Returns the table of a BiT ResNet's tensors. In TensorFlow the three layers of a unit are a, b and c, and the
+    projection is part of a."""
     if dialect == "big_vision":
         units: tuple[Row, ...] = (
             ("norm1.", "gn1/", _FLAX_BIT_NORM),
@@ -296,14 +298,15 @@ def bit_table(dialect: Dialect) -> Table:
 
 
 def _without_numbers(file: TensorFile) -> TensorFile:
-    """TensorFlow's numbered layers under their plain names."""
+    """Returns the file with TensorFlow's numbered layers under their plain names."""
     return file.renamed(
         {re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name): name for name in file.shapes}
     )
 
 
 def normalised(file: TensorFile) -> TensorFile:
-    """Only the model's tensors, without a prefix, one tensor per layer, group norm's vectors as vectors.
+    """Returns only the model's tensors, without a prefix, with one tensor per layer, and with group norm's vectors as
+    vectors.
 
     Tensors without the prefix (the optimiser's state, a text tower) are not part of the model.
     """
@@ -321,7 +324,7 @@ def normalised(file: TensorFile) -> TensorFile:
 
 
 def _unstacked(file: TensorFile) -> TensorFile:
-    """big_vision's `scan` stacks the tensors of all layers: (depth, ...)."""
+    """Takes apart the tensors of all layers, (depth, ...), which big_vision's `scan` stacks."""
     stacked = {name: shape for name, shape in file.shapes.items() if name.startswith(_STACK)}
     if not stacked:
         return file
@@ -364,7 +367,8 @@ def _slices(stacked: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[st
 
 
 def _vectors(file: TensorFile) -> TensorFile:
-    """Old hybrids have group norm as (1, 1, 1, C) (flax issue 1721). BiT still has, and its layout expects that."""
+    """Returns the file with group norm as vectors. Old hybrids have it as (1, 1, 1, C) (flax issue 1721). BiT still
+    has, and its table expects that."""
     pattern = r"(gn_root|block\d+/unit\d+/(gn\d|gn_proj))/(scale|bias)$"
     if "embedding/kernel" not in file.shapes:
         return file
@@ -378,7 +382,8 @@ def _vectors(file: TensorFile) -> TensorFile:
 
 
 def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[Assumption, ...]]:
-    """The file with a position table, and what is assumed about the table: big_vision omits the one that it computes.
+    """Returns the file with a position table, and what is assumed about the table: big_vision omits the one that it
+    computes.
 
     Raises UserError if the table is missing in the other dialect, whose models all learn theirs.
     """
@@ -396,7 +401,8 @@ def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[Assumption, ...]
 
 
 def sincos_table(side: int, width: int) -> torch.Tensor:
-    """The table (1, N, D), float32, of side x side patches. Raises UserError for a width without such a table."""
+    """Returns the table (1, N, D), float32, for side x side patches. Raises UserError for a width without such a
+    table."""
     if width % 4 or width < 8:
         raise UserError(
             f"the file has no {TABLE}, and its width {width} has no table of sines; allowed: multiples of 4 from 8 "
@@ -407,7 +413,7 @@ def sincos_table(side: int, width: int) -> torch.Tensor:
 
 
 def with_table(file: TensorFile) -> TensorFile:
-    """A file without position embeddings, and big_vision's table added to its tensors; not for hybrids."""
+    """Adds big_vision's table to the tensors of a file without position embeddings. It is not for hybrids."""
     patch, _, _, width = file.shape("embedding/kernel", 4)
     side = max(1, _IMAGE_SIZE // patch)
 
@@ -423,13 +429,14 @@ def _is_old(file: TensorFile) -> bool:
 
 
 def pool_name(name: str) -> str:
-    """The name of a tensor of attention pooling, which old files have outside MAPHead_0; any other name as it is."""
+    """Returns the name of a tensor of attention pooling, which old files have outside MAPHead_0; any other name as it
+    is."""
     parts = ("probe", BIG_VISION.attention, BIG_VISION.mlp, "LayerNorm_0")
     return _MAP + name if name.split("/", maxsplit=1)[0] in parts else name
 
 
 def names_in(file: TensorFile) -> NpzNames:
-    """The dialect of a file without its prefix and with unstacked layers."""
+    """Returns the dialect of a file without its prefix and with unstacked layers."""
     numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
     position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
     class_row = "cls" in file.shapes and _is_old(file)

@@ -19,7 +19,7 @@ _FIRST = ".patch_embed.proj.weight"
 
 
 def open_safetensors_file(path: Path) -> TensorFile:
-    """The tensors in one file. Raises UserError if it is missing, or its header does not describe it."""
+    """Opens one safetensors file. Raises UserError if it is missing, or its header does not describe it."""
     with readable(f"{str(path)!r} is no safetensors file: it"):
         if not path.is_file():
             raise UserError(f"no weights at {str(path)!r}; fetch the file again")
@@ -36,7 +36,7 @@ def open_safetensors_file(path: Path) -> TensorFile:
 
 
 def open_sharded(index: Path) -> TensorFile:
-    """The tensors of all files that an index names. Raises UserError for an invalid index and for missing files.
+    """Opens all files that an index names. Raises UserError for an invalid index and for missing files.
 
     The files lie beside their index: a name with a folder in it is refused.
     """
@@ -65,8 +65,11 @@ def open_sharded(index: Path) -> TensorFile:
 
 
 def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
-    """The tensors in a file, without the prefixes that training scripts add. `take`: which ones of a PyTorch file
-    that holds the raw and the averaged weights. UserError if the file is missing or cannot be read."""
+    """Opens a file of tensors, without the prefixes that training scripts add to their names.
+
+    `take`: which tensors of a PyTorch file that holds the raw and the averaged weights. Raises UserError if the file is
+    missing or cannot be read.
+    """
     if not path.name.endswith(SUFFIXES) or not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; allowed: files that end in {', '.join(SUFFIXES)}")
     if take and path.suffix in (".npz", ".safetensors"):
@@ -79,7 +82,8 @@ def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
 
 
 def without_prefixes(file: TensorFile) -> TensorFile:
-    """The same tensors without such prefixes. UserError if two would then have one name."""
+    """Returns the same tensors without the prefixes of training scripts. Raises UserError if two would then have one
+    name."""
     names: dict[str, str] = {}
     firsts = [name for name in file.shapes if name.endswith(_FIRST)]
     if len(firsts) > 1:

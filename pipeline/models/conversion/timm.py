@@ -1,8 +1,8 @@
 """timm's models: a folder with `config.json` and `model.safetensors` (timm.create_model("local-dir:FOLDER")), or a
 state dict alone.
 
-Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. timm_config.py finds the
-model of a file. Shape letters: D width, O channels out, I channels in.
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, eva.py and _hub.py. timm_config.py
+reads what config.json says. Shape letters: D width, O channels out, I channels in.
 """
 
 import logging
@@ -93,7 +93,7 @@ _BITS = {
 
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
+    """Opens the weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
     description = _with_published(description or of_script(file.arguments))
     file = without_register_rows(with_names_of_today(file, description), description, hints)
     found = model_in(file, description, hints)
@@ -110,7 +110,7 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
 
 
 def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
-    """The model of a state dict. Raises UserError for parts that ours lack, before anything else."""
+    """Finds the model of a state dict. Raises UserError for parts that ours lack, before anything else."""
     refuse_foreign(file)
     usual = usual_of(file, description)
     refuse_other_width(file, description, usual, hints)
@@ -140,10 +140,11 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
 
 
 def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = False) -> Table:
-    """Our tensors in the state dict of timm's model. `class_row`: its position table has a row for the class token.
+    """Returns the table of our tensors in the state dict of timm's model. `class_row`: its position table has a row for
+    the class token.
 
-    A table that is written also has rows of zeros for registers, as timm's if it has one for the class token. Models
-    with rotary positions are written with the names of eva.py.
+    A position table that is written also has rows of zeros for registers, as timm's has if it has one for the class
+    token. Models with rotary positions are written with the names of eva.py.
     """
     if config.is_bit:
         return _bit_table()
@@ -214,8 +215,8 @@ def _bit_table() -> Table:
 
 
 def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
-    """A ResNet; only those of hybrids have the norms of the root and of the projection, and call the last norm of a
-    unit norm_out."""
+    """Returns the sections of a ResNet. Only the ResNets of hybrids have the norms of the root and of the projection;
+    they call the last norm of a unit norm_out."""
     return (
         Section(
             ours=ours, theirs=stem, rows=(("conv_root.weight", "conv.weight", TENSOR), ("norm_root.", "norm.", LAYER))
@@ -239,8 +240,8 @@ def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
 
 
 def refuse_other_description(weights: Weights, file: TensorFile, description: Mapping[str, Any], hints: Hints) -> None:
-    """UserError if the config.json beside a bare file says that its model has other heads or another GELU than were
-    taken without it."""
+    """Raises UserError if the config.json beside a bare file gives its model another number of heads or another GELU
+    than were taken without it."""
     config, said = weights.config, usual_of(file, description)
     if config.is_bit:
         return
@@ -258,7 +259,8 @@ def refuse_other_description(weights: Weights, file: TensorFile, description: Ma
 
 
 def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """timm's older config.json is flat: the entries of `pretrained_cfg` are at the top, and `label_names` is `labels`.
+    """Brings timm's older config.json into its present form. It is flat: the entries of `pretrained_cfg` are at the
+    top, and `label_names` is called `labels`.
 
     Source: `load_model_config_from_hf` in timm's _hub.py.
     """
@@ -275,7 +277,8 @@ def save_timm(
     tensor: TensorByName,
     transform: EvaluationTransform = DEFAULT_USAGE.transform,
 ) -> None:
-    """Writes the folder. UserError for parts that timm's models lack; logs a warning if the arithmetic differs."""
+    """Writes the folder. Raises UserError for parts that timm's models lack; logs a warning if the arithmetic
+    differs."""
     if config.representation:
         raise UserError(
             "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
@@ -317,7 +320,7 @@ def save_timm(
 
 
 def _refuse_foreign_rotation(config: ModelConfig) -> None:
-    """UserError for what timm's models with rotary positions (eva.py) lack."""
+    """Raises UserError for what timm's models with rotary positions (eva.py) lack."""
     if config.is_bit or config.position != "rope2d":
         return
     faults = {
@@ -333,8 +336,8 @@ def _refuse_foreign_rotation(config: ModelConfig) -> None:
 
 
 def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
-    """What makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which timm
-    uses, always antialiases."""
+    """Returns what makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which
+    timm uses, always antialiases."""
     interpolation = "box" if transform.filter == "area" else transform.filter
     if transform.mode == "resize":
         return {"interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
@@ -347,8 +350,11 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
 
 
 def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
-    """The inverse of `_evaluation_settings`: how timm's own evaluation prepares images, or the default if the file does
-    not say, or says what ours cannot do. UserError for a `crop_pct` that is no share."""
+    """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
+
+    Returns the default if the file does not say, or says what ours cannot do. Raises UserError for a `crop_pct` that is
+    no share.
+    """
     said = entries(description, "pretrained_cfg")
     crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
     if crop_share is None or interpolation not in _FILTERS or crop_mode not in (None, "center", "squash"):
@@ -367,7 +373,7 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
 
 
 def _architecture(config: ModelConfig) -> str:
-    """The model of timm that becomes ours with the arguments below."""
+    """Returns the model of timm that becomes ours with the arguments below."""
     if not config.is_bit and config.position == "rope2d":
         # Without LayerScale, a model of the same class whose code has none: timm ignores an argument of None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"

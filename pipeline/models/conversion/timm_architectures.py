@@ -1,8 +1,8 @@
-"""What timm's models compute that their tensors do not show, nor often their config.json: of each entry point that the
-models here can stand for, the attention heads, the GELU, and the pixels of its published weights.
+"""What timm's models compute that neither their tensors nor, often, their config.json show.
 
-A test compares the table, and the logits of each, with the timm that is installed. Source: vision_transformer.py,
-vision_transformer_hybrid.py, deit.py and eva.py of timm 1.0.31.
+For each entry point that a model here can represent, the table has the attention heads, the GELU, and the pixels of its
+published weights. A test compares the table, and the logits of each, with the timm that is installed. Sources:
+vision_transformer.py, vision_transformer_hybrid.py, deit.py and eva.py of timm 1.0.31.
 """
 
 import re
@@ -20,8 +20,8 @@ _UNIT = PixelRange(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # [0, 1]
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model of timm. The epsilon of its norms is 1e-6 in all of them. `pixels`: of the weights that it has by
-    default; others of the same architecture may have been trained on other pixels."""
+    """A model of timm. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other
+    weights of the same architecture may have been trained on other pixels."""
 
     width: int
     num_heads: int
@@ -135,12 +135,13 @@ _MOCO_V3: Mapping[str, Architecture] = {
 
 
 def bare_architecture(description: Mapping[str, Any]) -> str:
-    """The architecture that a config.json names, without the tag of its weights; empty if it names none."""
+    """Returns the architecture that a config.json names, without the tag of its weights; empty if it names none."""
     return str(description.get("architecture") or "").split(".")[0]
 
 
 def of_script(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a training script as a config.json would say them; empty unless they name a model of timm."""
+    """Returns the arguments of a training script in the form of a config.json; empty unless they name a model of
+    timm."""
     named = next((value for key in ("model", "arch") if isinstance(value := arguments.get(key), str)), "")
     if bare_architecture({"architecture": named}) not in ARCHITECTURES:
         return {}
@@ -150,21 +151,23 @@ def of_script(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named_architecture(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> Architecture | None:
-    """The model that a config.json or a script's arguments name, if it is one of these."""
+    """Returns the model that a config.json or a script's arguments name, if it is in the table."""
     if len(arguments) == 1 and (of_moco := _MOCO_V3.get(str(arguments.get("arch")))):
         return of_moco
     return ARCHITECTURES.get(bare_architecture(description))
 
 
 def architecture_by_file(path: str) -> Architecture | None:
-    """The model that a file is named after, such as vit_base_patch16_gap_224.pth; None if its name says nothing."""
+    """Returns the model that a file is named after, such as vit_base_patch16_gap_224.pth; None if its name says
+    nothing."""
     name = Path(path).name
     found = [each for each in ARCHITECTURES if re.match(rf"{each}(?![a-zA-Z0-9])", name)]
     return ARCHITECTURES[max(found, key=len)] if found else None
 
 
 def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> PixelRange:
-    """The pixels of a model for which nothing declares them: those of its tag ("mae"), else of its architecture."""
+    """Returns the pixels of a model for which nothing declares them: those of its tag ("mae"), else of its
+    architecture."""
     if by_tag := name_by_words(str(description.get("architecture") or "").partition(".")[2]):
         return PIXELS[by_tag]
     known = named_architecture(description, arguments)

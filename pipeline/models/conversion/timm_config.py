@@ -1,4 +1,4 @@
-"""The model of a state dict from timm, found from its shapes, from the `config.json` beside it, and from timm's code.
+"""What the config.json beside a timm state dict, and timm's own code, say about its model, and what is refused.
 
 Sources: timm's vision_transformer.py, vision_transformer_hybrid.py and resnetv2.py. timm's defaults are exact GELU and
 its own epsilons in ResNets. A state dict does not say what it was trained with; `config.json` may.
@@ -55,7 +55,7 @@ ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.wei
 
 
 def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
-    """Whether config.json is of a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
+    """Whether config.json describes a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
     axial models."""
     architecture = bare_architecture(description)
     arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
@@ -72,10 +72,10 @@ def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
 
 
 def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> TensorFile:
-    """The file with LayerScale under the names of timm's ViT (`ls1.gamma`), which DeiT-III's own files and timm's
-    models with rotary positions call `gamma_1`.
+    """Returns the file with LayerScale under the names of timm's ViT (`ls1.gamma`). DeiT-III's own files, and timm's
+    models with rotary positions, call it `gamma_1`.
 
-    Raises UserError for a file of the latter alone, since nothing in it says how they turn.
+    Raises UserError for a file of the latter without its config.json, since nothing in it says how they turn.
     """
     if "blocks.0.gamma_1" in file.shapes and "pos_embed" not in file.shapes and not description.get("architecture"):
         raise UserError(
@@ -87,9 +87,9 @@ def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> Ten
 
 
 def without_register_rows(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
-    """The file with the rows that its position table has for registers added to the registers themselves.
+    """Returns the file with the position table's rows for registers added to the registers themselves.
 
-    timm's table has rows for all tokens or, with `no_embed_class`, for patches alone. Without config.json, a number of
+    timm's table has rows for all tokens or, with `no_embed_class`, only for patches. Without config.json, a number of
     rows that is a square is taken as that of patches.
     """
     if not {"reg_token", "pos_embed", "patch_embed.proj.weight"} <= file.shapes.keys():
@@ -118,13 +118,13 @@ def without_register_rows(file: TensorFile, description: Mapping[str, Any], hint
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of that name inside config.json; empty if there is none."""
+    """Returns the object of that name inside config.json; empty if there is none."""
     found = description.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def refuse_foreign(file: TensorFile) -> None:
-    """UserError for parts that the models here lack."""
+    """Raises UserError for parts that the models here lack."""
     for start, reason in _FOREIGN.items():
         for name in file.shapes:
             if re.match(start, name):
@@ -156,7 +156,7 @@ def refuse_foreign(file: TensorFile) -> None:
 
 
 def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
-    """What timm's code, config.json or a script's arguments say, and for what they leave open, the usual values."""
+    """Returns what timm's code, config.json or a script's arguments say, and the usual values for the rest."""
     arguments, named = entries(description, "model_args"), named_architecture(description, file.arguments)
     known, activation = named or architecture_by_file(file.where), arguments.get("act_layer")
     num_heads = known.num_heads if known and _width(file) in (known.width, arguments.get("embed_dim")) else None
@@ -175,8 +175,8 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
 
 
 def refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
-    """UserError if the architecture that is named has another width, so that its number of heads says nothing: some
-    names had another model behind them in older versions of timm."""
+    """Raises UserError if the architecture that is named has another width, so that its number of heads says nothing.
+    Some names stood for another model in older versions of timm."""
     named = named_architecture(description, file.arguments)
     if named and not (usual.num_heads or "num_heads" in usual.said or hints.num_heads or hints.model):
         name = description.get("architecture") or file.arguments.get("arch")
@@ -196,7 +196,7 @@ def declared_heads(description: Mapping[str, Any]) -> int | None:
 
 
 def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
-    """UserError if config.json says that timm computes something else with the same tensors."""
+    """Raises UserError if config.json says that timm computes something else with the same tensors."""
     arguments = entries(description, "model_args")
     pooled = arguments.get("global_pool") or description.get("global_pool")
     is_vit = "stem.conv.weight" not in file.shapes
@@ -230,7 +230,8 @@ def layer_scale(description: Mapping[str, Any]) -> float:
 
 
 def declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Patches down and across by config.json; its model_args win over its entries for the published weights."""
+    """Returns the patches down and across by config.json. Its model_args win over its entries for the published
+    weights."""
     image, published = entries(description, "model_args").get("img_size"), entries(description, "pretrained_cfg")
     if image is not None:
         return grid_of(pair_of(image, key="img_size", where=where), patch)

@@ -31,8 +31,10 @@ _HARMLESS: list[Any] = [argparse.Namespace, pathlib.PosixPath]
 
 
 def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
-    """The tensors in such a file; `take`: which ones, if it holds the raw and the averaged weights. Raises UserError
-    if it holds both and nobody chose, if it holds other objects, is cut off, or a tensor is not dense."""
+    """Opens a file of PyTorch's; `take`: which tensors, if it holds the raw and the averaged weights.
+
+    Raises UserError if it holds both and nobody chose, if it holds other objects, is cut off, or a tensor is not dense.
+    """
     where = str(path)
     _refuse_inflated(path)
     try:
@@ -62,8 +64,10 @@ def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
 
 
 def _arguments(loaded: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """The arguments of the training script, as timm, MAE, DeiT and Lightning keep them; without any, the name of the
-    model, as MoCo v3 and others after PyTorch's ImageNet example keep it."""
+    """Returns the arguments of the training script, as timm, MAE, DeiT and Lightning keep them.
+
+    Without any, returns the name of the model, as MoCo v3 and others keep it, following PyTorch's ImageNet example.
+    """
     for name in _ARGUMENTS:
         found = loaded.get(name)
         if isinstance(found, argparse.Namespace):
@@ -111,8 +115,8 @@ def _state_dicts(loaded: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator
 
 
 def _chosen(loaded: dict[Any, Any], where: str, *, take: Take | None) -> dict[Any, Any]:
-    """The state dict inside the dict of a training script. UserError if there are several of one model, and nobody
-    chose."""
+    """Returns the state dict inside the dict of a training script. Raises UserError if there are several of one model,
+    and nobody chose."""
     found = sorted(_state_dicts(loaded), key=lambda one: one.rank) if loaded else []
     if not found or not found[0].path:
         if take:
@@ -139,7 +143,7 @@ def _chosen(loaded: dict[Any, Any], where: str, *, take: Take | None) -> dict[An
 
 
 def _refuse_inflated(path: Path) -> None:
-    """InvalidDataError for members that would be inflated in memory: torch.save stores them as they are."""
+    """Raises InvalidDataError for members that would be inflated in memory: torch.save stores them as they are."""
     with readable(repr(str(path))), open_local_file(path) as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     if is_zip:
@@ -152,7 +156,7 @@ def _refuse_inflated(path: Path) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    """Why torch.load refused: the file holds other objects than tensors, or is incomplete."""
+    """Says why torch.load refused: the file holds other objects than tensors, or is incomplete."""
     if isinstance(error, OSError):
         return f"{str(path)!r} cannot be read ({error.strerror}); give a file that this user may read"
     if "nsupported" not in str(error):
@@ -178,5 +182,6 @@ def _refuse_not_dense(name: str, tensor: torch.Tensor, where: str) -> None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Bytes of its values and of its storage, which has fewer if one value is repeated (an expanded tensor)."""
+    """Returns the bytes of a tensor's values and of its storage, which has fewer if one value is repeated (an expanded
+    tensor)."""
     return tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
