@@ -52,7 +52,7 @@ def features_of(
     world: World,
     before_batch: BeforeBatch = raised,
 ) -> torch.Tensor:
-    """float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
+    """Returns float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
 
     Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
     BeforeBatch.
@@ -78,8 +78,8 @@ def features_of(
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, D], what goes into the head, and the model's output. The whole model is called: ZeRO-3 gathers parameters for
-    the modules that are called."""
+    """Returns what goes into the head, [B, D], and the model's output. It calls the whole model, since ZeRO-3 gathers
+    parameters for the modules that are called."""
     kept: list[torch.Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
     try:
@@ -90,7 +90,7 @@ def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
-    """int64[num_classes, shots]: sample ids, each class's own in its row, in the order of the hash.
+    """Chooses the shots: int64[num_classes, shots] sample ids, each class's in its row, in the order of the hash.
 
     `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
     """
@@ -113,7 +113,7 @@ class FewshotData:
 
     @property
     def train_ids(self) -> Ids:
-        """The samples that are shots of any seed, in rising order."""
+        """The samples that are shots for any seed, in rising order."""
         return np.unique(np.concatenate([one.ravel() for one in self.shots]))
 
 
@@ -138,7 +138,7 @@ class ShotScores:
 
 @dataclass(frozen=True, kw_only=True)
 class FewshotScores:
-    """`width`: of the representation."""
+    """The scores for each number of shots. `width`: of the representation."""
 
     num_classes: int
     num_test_images: int
@@ -147,16 +147,19 @@ class FewshotScores:
 
 
 def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
-    """The mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
+    """Returns the mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
     return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
 def open_splits(
     images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
 ) -> tuple[Dataset, Dataset]:
-    """The dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or URL-test.
-    UserError that says where it was looked for; `group`: of the flags in the message; `ranks`: those of this host that
-    open them, too."""
+    """Opens the dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or
+    URL-test.
+
+    `group`: of the flags in the message; `ranks`: those of this host that open them, too. Raises UserError that says
+    where the second was looked for.
+    """
     train, held_out = opened_parts(open_dataset(images.url, ranks=ranks), images.subset, images.held_out)
     if held_out and images.test_url:
         raise UserError(f"--{group}.held-out and --{group}.test-url both say what to measure on; give one of them")
@@ -173,7 +176,7 @@ def open_splits(
 
 
 def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> FewshotData:
-    """Reads both indices and chooses the shots. UserError for too few images or labels that do not fit."""
+    """Reads both indices and chooses the shots. Raises UserError for too few images or labels that do not fit."""
     numbers = {name: number for number, name in enumerate(train.label_names)}
     unknown = [name for name in test.label_names if name not in numbers]
     if unknown:
@@ -210,8 +213,11 @@ def represented(
     world: World,
     before_batch: BeforeBatch = raised,
 ) -> Represented | None:
-    """Computes the features of all images, each once. Collective over all ranks; None but on rank 0. `before_batch`:
-    called on all ranks before each of the same batches."""
+    """Computes the features of all images, each once.
+
+    Collective over all ranks; returns None except on rank 0. `before_batch` is called on all ranks before each of the
+    same batches.
+    """
     ids = data.train_ids
     every_id = np.arange(data.test.num_samples, dtype=np.int64)
     train_ND, test_ND = (
@@ -233,7 +239,7 @@ def represented(
 
 
 def measured(found: Represented, config: FewshotConfig, *, device: torch.device) -> FewshotScores:
-    """The accuracies for each number of shots and each seed. Pure."""
+    """Returns the accuracies for each number of shots and each seed. Pure."""
     num_seeds, num_classes, _, width = found.shots.shape
     test_ND, test_labels_N = found.test.to(device), found.test_labels.to(device)
     with Progress("classifiers", num_seeds * len(config.shots), unit="fits", says_end=False) as progress:
@@ -251,7 +257,7 @@ def measured(found: Represented, config: FewshotConfig, *, device: torch.device)
 def _scores(
     seeds: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], *, config: FewshotConfig, advance: Callable[[], None]
 ) -> ShotScores:
-    """The scores with one number of shots: `seeds` is float32[seeds, K, shots, D]."""
+    """Returns the scores with one number of shots: `seeds` is float32[seeds, K, shots, D]."""
     _, num_classes, shots, _ = seeds.shape
     labels_N = torch.arange(num_classes, device=seeds.device).repeat_interleave(shots)
     ridge, probe, strengths = [], [], []

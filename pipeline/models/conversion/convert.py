@@ -1,4 +1,4 @@
-"""Converts weights between all file formats that are supported here, to another image size or with another head."""
+"""Changes weights (another image size, another head) and writes them in any of the formats that are supported here."""
 
 import logging
 from dataclasses import replace
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
-    """The model after the change, and its tensors. Raises UserError with everything that does not fit."""
+    """Returns the model after the change, and its tensors. Raises UserError with everything that does not fit."""
     config = weights.config
     _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes
@@ -115,7 +115,7 @@ def save_as(
 
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
-    """UserError for parts that only some of the formats have."""
+    """Raises UserError for parts that only some of the formats have."""
     parts: dict[str, tuple[bool, tuple[Format, ...]]] = {
         "registers": (config.registers > 0, ("timm",)),
         "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
@@ -131,7 +131,7 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
 
 
 def _refuse_impossible(config: ModelConfig, change: Change) -> None:
-    """UserError for values that no model can have; the message names the flags."""
+    """Raises UserError for values that no model can have; the message names the flags."""
     size, stride = change.image_size, 1 if config.is_bit else config.stride
     if size is not None and size < stride:
         raise UserError(f"--image-size is {size}; allowed: multiples of {stride} (px), from {stride} on")
@@ -148,7 +148,7 @@ def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelC
 
 
 def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
-    """The same model without LayerScale: g (W x + b) = (g W) x + g b."""
+    """Returns the same model without LayerScale: g (W x + b) = (g W) x + g b."""
     branches = {"attention.out": "scale1", "mlp.dense2": "scale2"}
 
     def folded_in(name: str) -> torch.Tensor:
@@ -163,7 +163,8 @@ def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[Mode
 
 
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
-    """The same model with learned 1-D position embeddings, the only kind of tables that the other formats have."""
+    """Returns the same model with learned 1-D position embeddings, the only kind of table that the other formats
+    have."""
     if not config.is_bit and (config.position == "relative" or config.position_at != "input"):
         how = "relative positions" if config.position == "relative" else "positions at every layer"
         raise UserError(f"the model has {how}, which no other format has; allowed: --format patchline")

@@ -56,9 +56,10 @@ OUR_MARKS = ("embed.patch.weight", "conv_root.weight")
 
 
 def open_any(path: str, hints: Hints) -> Weights:
-    """The weights at `path`: an .npz file, a folder of ours, timm's or Hugging Face's, or a bare file of tensors.
+    """Opens the weights at `path`: an .npz file, a folder of ours, timm's or Hugging Face's, or a bare file of tensors.
 
-    The format follows from its name, its config.json and the names of its tensors. Raises UserError if none matches.
+    The format follows from the file's name, its config.json and the names of its tensors. Raises UserError if none
+    matches.
     """
     source = Path(path)
     try:
@@ -78,12 +79,11 @@ def open_any(path: str, hints: Hints) -> Weights:
 
 
 def open_for_use(path: str, *, say: bool = False) -> Weights:
-    """The weights at `path`, of any format, as they are: a run, a weights folder, or what `open_any` reads.
+    """Opens the weights at `path`, of any format, as they are: a run, a weights folder, or what `open_any` reads.
 
-    The classes of a head without a name for each are called 0, 1, ... `say`: warn of what was assumed because the file
-    does not say it. Raises UserError if there are none, or the file leaves open what only flags of `patchline import`
-    can say.
-    Reading a tensor raises InvalidDataError if it is not finite.
+    If the head has no name for each of its classes, they are called 0, 1, ... `say`: warn of what was assumed because
+    the file does not say it. Raises UserError if there are no weights, or the file leaves open what only flags of
+    `patchline import` can say. Reading a tensor raises InvalidDataError if it is not finite.
     """
     if _is_ours(Path(path)):
         return open_weights(path)
@@ -104,8 +104,8 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
 
 
 def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
-    """The names of the head's classes: those in the file if there is one for each, else 0, 1, ... Others say nothing
-    of which classes they are; `say`: warn of them."""
+    """Returns the names of the head's classes: those in the file if there is one for each, else 0, 1, ... Any other
+    number of names does not say which classes they belong to; `say`: warn of that."""
     num_names, num_classes = len(weights.labels), weights.config.num_classes
     if num_names == num_classes:
         return weights.labels
@@ -116,8 +116,8 @@ def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
 
 
 def usage_for(path: str) -> Usage:
-    """How the weights at `path`, of any format, are used. The defaults if they cannot be read: whoever opens them says
-    why."""
+    """Returns how the weights at `path`, of any format, are used. If they cannot be read, returns the defaults: whoever
+    opens them gives the reason."""
     try:
         return open_for_use(path).usage
     except UserError:
@@ -125,7 +125,7 @@ def usage_for(path: str) -> Usage:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the path is no other library's: a run, a weights folder, or nothing at all."""
+    """Whether the path belongs to no other library: it is a run, a weights folder, or nothing at all."""
     try:
         if not path.is_dir():
             return not path.is_file()
@@ -143,7 +143,7 @@ def _open_tensors(path: Path, hints: Hints) -> TensorFile:
 
 
 def _declared_pixels(folder: Path, description: Mapping[str, Any]) -> PixelRange | None:
-    """What config.json or a processor's file in the folder says of the pixels; None if nothing does."""
+    """Returns the pixels that config.json or a processor's file in the folder declares; None if neither does."""
     published = description.get("pretrained_cfg", description)
     by_timm = of_timm(published, where=str(folder / CONFIG_FILE)) if isinstance(published, dict) else None
     return by_timm or of_processor(folder)
@@ -152,8 +152,8 @@ def _declared_pixels(folder: Path, description: Mapping[str, Any]) -> PixelRange
 def _with_our_pixels(
     weights: Weights, declared: PixelRange | None, hints: Hints, *, usual: PixelRange = PIXELS["paper"]
 ) -> Weights:
-    """The weights with the pixels that they were trained on folded in: declared, given, or else assumed to be the
-    `usual` ones of their architecture."""
+    """Returns the weights with the pixels that they were trained on folded in. These are declared, given, or else
+    assumed to be the `usual` ones of their architecture."""
     given = PIXELS[hints.pixels] if hints.pixels else None
     if declared and given and given != declared:
         raise UserError(
@@ -168,8 +168,11 @@ def _with_our_pixels(
 
 
 def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None:
-    """UserError for a bare file whose name, or whose config.json, is of a model that takes other pixels than ours.
-    `trained`: the model that its script's arguments name, and `usual`: the pixels of that model."""
+    """Raises UserError for a bare file whose name, or whose config.json, belongs to a model that takes other pixels
+    than ours.
+
+    `trained` is the model that its script's arguments name, and `usual` are the pixels of that model.
+    """
     declared = None
     if (path.parent / CONFIG_FILE).is_file():
         declared = _declared_pixels(path.parent, json_object(path.parent / CONFIG_FILE))
@@ -253,7 +256,8 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
 
 
 def open_plain(file: TensorFile, hints: Hints) -> Weights:
-    """The weights in such a file. Raises UserError with the tensor that does not fit, and why."""
+    """Opens our own tensors in a bare file, without the config.json of a weights folder. Raises UserError with the
+    tensor that does not fit, and why."""
     view = OurView(file=file, table=())  # a name without a row is ours
     if view.has("conv_root.weight"):
         found = bit_in(view, usual=Usual(), hints=hints, is_basic=not view.has("stages.0.0.conv3.weight"))
@@ -267,7 +271,7 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
 
 
 def _without_tensors(config: ModelConfig) -> tuple[Assumption, ...]:
-    """What other settings of the same tensors could be."""
+    """Returns the settings of which the tensors show nothing, with the values taken."""
     assumed = list[Assumption]()
     if config.position == "none":
         assumed.append(Assumption(field="position", value="none (sincos2d and rope2d leave no tensor either)"))

@@ -41,7 +41,7 @@ _MOST_PARAMETERS = 10**11
 
 
 def pair_of(value: Any, *, key: str, where: str) -> Pair:
-    """Height and width, from one number for both or from two. Raises UserError for anything else."""
+    """Returns height and width, from one number for both or from two. Raises UserError for anything else."""
     pair = [value, value] if not isinstance(value, list | tuple) else value
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise UserError(
@@ -52,7 +52,7 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
 
 
 def grid_of(image: Pair, patch: Pair) -> Pair:
-    """Patches down and across; the convolution that embeds them drops incomplete patches."""
+    """Returns the patches down and across. The convolution that embeds them drops incomplete patches."""
     return image[0] // patch[0], image[1] // patch[1]
 
 
@@ -115,7 +115,8 @@ class TransformerShapes(Declared):
     attention_pooling: bool = False
 
     def side(self, where: str, name: str) -> tuple[int, bool]:
-        """Side of the table's grid and whether the class token has a row in it; (0, False) without a table."""
+        """Returns the side of the table's grid, and whether the class token has a row in it; (0, False) without a
+        table."""
         if self.num_positions is None:
             return 0, False
         return side_of(
@@ -129,8 +130,8 @@ class TransformerShapes(Declared):
 
 
 def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hints) -> Found:
-    """The ViT or hybrid in a file; that of `hints.model` if it is given. UserError for sizes that do not fit
-    together."""
+    """Finds the ViT or hybrid in a file; that of `hints.model` if it is given. Raises UserError for sizes that do not
+    fit together."""
     where, position_name = view.file.where, view.theirs(POSITION)
     is_2d = all(view.has(name) for name in AXES)
     num_positions = view.shape(AXES[0], 2)[0] ** 2 if is_2d else None
@@ -163,7 +164,7 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
 
 
 def bit_in(view: OurView, *, usual: Usual, hints: Hints, is_basic: bool = False) -> Found:
-    """The BiT ResNet in a file; that of `hints.model` if it is given. `is_basic`: its units are basic."""
+    """Finds the BiT ResNet in a file; that of `hints.model` if it is given. `is_basic`: its units are basic."""
     units, root_channels = units_of(view.numbers(BIT_UNITS)), view.shape("conv_root.weight", 4)[0]
     resnet = ResNetSize(units=units, factor=factor_of(root_channels), is_basic=is_basic)
     if not units:
@@ -182,7 +183,8 @@ def weights_of(
     labels: tuple[str, ...] = (),
     usage: Usage = DEFAULT_USAGE,
 ) -> Weights:
-    """The weights in a file whose model is known. Raises UserError with the tensor that does not fit, and why."""
+    """Returns the weights in a file whose model is known. Raises UserError with the tensor that does not fit, and
+    why."""
     shapes = shapes_in_file(found.config)
     return Weights(
         where=file.where,
@@ -196,13 +198,13 @@ def weights_of(
 
 
 def units_of(numbers: set[tuple[int, ...]]) -> tuple[int, ...]:
-    """Units of each stage, from the numbers of the stage and of the unit."""
+    """Counts the units of each stage, from the numbers of the stage and of the unit."""
     num_units = Counter(stage for stage, _ in numbers)
     return tuple(num_units[stage] for stage in range(len(num_units)))
 
 
 def hybrid_resnet(view: OurView) -> ResNetSize | None:
-    """The ResNet of a hybrid, which may be the root alone; None for a file without one."""
+    """Finds the ResNet of a hybrid, which may be the root alone; None for a file without one."""
     root = "embed.resnet.conv_root.weight"
     if not view.has(root):
         return None
@@ -211,7 +213,7 @@ def hybrid_resnet(view: OurView) -> ResNetSize | None:
 
 
 def factor_of(root_channels: int) -> int:
-    """How many times wider a ResNet is."""
+    """Returns how many times wider a ResNet is."""
     return max(1, root_channels // ROOT_WIDTH)
 
 
@@ -224,7 +226,7 @@ def side_of(
     class_row: bool | None = None,
     declared: Pair | None = None,
 ) -> tuple[int, bool]:
-    """Side of the square grid of the position embeddings, and whether the class token has a row of its own.
+    """Returns the side of the square grid of the position embeddings, and whether the class token has a row of its own.
 
     If nothing is declared, both follow from the number of rows. Raises UserError if no square grid, or not the declared
     grid, has that number of rows.
@@ -266,7 +268,7 @@ def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], h
 def transformer_config(
     shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
 ) -> ModelConfig:
-    """The configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
+    """Returns the configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
     known = SIZES.get(hints.model)
     if hints.model and known is None:
         raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
@@ -313,7 +315,7 @@ def transformer_config(
 
 
 def _other_grids(shapes: TransformerShapes) -> str:
-    """Grids with as many patches as a position table has rows, with and without one for the class token."""
+    """Lists grids with as many patches as a position table has rows, with and without one for the class token."""
     found = [
         f"{height} x {num // height}"
         for num in sorted({shapes.num_positions or 0, (shapes.num_positions or 0) - shapes.class_token}, reverse=True)
@@ -333,9 +335,10 @@ def _config_in(where: str, **fields: Any) -> ModelConfig:
 
 
 def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usual: Usual, hints: Hints) -> int:
-    """The number of heads that the user, the file and the model's name agree on, else the usual one for the width.
+    """Returns the number of heads that the user, the file and the model's name agree on, else the usual one for the
+    width.
 
-    A model of another width has no say: its tensors are refused by their shapes. The user may know better than the
+    A model of another width is not asked: its tensors are refused by their shapes. The user may know better than the
     architecture that a file names, but not by the name of another model.
     """
     is_of_its_width = known is not None and known.width == shapes.width
@@ -365,7 +368,7 @@ def refuse_absurd(config: ModelConfig, *, where: str) -> None:
 
 
 def _assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tuple[Assumption, ...]:
-    """Settings that neither the file nor the user gives, with the values taken."""
+    """Returns the settings that neither the file nor the user gives, with the values taken."""
     names = [] if config.is_bit else ["gelu", "layer_norm_epsilon", "num_heads"]
     names += ["resnet_epsilons"] if config.resnet else []
     known = {*said, *(name for name in names if getattr(hints, name)), *(("num_heads",) if hints.model else ())}
@@ -381,14 +384,14 @@ def _assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tup
 
 
 def shapes_in_file(config: ModelConfig) -> Shapes:
-    """Our names and shapes in a file of this model; without a head if it has no classes."""
+    """Returns our names and shapes in a file of this model; without a head if it has no classes."""
     if config.num_classes:
         return shapes_of(config)
     return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}
 
 
 def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
-    """The configuration of a BiT ResNet; that of `hints.model` if it is given."""
+    """Returns the configuration of a BiT ResNet; that of `hints.model` if it is given."""
     if hints.model and hints.model not in BIT_RESNETS:
         raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
     if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
