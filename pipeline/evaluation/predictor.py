@@ -69,12 +69,13 @@ class Predictor:
     def predict(
         self, images: ImageLike | list[Any] | tuple[Any, ...], *, top: int = 5
     ) -> Prediction | list[Prediction]:
-        """The `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable first.
+        """Returns the `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable
+        first.
 
         An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB; of
-        any size. Its EXIF orientation is applied. Probabilities are 0 to 1: of softmax weights over
-        all classes, of sigmoid weights for each class by itself. UserError that names the image where one cannot be
-        used, and where `top` is below 1.
+        any size. Its EXIF orientation is applied. Probabilities are 0 to 1: softmax weights give them over all classes,
+        sigmoid weights for each class by itself. Raises UserError that names the image if one cannot be used, and if
+        `top` is below 1.
         """
         if top < 1:
             raise UserError(f"top is {top}; allowed: 1 or more: how many classes are given for an image")
