@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.evaluation.fewshot import represented
+from pipeline.evaluation.fewshot import before_head
 from pipeline.evaluation.predictor import Predictor
 from pipeline.inspection import figures
 from pipeline.inspection.attention import looked_at, uniform_distance
@@ -61,7 +61,7 @@ def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consi
     with torch.no_grad():
         for shift in shifts:
             crop = images_BWW3[:, top : top + size, shift : shift + size]
-            features_BD, logits = represented(model, crop.contiguous())
+            features_BD, logits = before_head(model, crop.contiguous())
             features_BD, classes = features_BD.float(), logits.argmax(dim=-1)
             if shift == 0:
                 first_BD, first = features_BD, classes
