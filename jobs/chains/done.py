@@ -16,7 +16,7 @@ from jobs import exit_codes
 from jobs.data.pack import spec_of
 from jobs.record import read_leaves, read_record
 from jobs.train.trials import run_changes
-from pipeline.checkpoints.saved_job import STEPS
+from pipeline.checkpoints.manifest import STEPS
 from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset

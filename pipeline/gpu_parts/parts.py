@@ -36,7 +36,7 @@ from pipeline.models.loss import classification_loss
 from pipeline.planning.gpus import gpu_of_device
 from pipeline.planning.step_time import EIGHT_A_NODE, step_time
 from pipeline.ranks import world
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.training.device_choices import set_up_blocks, with_attention
 from pipeline.training.fitting.budget import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.data.position import StreamPosition
-from pipeline.data.skipped import data_step_of
+from pipeline.data.position import StreamPosition, data_step_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import SpikeVerdict, judge, with_loss
 from pipeline.training.step import StepResult

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import bf16_of
 from pipeline.training.prepare import Prepared
 from shards.errors import UserError

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.ranks.host_memory import available_bytes
+from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
 
 # Of a GPU: the contexts of CUDA, cuBLAS and cuDNN and NCCL's buffers, and what the allocator cannot use because its

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints import fragments as fragments_file
 from pipeline.checkpoints import rank_file_in
+from pipeline.checkpoints import saves as fragments_file
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import draft_manifest, with_reports
-from pipeline.checkpoints.fragments import Fragment, lay_out, tensors_in_order
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
-from pipeline.checkpoints.range_plan import FilePieces
-from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.checkpoints.rank_file_in import FilePieces, RankFiles, tensors_in_order
 from pipeline.checkpoints.rank_file_out import PartDigests, RankReport
+from pipeline.checkpoints.saves import lay_out
 from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.data.skipped import StepRange
+from pipeline.data.position import StepRange
 from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError, add_finding
 from pipeline.training.spikes import GuardConfig
 from pipeline.training.step import StepResult

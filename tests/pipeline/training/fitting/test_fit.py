@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jobs.recipes import pretrain
 from pipeline.data.config import MixupConfig
 from pipeline.planning.gpus import GPUS
-from pipeline.ranks.host_memory import available_bytes
+from pipeline.ranks.host import available_bytes
 from pipeline.training.fitting.budget import Budget, budget_of, gpu_budget, host_budget
 from pipeline.training.fitting.fit import fitted, halved, with_micro_batch
 from pipeline.training.fitting.memory import Topology, memory_of

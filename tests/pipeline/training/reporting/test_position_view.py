@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.position_similarity import levels, similarities

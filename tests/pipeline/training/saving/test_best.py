@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.checkpoints.best import read_best, write_best
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.saves import Saves
+from pipeline.checkpoints.stored import read_best, write_best
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.evaluation.config import EvaluationConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from pipeline.checkpoints.best import Best, read_best
+from pipeline.checkpoints.stored import Best, read_best
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.summary import scores_of
 from tests.rigs.kills import run_and_kill, step_at_least, wait_until
