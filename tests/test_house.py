@@ -91,7 +91,7 @@ ORDER = {
     "shards": (
         "adoption card verifying",
         "packing part",
-        "reading single_labels",
+        "reading",
         "dataset",
         "what_is_there",
         "manifest_table",
@@ -100,12 +100,12 @@ ORDER = {
         "manifest sources",
         "tfds",
         "class_labels",
-        "class_names files images",
+        "class_names images",
         "store",
-        "host_copy local_file",
+        "files host_copy",
         "storage",
         "config parquet",
-        "mixing order pages pool schema subset",
+        "order pages pool schema",
         "errors hashing orientation sample_rows",
         "output",
     ),
@@ -138,7 +138,7 @@ DOORS = {
     "wandb": ("pipeline/training/reporting/wandb_logger.py",),
     "torch": ("pipeline/",),
     "torchao": ("pipeline/models/float8.py",),
-    "simplejpeg": ("pipeline/data/", "shards/images/jpeg_damage.py"),
+    "simplejpeg": ("pipeline/data/", "shards/images/damage.py"),
     "cv2": ("pipeline/data/",),
 }
 # shards/reading/parallel.py passes it on to its processes.

@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.cluster.slurm import UNKNOWN_JOB, ran
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import object_in, read_tail
+from shards.files.local_files import object_in, read_tail
 from shards.output.terminal import printable_name
 
 FINISHED = (

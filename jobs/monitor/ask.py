@@ -25,7 +25,7 @@ from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name
 from pipeline.runs.facts import RunFacts
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.terminal import printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]

@@ -15,7 +15,7 @@ from pathlib import Path
 from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.queue import JobFacts, job_facts, started_in
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.terminal import printable_name
 
 _MOST_PATH_BYTES = 4096  # PATH_MAX of Linux

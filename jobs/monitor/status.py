@@ -28,7 +28,7 @@ from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import read_tail
+from shards.files.local_files import read_tail
 from shards.output.terminal import columns_of, printable_name
 
 log = logging.getLogger(__name__)

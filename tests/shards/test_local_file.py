@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import InvalidDataError
-from shards.local_file import open_local_file, read_local_file, read_local_text
+from shards.files.local_files import open_local_file, read_local_file, read_local_text
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 28, 1 << 28))\n"
-        "from shards.errors import InvalidDataError; from shards.local_file import read_local_file\n"
+        "from shards.errors import InvalidDataError; from shards.files.local_files import read_local_file\n"
         "try: read_local_file(sys.argv[1], most_bytes=1 << 20)\n"
         "except InvalidDataError: sys.exit(7)\n"
     )

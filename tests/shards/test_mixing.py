@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.mixing import MIXING_VERSION, Mixture, quotas
-from shards.order import SampleOrder
+from shards.order import MIXING_VERSION, Mixture, SampleOrder, quotas
 
 SEEDS = st.integers(0, 2**40)
 QUOTAS = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)

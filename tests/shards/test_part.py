@@ -12,12 +12,11 @@ from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.order import SampleOrder
-from shards.part import Part, opened_parts, settings_of
+from shards.part import Ids, Part, opened_parts, settings_of
 from shards.reading.read import RawSample, read_sample, verified, window_bound_bytes
 from shards.reading.stream_reader import StreamReader
 from shards.sample_rows import BlockTable
 from shards.store import open_store
-from shards.subset import Ids
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.watched import watched
 from tests.shards.adoption.test_adopt import adoption_of, run, with_cls, write_tars

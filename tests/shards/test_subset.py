@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shards.subset import Runs, between, chosen, cut, joined, per_class, single, without
+from shards.part import Runs, between, chosen, cut, joined, per_class, single, without
 
 MOST = 60
 

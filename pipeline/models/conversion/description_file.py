@@ -7,8 +7,8 @@ from typing import Any
 from pipeline.models.conversion.tensor_file import readable
 from pipeline.models.weights.folder import MOST_DESCRIPTION_BYTES
 from shards.errors import UserError
+from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 
 
 def json_object(path: Path) -> Mapping[str, Any]:

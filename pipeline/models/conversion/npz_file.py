@@ -19,7 +19,7 @@ from pipeline.models.conversion.tensor_file import TensorFile, readable, whole_n
 from pipeline.models.conversion.zip_file import open_bounded, open_zip
 from pipeline.models.weights.tensor_checks import MOST_LENGTH, refuse_absurd_tensors, refuse_not_finite
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import replacing
+from shards.files.local_files import replacing
 
 _SUFFIX = ".npy"
 _MOST_HEADER_BYTES = 16 << 10  # of one array; NumPy allows 10,000 characters

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.models.conversion.tensor_file import readable
 from pipeline.models.weights.tensor_checks import MOST_TENSORS
 from shards.errors import InvalidDataError
-from shards.local_file import open_local_file
+from shards.files.local_files import open_local_file
 from shards.schema.config_values import shown_value
 
 _MOST_FROM_ONE_BYTE = 1032

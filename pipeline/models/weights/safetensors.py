@@ -18,8 +18,8 @@ import torch
 
 from pipeline.models.weights.safetensors_head import SafetensorsHead
 from pipeline.models.weights.tensor_checks import MOST_DIMENSIONS, Shapes, refuse_absurd_tensors
+from shards.files.local_files import open_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import open_local_file
 from shards.schema.config_values import shown_value
 
 LENGTH_BYTES = 8

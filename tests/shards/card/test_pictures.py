@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shards.card.pictures import Mosaic, Pick, read_matches, read_tiles
+from shards.card.facts import Mosaic, Pick, read_matches, read_tiles
 from shards.dataset import open_dataset
 from shards.index import INDEX_SCHEMA
 from shards.store import open_store

@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 
 from shards.errors import InvalidDataError
-from shards.files import json_lines
-from shards.files.json_lines import (
+from shards.files import local_files
+from shards.files.local_files import (
     KeptWrites,
     Line,
     append_line,
@@ -74,7 +74,7 @@ def test_no_file_has_no_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "too large"])
 def test_what_is_no_file_of_lines_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "lines.jsonl"
-    monkeypatch.setattr(json_lines, "MOST_FILE_BYTES", 100)
+    monkeypatch.setattr(local_files, "MOST_FILE_BYTES", 100)
     if kind == "a pipe":
         os.mkfifo(path)
     elif kind == "a folder":
@@ -138,7 +138,7 @@ def test_writes_that_find_no_room_are_kept(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_kept_writes_are_bounded_and_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "_MOST_KEPT", 2)
+    monkeypatch.setattr(local_files, "_MOST_KEPT", 2)
     writes = KeptWrites(tmp_path / "a")
     for _ in range(2):
         writes.do(partial(Path("/dev/full").write_text, "x"))

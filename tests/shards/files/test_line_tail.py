@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, read_tail
+from shards.files.local_files import Line, read_tail
 
 
 def has_step(line: Line) -> bool:

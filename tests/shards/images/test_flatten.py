@@ -7,9 +7,8 @@ import pytest
 from PIL import Image
 
 from shards.images.config import Resize
-from shards.images.flatten import flattened
 from shards.images.image_header import read_header
-from shards.images.resize import fitted
+from shards.images.resize import fitted, flattened
 from tests.rigs.transparent import SIDE, TRANSPARENT
 
 
@@ -24,7 +23,7 @@ def test_transparent_pixels_become_white(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", TRANSPARENT)
 def test_bands_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shards.images.flatten._BAND_PIXELS", 3 * SIDE)
+    monkeypatch.setattr("shards.images.resize._BAND_PIXELS", 3 * SIDE)
     test_transparent_pixels_become_white(kind)
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from shards.errors import ImageRefusedError
 from shards.images.config import ImageLimits
-from shards.images.image_file import ImageFile, read_image_file
+from shards.images.image_header import ImageFile, read_image_file
 from tests.rigs.costly_images import progressive_jpeg, sequential_jpeg
 from tests.rigs.images import image_bytes, png_promising
 
@@ -47,7 +47,7 @@ def gif() -> bytes:
     ],
 )
 def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
-    monkeypatch.setattr("shards.images.image_file._LIMITS", ImageLimits(max_bytes=20_000))
+    monkeypatch.setattr("shards.images.image_header._LIMITS", ImageLimits(max_bytes=20_000))
     (tmp_path / "a").write_bytes(data)
     with pytest.raises(ImageRefusedError, match=message):
         read_image_file(tmp_path / "a")

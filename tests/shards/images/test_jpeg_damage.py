@@ -8,7 +8,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from shards.images.jpeg_damage import jpeg_damage
+from shards.images.damage import jpeg_damage
 from tests.rigs.images import half_missing, image_bytes, noisy_jpeg
 
 

@@ -11,8 +11,7 @@ from PIL import Image, ImageOps
 
 from shards.errors import ImageRefusedError
 from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS
-from shards.images.near_duplicates import EvaluationIndex
-from shards.images.perceptual import evaluation_hashes, perceptual_hash
+from shards.images.near_duplicates import EvaluationIndex, evaluation_hashes, perceptual_hash
 from tests.rigs.images import image_bytes
 
 FLAT = np.full((90, 120), 250, np.uint8)
@@ -169,7 +168,7 @@ def test_without_its_library_it_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['imagehash'] = None\n"
         "from shards.errors import UserError\n"
-        "from shards.images.perceptual import perceptual_hash\n"
+        "from shards.images.near_duplicates import perceptual_hash\n"
         "from tests.rigs.images import image_bytes\n"
         "try: perceptual_hash(image_bytes(0, height=96, width=128))\n"
         "except UserError as error: assert 'pip install imagehash' in str(error)\n"

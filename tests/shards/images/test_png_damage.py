@@ -11,7 +11,7 @@ from PIL import Image
 
 from jobs.data.pack import PackJob, run
 from shards.images.config import ImageChecks
-from shards.images.png_damage import png_damage
+from shards.images.damage import png_damage
 from shards.sources.folders import FolderSource
 
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")

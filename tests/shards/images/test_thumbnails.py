@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from shards.images.thumbnails import MOST_BYTES, MOST_PICTURE_BYTES, PICTURE_SIDE, THUMBNAIL_SIDE, picture, thumbnail
+from shards.images.resize import MOST_BYTES, MOST_PICTURE_BYTES, PICTURE_SIDE, THUMBNAIL_SIDE, picture, thumbnail
 from tests.rigs.images import image_bytes
 
 

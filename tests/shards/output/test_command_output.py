@@ -16,9 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.output.command_lines import command_lines
-from shards.output.command_output import command_output
-from shards.output.terminal import Escaped
+from shards.output.terminal import Escaped, command_lines, command_output
 from tests.rigs.hostile import HOSTILE, assert_harmless
 
 CHECKOUT = Path(__file__).resolve().parents[3]

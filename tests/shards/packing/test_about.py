@@ -7,7 +7,8 @@ import pytest
 
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.packing.about import MOST_CHARACTERS, About, describe
+from shards.packing.config import MOST_CHARACTERS, About
+from shards.packing.merge import describe
 from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import file_hashes, packed_folders
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shards.packing.duplicates import Labels, candidates, find_duplicates, merged_labels
+from shards.packing.left_out import Labels, candidates, find_duplicates, merged_labels
 
 
 def prefixes(images: list[bytes]) -> np.ndarray:

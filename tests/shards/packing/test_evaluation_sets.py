@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from jobs.data.pack import PackJob, run
 from shards.errors import UserError
 from shards.images.config import PERCEPTUAL_HASH
-from shards.images.perceptual import perceptual_hash
+from shards.images.near_duplicates import perceptual_hash
 from shards.manifest import MANIFEST_PATH
 from shards.packing.config import Dedup
 from shards.packing.evaluation_sets import VIEWS, EvaluationImages, find_sets, hash_shard, hash_tasks, load_images

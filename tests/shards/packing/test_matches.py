@@ -5,8 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from shards.packing.evaluation_sets import find_sets
-from shards.packing.matches import closest_matches
+from shards.packing.evaluation_sets import closest_matches, find_sets
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from tests.rigs.datasets import packed_folders

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shards.packing.set_aside import is_set_aside
+from shards.packing.left_out import is_set_aside
 
 
 def set_aside(labels: list[list[str]], *, share: float, seed: int = 0) -> list[bool]:

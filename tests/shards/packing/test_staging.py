@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.packing.staging import StagedFile, StagedReader
+from shards.packing.scan import StagedFile, StagedReader
 from shards.sources.entry import Entry
 from shards.store import open_store
 

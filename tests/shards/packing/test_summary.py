@@ -7,7 +7,7 @@ import pytest
 
 from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, table_bytes
 from shards.manifest import FORMAT_VERSION, LABELS_PATH, QUARANTINE_PATH, Manifest, ShardRecord
-from shards.packing.summary import class_warnings, class_words, packed_words
+from shards.packing.merge import class_warnings, class_words, packed_words
 from shards.store import Store, open_store
 
 

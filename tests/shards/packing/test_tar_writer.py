@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from shards.packing.tar_writer import MOST_MEMBER_BYTES, TarWriter, header
+from shards.packing.write_shard import MOST_MEMBER_BYTES, TarWriter, header
 
 MEMBERS = {"a.jpg": b"x" * 700, "a.cls": b"3", "empty.json": b"", "b.png": b"y" * 512, "large.jpg": b"z" * 100_001}
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from shards.pages.plots import log_ticks, matrix, text_width, ticks
+from shards.pages.page import log_ticks, matrix, text_width, ticks
 
 
 def confusion(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shards.files.typed_json import is_unicode, not_plain, not_sha256, records_from
 from shards.schema.config_values import Range
-from shards.schema.record_columns import is_unicode, not_plain, not_sha256, records_from
 from shards.storage.objects import checked_path
 
 
