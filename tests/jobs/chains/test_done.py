@@ -15,7 +15,7 @@ from jobs.recipes.pretrain import RECIPES
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
 from jobs.submittable import job_of_words
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import programs
 from tests.rigs.processes import patchline
