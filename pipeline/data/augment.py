@@ -43,7 +43,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from pipeline.data.config import COLOUR_DRAWS, AugmentConfig
 from pipeline.data.decode import Pixels, scaled_size
-from pipeline.evaluation_transform import EvaluationTransform, central_short_side
+from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.hashing import CROPS, uniforms
 from shards.orientation import Turn
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
 
-from pipeline.config_values import Device
 from pipeline.ranks.devices import Claim, agree_on_device, choose_device, gpus_from, use_deterministic_kernels
 from pipeline.ranks.environment import (
     LOOPBACK,
@@ -29,6 +28,7 @@ from pipeline.ranks.environment import (
 )
 from pipeline.ranks.host import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
 from pipeline.ranks.rendezvous import hosts_of, interface_towards, join_alone, reach_store, serve_store
+from pipeline.shared_settings import Device
 from shards.errors import TransientError, UserError
 
 log = logging.getLogger(__name__)

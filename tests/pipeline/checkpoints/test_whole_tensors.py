@@ -10,7 +10,6 @@ import torch
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints import rank_file_in
-from pipeline.checkpoints import saves as fragments_file
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import draft_manifest, with_reports
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
@@ -84,7 +83,7 @@ class Counting:
 def test_all_tensors_of_all_ranks_take_a_request_per_file_and_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: str, group_bytes: int, most_requests: int
 ) -> None:
-    monkeypatch.setattr(fragments_file, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(rank_file_in, "_GROUP_BYTES", group_bytes)
     manifest, store = saved(tmp_path), Counting(LocalStore(str(tmp_path)))
     tensor = tensors_in_order(RankFiles(store, manifest), manifest, slot=slot)  # type: ignore[arg-type]
     for number in range(NUM_TENSORS):
@@ -95,7 +94,7 @@ def test_all_tensors_of_all_ranks_take_a_request_per_file_and_group(
 
 
 def test_one_group_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragments_file, "_GROUP_BYTES", 8_000)
+    monkeypatch.setattr(rank_file_in, "_GROUP_BYTES", 8_000)
     manifest, most, held = saved(tmp_path), 0, dict[str, int]()
     found = RankFiles.tensors
 

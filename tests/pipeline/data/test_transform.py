@@ -29,7 +29,7 @@ from pipeline.data.transform import (
     train_view,
 )
 from pipeline.data.window_resize import show
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
 from tests.rigs.images import image_bytes
