@@ -5,7 +5,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from shards.errors import InvalidDataError
-from shards.storage.local_read import open_regular, read_whole
+from shards.storage.local import open_regular, read_whole
 
 
 def at_home(path: str) -> str:

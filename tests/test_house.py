@@ -98,13 +98,12 @@ ORDER = {
         "index",
         "tables",
         "manifest sources",
-        "tfds",
         "class_labels",
         "class_names files images",
         "store",
         "host_copy local_file",
         "storage",
-        "config parquet",
+        "config parquet_pieces",
         "mixing order pages pool schema subset",
         "errors hashing orientation sample_rows",
         "output",
@@ -113,9 +112,9 @@ ORDER = {
 
 # Folders of shards/ that a room above must not import. Stages of jobs/ run packing, adoption, verifying and the card.
 PRIVATE = {
-    "pipeline": {"adoption", "card", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
+    "pipeline": {"adoption", "card", "packing", "parquet_pieces", "sources", "storage", "verifying"},
     "jobs": {"storage"},
-    "patchline": {"adoption", "card", "images", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
+    "patchline": {"adoption", "card", "images", "packing", "parquet_pieces", "sources", "storage", "verifying"},
 }
 
 # Where modules are imported by their names as text, of which the tests here see nothing: tables, for speed.
@@ -127,7 +126,7 @@ BY_NAME = (
 # Library -> where it may be imported: files or folders, relative to the checkout.
 DOORS = {
     "boto3": ("shards/storage/s3_client.py",),
-    "botocore": ("shards/storage/s3_client.py", "shards/storage/s3_credentials.py"),
+    "botocore": ("shards/storage/s3_client.py",),
     "webdataset": ("shards/",),
     "pyarrow": ("shards/",),
     "sklearn": ("shards/sources/digits.py",),

@@ -18,7 +18,7 @@ from shards.order import ORDER_VERSION
 from shards.output.progress import Progress
 from shards.packing.plan import PLAN_PATH, AdoptedRecord, Plan
 from shards.storage.ahead import in_order
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.tables import TableSchema, arrow_faults, open_checked, refuse_rows, refuse_values
 
 CARD_PATH = "card.html"

@@ -16,8 +16,7 @@ from shards.images.thumbnails import Thumbnail, picture, thumbnail
 from shards.packing.matches import MOST_MATCHES
 from shards.packing.plan import MATCHES_PATH
 from shards.storage.ahead import in_order
-from shards.storage.objects import MissingObjectError
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import MissingObjectError, StoreFile
 from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
 READS_AHEAD = 8

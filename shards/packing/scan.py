@@ -21,10 +21,10 @@ from shards.images.png_damage import png_damage
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
 from shards.packing.staging import StagedFile
-from shards.parquet.files import ParquetPieces
+from shards.parquet_pieces import ParquetPieces
 from shards.schema.config_values import Range
 from shards.sources.entry import Entry, ImageBytes
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, read_checked, refuse_values
 

@@ -6,7 +6,7 @@ Headers are made from a template, in a twentieth of tarfile's time and with the 
 import hashlib
 from typing import BinaryIO
 
-from shards.sources.tar_header import BLOCK_BYTES
+from shards.sources.tar_members import BLOCK_BYTES
 
 MOST_NAME_BYTES = 100
 MOST_MEMBER_BYTES = 8**11 - 1

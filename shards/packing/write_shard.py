@@ -22,7 +22,7 @@ from shards.packing.deal import SAMPLES_SCHEMA, samples_path, shards_per_file
 from shards.packing.staging import reader_of
 from shards.packing.tar_writer import TarWriter
 from shards.sources.entry import ImageBytes
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, open_checked
 

@@ -48,7 +48,7 @@ from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
 from shards.sample_rows import BlockTable
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store
 from shards.tables import (
     TableSchema,

@@ -13,8 +13,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.order import SampleOrder
 from shards.part import Part, opened_parts, settings_of
-from shards.reading.read import RawSample, read_sample, verified, window_bound_bytes
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import RawSample, StreamReader, read_sample, verified, window_bound_bytes
 from shards.sample_rows import BlockTable
 from shards.store import open_store
 from shards.subset import Ids
