@@ -8,8 +8,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from shards.output.quantities import duration, number, percent, size
-from shards.pages.page import page
-from shards.pages.plots import svg, text_width
+from shards.pages.page import page, svg, text_width
 
 _BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 540, 130
 Entry = Mapping[str, Any]

@@ -21,7 +21,7 @@ from pipeline.models.weights.folder import Weights, filled_model
 from pipeline.ranks.world import World, current_world, joined
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.reading.read import locate_row

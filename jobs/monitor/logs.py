@@ -21,7 +21,7 @@ from jobs.monitor.status import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import read_tail
+from shards.files.local_files import read_tail
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 

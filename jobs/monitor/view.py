@@ -15,7 +15,7 @@ from jobs.output import fitted, wrapped
 from jobs.reports.ls import Run, run_at
 from pipeline.runs.facts import LEDGER, METRICS
 from shards.errors import InvalidDataError
-from shards.files.json_lines import is_finite, is_step, object_in, read_tail
+from shards.files.local_files import is_finite, is_step, object_in, read_tail
 from shards.output.quantities import clock
 from shards.output.terminal import printable_name
 

@@ -31,9 +31,8 @@ from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import Line, is_finite, is_step, read_lines
+from shards.files.local_files import Line, is_finite, is_step, read_lines, read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20

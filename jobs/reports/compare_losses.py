@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from jobs.reports.compare_facts import Point
 from shards.output.quantities import number, plural
-from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks
+from shards.pages.page import Axis, Frame, labelled, log_ticks, ticks
 
 NUM_COLOURS = 8  # those of page.css; after the last one they come again, dashed
 _MOST_RUNS = 2 * NUM_COLOURS

@@ -11,8 +11,7 @@ from markupsafe import Markup, escape
 from jobs.reports.compare_facts import Point
 from jobs.reports.compare_losses import NUM_COLOURS, loss_plots
 from shards.output.quantities import number
-from shards.pages.page import page
-from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks
+from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
 
 _COLUMNS = (
     *(

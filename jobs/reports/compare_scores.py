@@ -12,9 +12,8 @@ from jobs.reports.compare_names import ScoredOn, fewshot_on
 from jobs.settings.models import FewshotJob
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import Line, is_finite
+from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 from shards.output.quantities import plural
 
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"

@@ -15,10 +15,9 @@ from markupsafe import Markup
 from jobs.record import Leaves, leaves_of, read_leaves
 from jobs.settings.models import EvaluateJob
 from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json, read_record, record_from
-from shards.local_file import read_local_file
-from shards.pages.page import shown
-from shards.pages.plots import matrix
+from shards.pages.page import matrix, shown
 from shards.schema.config_values import Range
 
 FOLDER, _SCORES = "scores", "scores.json"
