@@ -12,9 +12,8 @@ from rich.table import Table
 from jobs.output import WIDTH
 from jobs.settings.models import PlanJob
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
-from pipeline.planning.cost import Cost
 from pipeline.planning.failure_simulator import Simulated, simulate
-from pipeline.planning.forecast import Forecast, forecast
+from pipeline.planning.forecast import Cost, Forecast, forecast
 from pipeline.planning.step_time import Network, slow_stage_3
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError

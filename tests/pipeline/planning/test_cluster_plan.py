@@ -6,8 +6,7 @@ import pytest
 
 from jobs.recipes.plan import RECIPES
 from pipeline.planning.cluster_plan import PUBLISHED_RATES, Cluster, NodesPlan, plan_nodes, regime_of
-from pipeline.planning.cost import cost_of
-from pipeline.planning.forecast import Forecast, forecast
+from pipeline.planning.forecast import Forecast, cost_of, forecast
 from shards.errors import UserError
 
 CLUSTER = Cluster(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes import finetune, paper_datasets, pretrain
-from pipeline.planning.cost import cost_of
+from pipeline.planning.forecast import cost_of
 from shards.errors import UserError
 
 JFT: dict[str, Any] = {"num_images": paper_datasets.JFT.num_images, "num_classes": paper_datasets.JFT.num_classes}

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from jobs.recipes import finetune, paper_datasets, pretrain
-from pipeline.planning.cost import cost_of
-from pipeline.planning.forecast import Forecast, forecast
-from pipeline.planning.gpus import GPUS, gpu_named, gpu_of_device
+from pipeline.planning.forecast import Forecast, cost_of, forecast
+from pipeline.planning.step_time import GPUS, gpu_named, gpu_of_device
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.goodput import Regime, outcome
+from pipeline.planning.cluster_plan import Regime, outcome
 from tests.soak.goodput import RESULT
 
 DAY = 86_400.0

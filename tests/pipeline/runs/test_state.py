@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.runs.state import STATES, LastBeat, LastStart, Signs, state_of
-from pipeline.training.watchdog.rank_progress import Phase, Place
+from pipeline.runs.facts import STATES, LastBeat, LastStart, Signs, state_of
+from pipeline.training.watchdog.heartbeat_files import Phase, Place
 
 
 def beat(

@@ -13,9 +13,9 @@ import pytest
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.skipped import StepRange
 from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError, add_finding
-from pipeline.training.spikes import GuardConfig
+from pipeline.training.settings.job import GuardConfig
 from pipeline.training.step import StepResult
-from pipeline.training.watchdog.signals import StopRequest
+from pipeline.training.watchdog.stopping import StopRequest
 from shards.errors import WillNotSucceedError
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
 from tests.pipeline.training.test_rewind import FOUND

@@ -9,9 +9,8 @@ import pytest
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.ranks.world import World
-from pipeline.training.prepare import prepare
-from pipeline.training.rank_agreement import code_facts, disagreements, facts_to_agree, refuse_disagreement
-from pipeline.training.zero.deepspeed_version import TESTED
+from pipeline.training.prepare import code_facts, disagreements, facts_to_agree, prepare, refuse_disagreement
+from pipeline.training.zero.loading import TESTED
 from shards.errors import UserError
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD

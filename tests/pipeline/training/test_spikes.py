@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.training.spikes import GuardConfig, judge, with_loss
+from pipeline.training.guard import judge, with_loss
+from pipeline.training.settings.job import GuardConfig
 from shards.errors import UserError
 
 CONFIG = GuardConfig(on_spike="warn", spike_z=8.0, spike_window=16, min_history=4)

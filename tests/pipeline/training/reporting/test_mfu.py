@@ -12,7 +12,7 @@ from pipeline.models import unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.training.reporting.utilisation import measured_peak, mfu, nominal_peak, train_flops
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
-from pipeline.training.zero.layers import freeze
+from pipeline.training.zero.optimizer import freeze
 
 CPU = torch.device("cpu")
 TI4 = ModelConfig(name="vit", image_size=32, patch=4, width=192, depth=12, mlp_width=768, num_heads=3, num_classes=1000)

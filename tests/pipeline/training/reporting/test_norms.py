@@ -25,7 +25,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero import gradient_check as check
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.layers import group_of, is_trained
+from pipeline.training.zero.optimizer import group_of, is_trained
 from tests.pipeline.training.test_run import continue_from
 from tests.rigs.processes import run_ranks
 from tests.rigs.training import FinishedRuns, losses, pretrain_words, resumed_steps, run

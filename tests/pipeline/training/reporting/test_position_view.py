@@ -15,8 +15,8 @@ from pipeline.ranks.world import World
 from pipeline.training.reporting.norms import PositionView
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.gpu_streams import HostStreams
 from tests.rigs.processes import run_ranks
 
 VIT = ModelConfig(name="vit", image_size=24, num_classes=3, patch=8, depth=1, width=10, mlp_width=8, num_heads=2)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.training.reporting.rank_times import NUM_WINDOWS, SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks
+from pipeline.training.reporting.utilisation import NUM_WINDOWS, SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks
 from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.processes import one_world
 

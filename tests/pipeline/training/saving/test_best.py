@@ -21,8 +21,7 @@ from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving.save import Saving, describe, state_bytes
 from pipeline.training.saving.when_to_save import decide_when_to_save
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.watchdog.stopping import Signals, Stopping
 from pipeline.training.zero.batch_plan import plan_batch
 from shards.dataset import open_dataset
 from shards.store import open_store

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pipeline.ranks.world import World
-from pipeline.training.saving import reproducibility
-from pipeline.training.saving.reproducibility import BITS, bits_of, differences_in_bits, say_bits, words_of_choice
+from pipeline.training.saving import save
+from pipeline.training.saving.save import BITS, bits_of, differences_in_bits, say_bits, words_of_choice
 from pipeline.training.settings.job import EngineConfig
 from tests.rigs.processes import one_world
 
@@ -22,7 +22,7 @@ DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A rank on the second node of two with eight GPUs."""
     (tmp_path / "version").write_text(f"{DRIVER}\nGCC version:  gcc version 12.2.0\n")
-    monkeypatch.setattr(reproducibility, "_NVIDIA", tmp_path / "version")
+    monkeypatch.setattr(save, "_NVIDIA", tmp_path / "version")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     return GPU_WORLD
 

@@ -29,8 +29,7 @@ from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving.save import Saving, describe, fingerprint, state_bytes
-from pipeline.training.watchdog.signals import Signals, StopRequest
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.watchdog.stopping import Signals, Stopping, StopRequest
 from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import TransientError, WillNotSucceedError
 from shards.store import LocalStore

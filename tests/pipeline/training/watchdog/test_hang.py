@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.training.watchdog.hang import hang_message
-from pipeline.training.watchdog.heartbeat_files import Beat, Heard
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import Beat, Heard, Phase
 
 SILENT_AFTER = 5.0
 END = ". Stacks are in RUN/stacks; run the same command to continue"

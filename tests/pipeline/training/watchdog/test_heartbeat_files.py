@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, HeartbeatFiles, error_words
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, HeartbeatFiles, Phase, error_words
 from shards.errors import TransientError, UserError
 from tests.rigs.small_disk import small_disk
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.training.settings.job import HangConfig
-from pipeline.training.watchdog.rank_progress import Phase, Place, RankProgress, limit_seconds
+from pipeline.training.watchdog.heartbeat_files import Phase, Place, RankProgress, limit_seconds
 
 HANG = HangConfig(step_seconds=10, other_seconds=100, join_seconds=30)
 

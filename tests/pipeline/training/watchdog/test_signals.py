@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
-from pipeline.training.watchdog.signals import Signals, StopRequest
-from pipeline.training.watchdog.stopping import Stopping, WaitGivenUpError
+from pipeline.training.watchdog.stopping import Signals, Stopping, StopRequest, WaitGivenUpError
 
 ALL = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

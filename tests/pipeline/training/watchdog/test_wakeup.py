@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.training.watchdog.signals import SignalWatcher
+from pipeline.training.watchdog.stopping import SignalWatcher
 
 WAIT_SECONDS = 60.0
 

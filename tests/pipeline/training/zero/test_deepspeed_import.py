@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.zero.deepspeed_import import without
+from pipeline.training.zero.loading import without
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.training import pretrain_words
 

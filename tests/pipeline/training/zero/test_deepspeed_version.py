@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.training.settings.job import EngineConfig
-from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version, refuse_untested_deepspeed
+from pipeline.training.zero.loading import TESTED, deepspeed_version, refuse_untested_deepspeed
 from shards.errors import UserError
 from tests.rigs.processes import program
 
@@ -36,8 +36,8 @@ COMMAND = """
 import importlib.metadata, sys
 real = importlib.metadata.version
 importlib.metadata.version = lambda name: "0.99.0+local" if name == "deepspeed" else real(name)
-sys.modules.pop("pipeline.training.zero.deepspeed_version")
-import pipeline.training.zero.deepspeed_version as ours
+sys.modules.pop("pipeline.training.zero.loading")
+import pipeline.training.zero.loading as ours
 import pipeline.training.prepare as prepare
 prepare.deepspeed_version = ours.deepspeed_version
 from jobs.cli import main

@@ -13,8 +13,7 @@ import torch
 from pipeline.data import DataConfig, train_batches
 from pipeline.data.batches import COUNT_NAMES, NUM_VALID_REQUESTS, Batch
 from pipeline.training.zero import device_batches
-from pipeline.training.zero.device_batches import DeviceBatches, HostBatches, batches_on
-from pipeline.training.zero.gpu_streams import HostStreams
+from pipeline.training.zero.device_batches import DeviceBatches, HostBatches, HostStreams, batches_on
 from tests.rigs.lazy_streams import COMPUTE, COPIES, LazyStreams
 from tests.rigs.positions import position_at
 

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from pipeline.training.zero.gpu_streams import CudaStreams, HostStreams, read_back, streams_of
+from pipeline.training.zero.device_batches import CudaStreams, HostStreams, read_back, streams_of
 from tests.rigs.lazy_streams import LazyStreams
 
 

@@ -10,8 +10,7 @@ import torch
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.build import Model, shapes_of
 from pipeline.training.settings.job import OptimizerConfig
-from pipeline.training.zero.layers import freeze, is_trained, rate_factors
-from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer
+from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, is_trained, rate_factors
 from shards.errors import UserError
 from tests.pipeline.models.names_elsewhere import bit_as_timm, vit_as_timm
 from tests.pipeline.models.parity import imported

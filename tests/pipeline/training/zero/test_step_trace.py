@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from jobs import exit_codes
-from pipeline.training.zero.step_times import StepTimes, unnamed
-from pipeline.training.zero.step_trace import StepTrace
+from pipeline.training.zero.step_times import StepTimes, StepTrace, unnamed
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
 
