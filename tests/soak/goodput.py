@@ -2,7 +2,7 @@
 
 Each run is killed (SIGKILL) at moments from an exponential distribution until it ends, and saves by the clock. From the
 means of its start-ups, stalls, commits and intervals, and from how often it was killed, the formula computes a goodput;
-the run's ledger has its own. Writes tests/soak/results/goodput.json, which tests/pipeline/planning/test_goodput.py
+the run's ledger has its own. Writes tests/soak/results/goodput.json, which tests/pipeline/planning/test_cluster_plan.py
 reads.
 """
 
