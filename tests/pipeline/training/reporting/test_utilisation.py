@@ -1,4 +1,4 @@
-"""What a step costs: its operations are those that PyTorch counts, peaks are the device's, slow ranks are named once."""
+"""What a step costs: its operations are those that PyTorch counts, peaks the device's, slow ranks are named once."""
 
 import mmap
 from dataclasses import replace
