@@ -67,7 +67,7 @@ ORDER = {
         "checkpoints evaluation",
         "data models",
         "ranks",
-        "config_values evaluation_transform",
+        "shared_settings",
     ),
     "pipeline/checkpoints": (
         "writer",
@@ -83,10 +83,10 @@ ORDER = {
         "weights",
         "build float8",
         "activations vit",
-        "bit flops hybrid position_similarity",
-        "attention_pooling masked patch_resize position_layers resnet rotary",
-        "mlp pos_embed",
-        "attention config head initial loss pixels residuals",
+        "flops masked",
+        "positions resnet",
+        "layers",
+        "attention config loss residuals",
     ),
     "shards": (
         "adoption card verifying",

@@ -5,8 +5,8 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from pipeline.shared_settings import EvaluationTransform
 from pipeline.training.saving.finish import done_from_json
 from pipeline.training.summary import better_checkpoint
 from shards.errors import InvalidDataError

@@ -16,9 +16,8 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.state import is_chain, refuse_chain
-from jobs.cluster.queue import JobFacts, is_copied, job_facts
 from jobs.cluster.queue_reasons import finding_of
-from jobs.cluster.slurm import queued_with
+from jobs.cluster.slurm import JobFacts, is_copied, job_facts, queued_with
 from jobs.folders import work_in
 from jobs.job_files import MOST_BYTES
 from jobs.reports.ls import run_at

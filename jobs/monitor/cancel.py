@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.chains.checks import STOPPED_BY_HAND
+from jobs.chains.done import STOPPED_BY_HAND
 from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, state_folder
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.queue import submitted_in
-from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
+from jobs.cluster.slurm import QueuedJob, cancelled, queued_with, submitted_in
 from jobs.folders import work_in
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from shards.errors import UserError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.chains.state import refuse_chain
-from jobs.cluster.queue import FINISHED, JobFacts, NodeFacts, nodes_in
+from jobs.cluster.slurm import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.monitor.run_logs import newest_log
 from jobs.monitor.status import is_there, jobs_of
 from jobs.origin import Nearest

@@ -1,7 +1,7 @@
 """Where the log of a run is: in RUN/submit, in the folder of its chain, or wherever sbatch's --output put it.
 
 RUN/submit/*.out            of `patchline submit`
-FOLDER/chain/jobs/*.out     of a chain's jobs (jobs/chains/unit_jobs.py)
+FOLDER/chain/jobs/*.out     of a chain's jobs (jobs/chains/advance.py)
 RUN/submit/exits-*/log      one line, the path of a job's log: written by stage.sbatch, whoever submitted it
 StdErr of scontrol          while Slurm remembers the job
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.queue import JobFacts, job_facts, started_in
+from jobs.chains.state import chain_tasks
+from jobs.cluster.slurm import JobFacts, job_facts, started_in
 from shards.errors import InvalidDataError, UserError
 from shards.local_file import read_local_file
 from shards.output.terminal import printable_name

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.chains.file import STATE
-from jobs.chains.state import is_chain, refuse_chain
+from jobs.chains.state import chain_tasks, is_chain, refuse_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
-from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
+from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
+from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of
 from jobs.monitor.ask import output_lines, outputs_in, outputs_json
 from jobs.monitor.run_logs import newest_log
 from jobs.output import put

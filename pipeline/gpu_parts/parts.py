@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
-from pipeline.config_values import Device
 from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
@@ -36,6 +35,7 @@ from pipeline.models.loss import classification_loss
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.free_port import free_port
+from pipeline.shared_settings import Device
 from pipeline.training.device_choices import set_up_blocks, with_attention
 from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of

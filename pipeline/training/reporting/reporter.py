@@ -18,7 +18,7 @@ import torch
 from pipeline.data.skipped import Skipped, data_step_of
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
-from pipeline.models.position_similarity import picture
+from pipeline.inspection.weight_pictures import picture
 from pipeline.training.reporting.ledger import Account, Ledger
 from pipeline.training.reporting.logger_choice import open_loggers
 from pipeline.training.reporting.metrics import Metrics

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pipeline.models.weights.labels import completed_labels, texts_of, unique_labels
+from pipeline.models.weights.usage import completed_labels, texts_of, unique_labels
 from shards.errors import InvalidDataError
 
 

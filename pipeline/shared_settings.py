@@ -1,6 +1,6 @@
-"""How images are prepared for an evaluation. Weights keep it, too: models and data both import this module.
+"""Settings that models, data and training share, above all how images are prepared for an evaluation.
 
-Loads no torch: the command line reads it.
+This module loads no torch, since the command line reads it.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values
 
+Device = Literal["auto", "cpu", "cuda"]
+LossName = Literal["softmax", "sigmoid"]
+ClassWeights = Literal["equal", "balanced"]
 # How an image is resized. bilinear: as the paper's code does, or as Pillow with antialiasing. area: every output pixel
 # is the average of the pixels that it covers, as big_vision resizes before a crop. bicubic: as Pillow does.
 ResizeFilter = Literal["bilinear", "area", "bicubic"]

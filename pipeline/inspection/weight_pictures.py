@@ -1,14 +1,19 @@
-"""How similar position embeddings are to each other: Figure 7 (centre) of "An Image is Worth 16x16 Words".
+"""Pictures of weights, as in Figure 7 of "An Image is Worth 16x16 Words": filters and position embeddings.
 
-The picture has a tile for each patch of the grid, where that patch is in the image. A tile shows the cosine similarity
-of the patch's position embedding with that of every patch, from -1 (dark) to 1 (bright).
+Left: the principal components of the filters that embed patches. Centre: how similar position embeddings are to each
+other. That picture has a tile for each patch of the grid, at the patch's place in the image. A tile shows the cosine
+similarity of the patch's position embedding with that of every patch, from -1 (dark) to 1 (bright).
 
-Shape letters: N tokens (class token, patches), D width, H W the grid, T U the tiles that are shown, down and across.
+Shape letters: D width (the number of filters), P patch, K components, N tokens (class token, patches), H W the grid,
+T U the tiles that are shown, down and across.
 """
+
+from dataclasses import dataclass
 
 import torch
 
-from pipeline.models.pos_embed import Grid
+from pipeline.models.positions import Grid
+from pipeline.models.vit import ViT
 
 MOST_SIDE, LEAST_SIDE = 1536, 384  # of a picture, in pixels
 _GAP = 2  # between two tiles, in pixels
@@ -17,6 +22,38 @@ _VIRIDIS = (
     *((68, 1, 84), (71, 44, 122), (59, 81, 139), (44, 113, 142), (33, 144, 141)),
     *((39, 173, 129), (92, 200, 99), (170, 220, 50), (253, 231, 37)),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """`filters`: float32[K, P, P, 3], of length 1 each; `shares`: of the filters' variance, the largest first."""
+
+    filters: torch.Tensor
+    shares: tuple[float, ...]
+
+
+def patch_filters(model: ViT) -> torch.Tensor | None:
+    """float32[D, P, P, 3]: the weights of each pixel of a patch. None for a hybrid, whose patches are of features."""
+    if model.embed.resnet is not None:
+        return None
+    side = model.embed.patch_places
+    return model.embed.patch.weight.detach().float().cpu().reshape(-1, side, side, 3)
+
+
+def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Components:
+    """The first `most` principal components of the filters about their mean, or as many as there are.
+
+    The sign of a component says nothing; here its largest weight is positive.
+    """
+    flat_DF = filters_DPP3.double().flatten(1)
+    _, values_K, rows_KF = torch.linalg.svd(flat_DF - flat_DF.mean(dim=0), full_matrices=False)
+    rows_KF = rows_KF[:most]
+    largest_K1 = rows_KF.gather(1, rows_KF.abs().argmax(dim=1, keepdim=True))
+    variances_K = values_K**2
+    total = float(variances_K.sum())
+    shares = (variances_K[:most] / total).tolist() if total > 0 else [0.0] * len(rows_KF)
+    signed_KF = (rows_KF * largest_K1.sign()).float()
+    return Components(filters=signed_KF.reshape(-1, *filters_DPP3.shape[1:]), shares=tuple(shares))
 
 
 def similarities(table_ND: torch.Tensor, *, grid: Grid) -> torch.Tensor:
