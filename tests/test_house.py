@@ -41,7 +41,7 @@ ORDER = {
         "cli train",
         "completion example fitted submittable",
         "lookup origin",
-        "data gpu resolve",
+        "data resolve",
         "record",
         "cluster warmup",
         "help job_files planning",
