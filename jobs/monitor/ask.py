@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.chains.file import STATE
 from jobs.chains.state import is_chain, refuse_chain
 from jobs.cluster.queue import JobFacts, is_copied, job_facts
 from jobs.cluster.queue_reasons import finding_of
@@ -29,6 +30,7 @@ from shards.local_file import read_local_file
 from shards.output.terminal import printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]
+log = logging.getLogger(__name__)
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
@@ -63,9 +65,6 @@ def output_lines(outputs: Outputs) -> list[str]:
 def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
     """One object for each output."""
     return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
-
-
-log = logging.getLogger(__name__)
 
 
 def run(words: list[str], *, command: str) -> int:
@@ -144,3 +143,39 @@ def _write(path: Path) -> None:
 
 def _shown(path: Path) -> str:
     return printable_name(str(path))
+
+
+def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
+    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
+    can, or if there is none."""
+    try:
+        for name in parts:
+            if (folder / name).is_dir():
+                os.scandir(folder / name).close()
+    except PermissionError as error:
+        return f"{error.strerror} at {printable_name(str(error.filename))}"
+    return ""
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, and this user may know it."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
+def refuse_no_run(run_dir: Path) -> None:
+    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if why := why_unreadable(run_dir, parts=("", STATE)):
+        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
+    if not _is_begun(run_dir):
+        refuse_chain(str(run_dir))
+    if not run_dir.is_dir() or not _is_begun(run_dir):
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+
+
+def _is_begun(run_dir: Path) -> bool:
+    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))

@@ -16,8 +16,8 @@ from typing import Annotated
 
 from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
+from jobs.monitor.ask import refuse_no_run, why_unreadable
 from jobs.monitor.run_logs import asked_log
-from jobs.monitor.status import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError

@@ -3,7 +3,6 @@ it."""
 
 import json
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -16,12 +15,12 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.file import STATE
-from jobs.chains.state import is_chain, refuse_chain
+from jobs.chains.state import is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
-from jobs.monitor.ask import output_lines, outputs_in, outputs_json
+from jobs.monitor.ask import _is_begun, is_there, output_lines, outputs_in, outputs_json, why_unreadable
 from jobs.monitor.run_logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
@@ -32,8 +31,14 @@ from shards.files.json_lines import read_tail
 from shards.output.terminal import columns_of, printable_name
 
 log = logging.getLogger(__name__)
+
+
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
+
+
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
+
+
 _FULL = (
     (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
     (
@@ -42,6 +47,8 @@ _FULL = (
         "delete what is not needed (`quota -s`, `lfs quota`), and submit again",
     ),
 )
+
+
 _PIPE_COLUMNS = 160
 
 
@@ -101,26 +108,6 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     return exit_codes.USER_MISTAKE if unreadable else exit_codes.DONE
 
 
-def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
-    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
-    can, or if there is none."""
-    try:
-        for name in parts:
-            if (folder / name).is_dir():
-                os.scandir(folder / name).close()
-    except PermissionError as error:
-        return f"{error.strerror} at {printable_name(str(error.filename))}"
-    return ""
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file is there, and this user may know it."""
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
-
-
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
@@ -152,22 +139,6 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
                 "`patchline ls DIR` lists the runs in a folder"
             )
     return found
-
-
-def refuse_no_run(run_dir: Path) -> None:
-    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
-    if why := why_unreadable(run_dir, parts=("", STATE)):
-        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
-    if not _is_begun(run_dir):
-        refuse_chain(str(run_dir))
-    if not run_dir.is_dir() or not _is_begun(run_dir):
-        raise UserError(
-            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        )
-
-
-def _is_begun(run_dir: Path) -> bool:
-    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
 from jobs.chains.state import is_chain
 from jobs.chains.status import ChainStatus
-from jobs.monitor.status import refuse_no_run
+from jobs.monitor.ask import refuse_no_run
 from jobs.monitor.view import View, drawn, drawn_chain, view_of
 from jobs.output import put
 from jobs.stages import usage_of
