@@ -21,7 +21,7 @@ from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
 from jobs.monitor.ask import _is_begun, is_there, output_lines, outputs_in, outputs_json, why_unreadable
-from jobs.monitor.run_logs import newest_log
+from jobs.monitor.logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
