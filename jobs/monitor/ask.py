@@ -3,25 +3,22 @@
 A stage without a run directory, such as packing, has no such folder: its jobs are found in the queue by what they
 write, which may be a URL.
 """
-# TODO docstring joined: """`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which. The output of a stage without a run directory, such as packing, will do as well."""
 
+# TODO docstring joined: """`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which. The output of a stage without a run directory, such as packing, will do as well."""
 import logging
 import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from jobs import exit_codes
 from jobs.chains.checks import STOPPED_BY_HAND
 from jobs.chains.file import STATE
 from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, refuse_chain, state_folder
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.queue import JobFacts, is_copied, job_facts, submitted_in
-from jobs.cluster.queue_reasons import finding_of
+from jobs.cluster.queue import is_copied, submitted_in
 from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
 from jobs.folders import work_in
 from jobs.job_files import MOST_BYTES
@@ -33,44 +30,13 @@ from shards.local_file import read_local_file
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 
-Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
+
+
 _PAUSE_SECONDS = 1.0
+
+
 _MOST_SECONDS = 120.0
-
-
-def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
-    them if Slurm does not answer."""
-    others = [word for word in words if not is_chain(word) and not _is_run(Path(word))]
-    try:
-        found = {word: queued_with(output_name(word), environ) for word in others}
-        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
-    except UserError:
-        return {}
-    return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("job.yaml", "submit"))
-
-
-def output_lines(outputs: Outputs) -> list[str]:
-    """Each job, what it waits for, where its log is, and the command that fixes it."""
-    lines = []
-    for word, jobs in outputs.items():
-        lines.append(printable_name(word))
-        for job in jobs:
-            found = finding_of(job)
-            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
-            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
-            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
-    return lines
-
-
-def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
-    """One object for each output."""
-    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
 
 
 def run(words: list[str], *, command: str) -> int:

@@ -1,6 +1,7 @@
 """`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that fixes
 it."""
 
+# TODO docstring joined: """`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which. The output of a stage without a run directory, such as packing, will do as well."""
 import json
 import logging
 import shlex
@@ -20,25 +21,21 @@ from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
-from jobs.monitor.ask import _is_begun, is_there, output_lines, outputs_in, outputs_json, why_unreadable
+from jobs.cluster.slurm import queued_with
 from jobs.monitor.logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
+from jobs.submittable import output_name
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import read_tail
 from shards.output.terminal import columns_of, printable_name
 
+Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
-
-
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
-
-
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
-
-
 _FULL = (
     (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
     (
@@ -47,9 +44,41 @@ _FULL = (
         "delete what is not needed (`quota -s`, `lfs quota`), and submit again",
     ),
 )
-
-
 _PIPE_COLUMNS = 160
+
+
+def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
+    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
+    them if Slurm does not answer."""
+    others = [word for word in words if not is_chain(word) and not _is_run(Path(word))]
+    try:
+        found = {word: queued_with(output_name(word), environ) for word in others}
+        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
+    except UserError:
+        return {}
+    return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("job.yaml", "submit"))
+
+
+def output_lines(outputs: Outputs) -> list[str]:
+    """Each job, what it waits for, where its log is, and the command that fixes it."""
+    lines = []
+    for word, jobs in outputs.items():
+        lines.append(printable_name(word))
+        for job in jobs:
+            found = finding_of(job)
+            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
+            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
+            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
+    return lines
+
+
+def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
+    """One object for each output."""
+    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
