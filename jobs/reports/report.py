@@ -13,8 +13,7 @@ from jobs import exit_codes
 from jobs.out_file import refuse_no_page, write_page
 from jobs.output import WIDTH, fitted, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
-from jobs.reports.scores import NO_SCORES, ScoreSheet, read_scores
-from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, Worth, worth_of
+from jobs.reports.worth import COLUMNS, CORE_DAYS, NO_SCORES, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.models import ReportJob
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
