@@ -12,8 +12,8 @@ from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
 from jobs.out_file import write_to
 from jobs.record import read_record, write_record
-from jobs.reports.compare_facts import Point, final_run_of, point_of
 from jobs.reports.compare_names import model_name, sizes_of
+from jobs.reports.points import Point, final_run_of, point_of
 from jobs.settings.models import ExportJob
 from jobs.stages import job_class
 from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, ModelConfig

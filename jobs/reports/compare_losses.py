@@ -7,7 +7,7 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from jobs.reports.compare_facts import Point
+from jobs.reports.points import Point
 from shards.output.quantities import number, plural
 from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks
 

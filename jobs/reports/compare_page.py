@@ -8,8 +8,8 @@ from functools import partial
 
 from markupsafe import Markup, escape
 
-from jobs.reports.compare_facts import Point
 from jobs.reports.compare_losses import NUM_COLOURS, loss_plots
+from jobs.reports.points import Point
 from shards.output.quantities import number
 from shards.pages.page import page
 from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from markupsafe import Markup
 
 from jobs.record import Leaves, leaves_of, read_leaves
-from jobs.reports.compare_facts import Point, point_of
+from jobs.reports.points import Point, point_of
 from jobs.settings.models import EvaluateJob
 from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
