@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.reports.compare_page import render
+from jobs.reports.compare import render
 from jobs.reports.points import gather, point_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import training_flops
