@@ -163,7 +163,7 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
     # Before this process loads torch itself; the second finds in the node's memory what the first has read.
     is_first = place_from(environ).local_rank == 0  # the others of this node would only wait longer
     import_seconds, cached_seconds = (_import_seconds() if is_first else 0.0 for _ in range(2))
-    from pipeline.machine.node_speed import exchange, product_seconds  # noqa: PLC0415 - loads torch
+    from pipeline.machine.probes import exchange, product_seconds  # noqa: PLC0415 - loads torch
     from pipeline.ranks.world import current_world  # noqa: PLC0415
 
     world = current_world("auto")

@@ -1,5 +1,11 @@
-"""`patchline export`: a run's weights for vision_transformer, big_vision, timm or Hugging Face."""
-# TODO docstring joined: """MODEL_CARD.md beside exported weights, in Hugging Face's layout (Mitchell et al., "Model Cards for Model Reporting", 2019): what the model is, what it was trained on, how well it does, and how to load it. Only what is known is said: numbers are those in the files of the run that the weights are from, if its folder is there. Names from data and paths are quoted as code, so that they are neither Markdown nor YAML. """
+"""`patchline export`: a run's weights for vision_transformer, big_vision, timm or Hugging Face, with MODEL_CARD.md
+beside.
+
+The card has Hugging Face's layout (Mitchell et al., "Model Cards for Model Reporting", 2019): what the model is, what
+it was trained on, how well it does, and how to load it. It says only what is known: its numbers are those in the files
+of the run that the weights are from, if its folder is there. Names from data and paths are quoted as code, so that they
+are neither Markdown nor YAML.
+"""
 
 import logging
 from dataclasses import dataclass
@@ -60,6 +66,61 @@ class Exported:
     usage: Usage
     num_parameters: int
     is_changed: bool = False
+
+
+def run(job: ExportJob, *, overwrite: bool = False) -> int:
+    """Writes a file or folder, whole or not at all, and MODEL_CARD.md in a folder. `overwrite`: even if --out has other
+    content."""
+    refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
+    weights = open_for_use(job.path)
+    config, tensor = changed(weights, job)
+    usage = usage_at(weights, config.image_size)
+    labels = () if job.new_head else weights.labels
+
+    exported = Exported(
+        name=Path(job.out).resolve().name,
+        written=job.format,
+        config=config,
+        labels=labels,
+        usage=usage,
+        num_parameters=num_parameters(config),
+        is_changed=job.new_head or config != weights.config,
+    )
+    training = training_of(job.path)
+
+    def write(out: Path) -> None:
+        save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=usage)
+        if job.format in IN_FOLDERS:
+            _write_card(out / FILE_NAME, card_text(exported, training))
+
+    write_to(Path(job.out), write, overwrite=overwrite)
+    if job.run_dir:
+        write_record(Path(job.run_dir), stage="export", job=job)
+    log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
+    transform = usage.transform
+    is_plain, is_area = transform.filter == "bilinear" and not transform.antialias, transform.filter == "area"
+    library = {"timm": "timm", "hugging_face": "transformers"}.get(job.format)
+    if (library and is_plain) or (library == "transformers" and is_area):
+        log.info(
+            "%s resizes images with antialiasing, and this run's evaluation %s: some predictions will differ from "
+            "those of patchline evaluate",
+            library,
+            "without" if is_plain else "by areas",
+        )
+    if library and transform.border:
+        log.warning(
+            "%s cuts off no border, and this run's evaluation cuts off %d pixels at each side: crop images before",
+            library,
+            transform.border,
+        )
+    return exit_codes.DONE
+
+
+def _write_card(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; give another --out") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,58 +268,3 @@ def _plain(text: str) -> str:
 def _code(text: str) -> str:
     """The text as inline code, in which nothing is Markdown."""
     return f"`{_plain(text).replace('`', chr(39))}`"
-
-
-def run(job: ExportJob, *, overwrite: bool = False) -> int:
-    """Writes a file or folder, whole or not at all, and MODEL_CARD.md in a folder. `overwrite`: even if --out has other
-    content."""
-    refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
-    weights = open_for_use(job.path)
-    config, tensor = changed(weights, job)
-    usage = usage_at(weights, config.image_size)
-    labels = () if job.new_head else weights.labels
-
-    exported = Exported(
-        name=Path(job.out).resolve().name,
-        written=job.format,
-        config=config,
-        labels=labels,
-        usage=usage,
-        num_parameters=num_parameters(config),
-        is_changed=job.new_head or config != weights.config,
-    )
-    training = training_of(job.path)
-
-    def write(out: Path) -> None:
-        save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=usage)
-        if job.format in IN_FOLDERS:
-            _write_card(out / FILE_NAME, card_text(exported, training))
-
-    write_to(Path(job.out), write, overwrite=overwrite)
-    if job.run_dir:
-        write_record(Path(job.run_dir), stage="export", job=job)
-    log.info("%s: %s at %d px, format %s", job.out, config.name, config.image_size, job.format)
-    transform = usage.transform
-    is_plain, is_area = transform.filter == "bilinear" and not transform.antialias, transform.filter == "area"
-    library = {"timm": "timm", "hugging_face": "transformers"}.get(job.format)
-    if (library and is_plain) or (library == "transformers" and is_area):
-        log.info(
-            "%s resizes images with antialiasing, and this run's evaluation %s: some predictions will differ from "
-            "those of patchline evaluate",
-            library,
-            "without" if is_plain else "by areas",
-        )
-    if library and transform.border:
-        log.warning(
-            "%s cuts off no border, and this run's evaluation cuts off %d pixels at each side: crop images before",
-            library,
-            transform.border,
-        )
-    return exit_codes.DONE
-
-
-def _write_card(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; give another --out") from error

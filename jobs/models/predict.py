@@ -1,5 +1,4 @@
-"""`patchline predict`: the most probable classes of each image."""
-# TODO docstring joined: """Finds the images that a command is given: files, and folders with all that is below them."""
+"""`patchline predict`: the most probable classes of each image in the files and folders that it is given."""
 
 import json
 import logging

@@ -1,10 +1,9 @@
-"""`patchline stop` and `save`: ask a run, by files in its folder, to do something.
+"""`patchline stop RUN`, `save RUN` and `cancel RUN|CHAIN`.
 
-A stage without a run directory, such as packing, has no such folder: its jobs are found in the queue by what they
-write, which may be a URL.
+Stop and save ask a run to do something, by files in its folder. Cancel cancels all jobs of a run or of a chain, waiting
+or running, and says which; it also takes the output of a stage without a run directory, such as packing.
 """
 
-# TODO docstring joined: """`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which. The output of a stage without a run directory, such as packing, will do as well."""
 import logging
 import os
 import shlex
@@ -33,36 +32,21 @@ from shards.schema.config_values import shown_value
 log = logging.getLogger(__name__)
 
 
-_PAUSE_SECONDS = 1.0
+_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # of cancel: between two looks at the queue, and in all
 
 
-_MOST_SECONDS = 120.0
-
-
-def run(words: list[str], *, command: str) -> int:
-    """Does what the command says with the run. UserError for what is no run, or cannot be asked."""
+def run(words: list[str], *, command: str, environ: Mapping[str, str]) -> int:
+    """Does what the command says with a run. UserError for what is no run, or cannot be asked. `environ`: for Slurm's
+    programs, which cancel asks."""
+    if command == "cancel":
+        return cancel(words, environ=environ)
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError(f"usage: patchline {command} RUN")
     run_dir = Path(words[0])
     facts = facts_at(run_dir)
     work_in(run_dir)
-    if command == "save":
-        _save(run_dir, facts)
-    else:
-        _stop(run_dir, facts)
+    (_save if command == "save" else _stop)(run_dir, facts)
     return exit_codes.DONE
-
-
-def facts_at(run_dir: Path) -> RunFacts:
-    """What the folder says. UserError if it is no run."""
-    found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
-    if found is None:
-        shown = shlex.quote(str(run_dir))
-        refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
-        raise UserError(
-            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        )
-    return found.facts
 
 
 def _stop(run_dir: Path, facts: RunFacts) -> None:
@@ -117,44 +101,9 @@ def _shown(path: Path) -> str:
     return printable_name(str(path))
 
 
-def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
-    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
-    can, or if there is none."""
-    try:
-        for name in parts:
-            if (folder / name).is_dir():
-                os.scandir(folder / name).close()
-    except PermissionError as error:
-        return f"{error.strerror} at {printable_name(str(error.filename))}"
-    return ""
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file is there, and this user may know it."""
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
-
-
-def refuse_no_run(run_dir: Path) -> None:
-    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
-    if why := why_unreadable(run_dir, parts=("", STATE)):
-        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
-    if not _is_begun(run_dir):
-        refuse_chain(str(run_dir))
-    if not run_dir.is_dir() or not _is_begun(run_dir):
-        raise UserError(
-            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        )
-
-
-def _is_begun(run_dir: Path) -> bool:
-    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
-
-
 def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """0 once none of the jobs waits or runs. UserError if the word is no run or chain, or Slurm does not answer."""
+    """Returns 0 once none of the jobs waits or runs. UserError if the word is no run or chain, or if Slurm does not
+    answer."""
     if len(words) != 1:
         raise UserError("usage: patchline cancel RUN|CHAIN, one folder")
     folder, shown = Path(words[0]), printable_name(words[0])
@@ -213,3 +162,52 @@ def _cancel_all(
             raise UserError(f"{found[0].job} does not end; see `scontrol show job {found[0].job}`")
         time.sleep(_PAUSE_SECONDS)
     return gone
+
+
+def facts_at(run_dir: Path) -> RunFacts:
+    """What the folder says. UserError if it is no run."""
+    found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
+    if found is None:
+        shown = shlex.quote(str(run_dir))
+        refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+    return found.facts
+
+
+def refuse_no_run(run_dir: Path) -> None:
+    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if why := why_unreadable(run_dir, parts=("", STATE)):
+        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
+    if not is_begun(run_dir):
+        refuse_chain(str(run_dir))
+    if not run_dir.is_dir() or not is_begun(run_dir):
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+
+
+def is_begun(run_dir: Path) -> bool:
+    """Whether a folder is a run, or one whose first job has not started yet."""
+    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
+
+
+def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
+    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
+    can, or if there is none."""
+    try:
+        for name in parts:
+            if (folder / name).is_dir():
+                os.scandir(folder / name).close()
+    except PermissionError as error:
+        return f"{error.strerror} at {printable_name(str(error.filename))}"
+    return ""
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, and this user may know it."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False

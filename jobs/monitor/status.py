@@ -1,7 +1,10 @@
 """`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that fixes
-it."""
+it.
 
-# TODO docstring joined: """`patchline cancel RUN|CHAIN`: cancels all jobs of a run or of a chain, waiting or running, and says which. The output of a stage without a run directory, such as packing, will do as well."""
+A stage without a run directory, such as packing, is named by what it writes, a folder or a URL: its jobs are found in
+the queue by that name.
+"""
+
 import json
 import logging
 import shlex
@@ -22,6 +25,7 @@ from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
 from jobs.cluster.slurm import queued_with
+from jobs.monitor.ask import is_begun, is_there, why_unreadable
 from jobs.monitor.logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
@@ -45,40 +49,6 @@ _FULL = (
     ),
 )
 _PIPE_COLUMNS = 160
-
-
-def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
-    them if Slurm does not answer."""
-    others = [word for word in words if not is_chain(word) and not _is_run(Path(word))]
-    try:
-        found = {word: queued_with(output_name(word), environ) for word in others}
-        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
-    except UserError:
-        return {}
-    return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("job.yaml", "submit"))
-
-
-def output_lines(outputs: Outputs) -> list[str]:
-    """Each job, what it waits for, where its log is, and the command that fixes it."""
-    lines = []
-    for word, jobs in outputs.items():
-        lines.append(printable_name(word))
-        for job in jobs:
-            found = finding_of(job)
-            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
-            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
-            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
-    return lines
-
-
-def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
-    """One object for each output."""
-    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +130,7 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     for root, path in named + of_chains:
         is_below = path.is_relative_to(root.absolute()) and path != root
         run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
-        if run_there is not None and (_is_begun(path) or why_unreadable(path)):
+        if run_there is not None and (is_begun(path) or why_unreadable(path)):
             found.append((run_there, path))
         elif root == path:
             raise UserError(
@@ -234,3 +204,33 @@ def _lines(status: Status) -> Sequence[str]:
     for finding in status.findings:
         lines += [finding.words] + ([f"> {finding.todo}"] if finding.todo else [])
     return lines
+
+
+def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
+    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
+    them if Slurm does not answer."""
+    others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
+    try:
+        found = {word: queued_with(output_name(word), environ) for word in others}
+        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
+    except UserError:
+        return {}
+    return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}
+
+
+def output_lines(outputs: Outputs) -> list[str]:
+    """Each job, what it waits for, where its log is, and the command that fixes it."""
+    lines = []
+    for word, jobs in outputs.items():
+        lines.append(printable_name(word))
+        for job in jobs:
+            found = finding_of(job)
+            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
+            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
+            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
+    return lines
+
+
+def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
+    """One object for each output."""
+    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]

@@ -1,9 +1,9 @@
 """`patchline watch RUN|CHAIN`: a run, its jobs and its log, drawn again every few seconds until q or Ctrl-C.
 
-Of a chain, it shows the table, and below it the run that is running. Where standard output is no terminal, it writes a
-line every half minute. A thread asks Slurm, so that a controller that does not answer does not stop the picture.
+For a chain, it draws the chain's table, and below it the run that is running. Without a terminal, it writes a line
+every half minute. A run is read from the ends of its files. A thread asks Slurm, so that a controller that does not
+answer does not stop the picture.
 """
-# TODO docstring joined: """What `patchline watch` shows of a run: read from the ends of its files, and drawn as lines for a terminal."""
 
 import math
 import os
@@ -54,6 +54,231 @@ _MOST_RUNS = 256
 _RUNNING = "running"
 _SLURM_SECONDS, _LINE_SECONDS = 10.0, 30.0
 _ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal, for Slurm's first answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchFlags:
+    """The flags of the command: the seconds between two pictures."""
+
+    seconds: Annotated[int, Range(1, 3600)] = 2
+
+
+def run(words: list[str], *, environ: Mapping[str, str]) -> int:
+    """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
+    neither."""
+    flags, others = take_own_flags(WatchFlags, words)
+    folder = Path(only_word(others, usage=usage_of("watch")))
+    if not is_chain(folder):
+        refuse_no_run(folder)
+        if view_of(folder) is None:
+            command = f"patchline logs {shlex.quote(str(folder))}"
+            raise UserError(f"{str(folder)!r} is of a stage that has no steps to watch; `{command}` shows its log")
+    asked = Asked(folder, environ)
+    try:
+        if columns_of(sys.stdout) and sys.stdin.isatty():
+            with suppress(KeyboardInterrupt):
+                _show(asked, flags.seconds)
+        else:
+            _tell(asked)
+    finally:
+        asked.close()
+    return exit_codes.DONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What Slurm and the files said. `run_dir`: the run that is drawn, None for a chain of which none runs; `status`:
+    its jobs, None if Slurm was not asked; `chain`: None for a run."""
+
+    run_dir: Path | None
+    status: Status | None
+    chain: ChainStatus | None = None
+
+
+def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
+    """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
+    or the chain cannot be read."""
+    if not is_chain(folder):
+        return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
+    chain = status_of_chain(folder, environ)
+    run_dir, can_ask = run_of(chain), environ is not None and not chain.complaint
+    return Snapshot(run_dir=run_dir, status=status_of(run_dir, environ) if run_dir and can_ask else None, chain=chain)
+
+
+def run_of(chain: ChainStatus) -> Path | None:
+    """The run of a chain that runs, of several the one that was seen last; without one, that of a step whose job runs,
+    as between two tries."""
+    now, found = time.time(), []
+    names = {step.name for step in chain.steps if step.state == _RUNNING}
+    for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
+        run = run_at(path, path, now)
+        if run and (run.facts.state == _RUNNING or unit in names):
+            found.append((run.facts.state == _RUNNING, run.facts.last_seen or 0.0, path))
+    return max(found)[2] if found else None
+
+
+class Asked:
+    """The last answer about a run or a chain, renewed in the background."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self.is_chain = is_chain(folder)
+        has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
+        self.answer = Snapshot(run_dir=None if self.is_chain else folder, status=None)
+        self.complaint = ""
+        self.root = folder.absolute() if self.is_chain else None
+        self._folder, self._environ = folder, environ if has_slurm else None
+        self._at, self._next = 0.0, 0.0
+        self._future: Future[Snapshot] | None = None
+        self._asks = has_slurm or self.is_chain
+        self._pool = Pool(1, name="watch")
+
+    def renew(self) -> None:
+        """Takes the answer, if there is one, and asks again when it is time. Returns at once."""
+        if self._future and self._future.done():
+            try:
+                self.answer, self._at = self._future.result(), time.monotonic()
+                self.complaint = self.answer.chain.complaint if self.answer.chain else ""
+            except UserError as error:
+                self.complaint = str(error)
+            self._future, self._next = None, time.monotonic() + _SLURM_SECONDS
+        if self._asks and not self._future and time.monotonic() >= self._next:
+            self._future = self._pool.submit(lambda: answer_of(self._folder, self._environ))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has been asked, and nothing is known yet."""
+        return self._asks and not self._at and not self.complaint
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether Slurm is asked and has said nothing yet, so that a job may wait or run."""
+        return self._asks and not self._at
+
+    @property
+    def silence(self) -> str:
+        """Why there is no newer answer; empty if there is one."""
+        return self.complaint or "Slurm has not answered yet" * self.is_open
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last answer."""
+        return time.monotonic() - self._at if self._at else 0.0
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        self._pool.close(seconds=0)
+
+
+def _show(asked: Asked, seconds: int) -> None:
+    from rich.console import Console, Group  # noqa: PLC0415 - not needed for help
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console(file=unescaped(sys.stdout))
+    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        until = 0.0
+        while True:
+            lines = _lines(asked, console.width, console.height)
+            if lines:
+                live.update(Group(*lines), refresh=True)
+            until = time.monotonic() + (0.5 if asked.is_open else seconds)
+            while (left := until - time.monotonic()) > 0:
+                if select.select([keys], [], [], left)[0] and os.read(keys, 64)[:1] in (b"q", b"Q", b""):
+                    return
+
+
+@contextmanager
+def _keys() -> Iterator[int]:
+    """Standard input, of which each key comes at once and is not shown; Ctrl-C stays what it is."""
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    try:
+        tty.setcbreak(number)
+        yield number
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _tell(asked: Asked) -> None:
+    """A line now and then, for a log; ends with the run or chain, once no job of it waits or runs."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while asked.is_open and (asked.is_chain or time.monotonic() < deadline):
+        asked.renew()
+        time.sleep(_POLL_SECONDS)
+    while True:
+        view, chain = _view(asked), asked.answer.chain
+        silence = f"  ({asked.silence})" if asked.silence else ""
+        if chain:
+            line = time.strftime("%H:%M:%S  ") + chain_line(chain)
+            put(f"{line}{f': {line_of(view, has_time=False)}' if view else ''}{silence}\n")
+        elif view:
+            put(f"{line_of(view)}{silence}\n")
+        if is_over(view, chain, is_unanswered=asked.is_unanswered):
+            return
+        time.sleep(_LINE_SECONDS)
+
+
+def is_over(view: View | None, chain: ChainStatus | None, *, is_unanswered: bool) -> bool:
+    """Whether no job waits or runs; while Slurm does not say, only of what is done."""
+    if chain:
+        return chain.is_over
+    state = view.run.facts.state if view else "running"
+    if is_unanswered:
+        return state == "done"
+    return state != "running" and not (view and view.status and view.status.next_job)
+
+
+def line_of(view: View, *, has_time: bool = True) -> str:
+    """The most important of a view."""
+    facts = view.run.facts
+    words = [
+        time.strftime("%H:%M:%S", time.localtime(view.now)) if has_time else printable_name(view.run.path),
+        view.state,
+        f"step {facts.step or 0:,}" + (f"/{view.run.num_steps:,}" if view.run.num_steps else ""),
+        "" if facts.loss is None else f"loss {facts.loss:.4g}",
+        "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",
+        "" if view.seconds_left is None else f"{clock(view.seconds_left)} left",
+        *(map(printable_name, facts.reasons[:1]) if facts.state == "running" else ()),
+        *(finding.words for finding in (view.status.findings[:1] if view.status else ())),
+    ]
+    return "  ".join(word for word in words if word)
+
+
+def chain_line(chain: ChainStatus) -> str:
+    """The chain in a line of a log."""
+    done = sum(step.state == "complete" for step in chain.steps)
+    going = [
+        f"{step.name} {step.state}" for step in chain.steps if step.state not in ("complete", "waits for its turn")
+    ]
+    return "  ".join([f"{done}/{len(chain.steps)} steps complete", chain.ending or ", ".join(going[:4])]).rstrip()
+
+
+def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
+    """The chain's table in at most this number of lines: without the complete steps, if there are too many."""
+    lines = lines_of(chain, columns=columns)
+    if len(lines) > most:
+        lines = lines_of(chain, columns=columns, is_short=True)
+    if len(lines) > most > 0:
+        lines = [*lines[: most - 1], f"    ... {len(lines) - most + 1} more lines in `patchline status`"]
+    return lines[:most]
+
+
+def _view(asked: Asked) -> View | None:
+    """The view of the run; None for a chain of which none runs."""
+    asked.renew()
+    answer = asked.answer
+    if answer.run_dir is None:
+        return None
+    return view_of(answer.run_dir, root=asked.root, status=answer.status, status_age=asked.age, complaint=asked.silence)
+
+
+def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
+    """A screen: the table of a chain takes at most half of it, if a run is drawn below."""
+    view, chain = _view(asked), asked.answer.chain
+    if chain is None:
+        return drawn(view, columns=columns, rows=rows) if view else []
+    most = rows // 2 if view else rows - 2
+    above = table_lines(chain, columns=columns, most=max(1, most))
+    return drawn_chain(above, view, columns=columns, rows=rows, complaint=asked.complaint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,228 +485,3 @@ def _text(words: str, style: str = "") -> "Text":
     from rich.text import Text  # noqa: PLC0415 - not needed for help
 
     return Text(words, style=style, no_wrap=True, overflow="crop")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """What Slurm and the files said. `run_dir`: the run that is drawn, None for a chain of which none runs; `status`:
-    its jobs, None if Slurm was not asked; `chain`: None for a run."""
-
-    run_dir: Path | None
-    status: Status | None
-    chain: ChainStatus | None = None
-
-
-def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
-    """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
-    or the chain cannot be read."""
-    if not is_chain(folder):
-        return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
-    chain = status_of_chain(folder, environ)
-    run_dir, can_ask = run_of(chain), environ is not None and not chain.complaint
-    return Snapshot(run_dir=run_dir, status=status_of(run_dir, environ) if run_dir and can_ask else None, chain=chain)
-
-
-def run_of(chain: ChainStatus) -> Path | None:
-    """The run of a chain that runs, of several the one that was seen last; without one, that of a step whose job runs,
-    as between two tries."""
-    now, found = time.time(), []
-    names = {step.name for step in chain.steps if step.state == _RUNNING}
-    for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
-        run = run_at(path, path, now)
-        if run and (run.facts.state == _RUNNING or unit in names):
-            found.append((run.facts.state == _RUNNING, run.facts.last_seen or 0.0, path))
-    return max(found)[2] if found else None
-
-
-def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
-    """The chain's table in at most this number of lines: without the complete steps, if there are too many."""
-    lines = lines_of(chain, columns=columns)
-    if len(lines) > most:
-        lines = lines_of(chain, columns=columns, is_short=True)
-    if len(lines) > most > 0:
-        lines = [*lines[: most - 1], f"    ... {len(lines) - most + 1} more lines in `patchline status`"]
-    return lines[:most]
-
-
-def chain_line(chain: ChainStatus) -> str:
-    """The chain in a line of a log."""
-    done = sum(step.state == "complete" for step in chain.steps)
-    going = [
-        f"{step.name} {step.state}" for step in chain.steps if step.state not in ("complete", "waits for its turn")
-    ]
-    return "  ".join([f"{done}/{len(chain.steps)} steps complete", chain.ending or ", ".join(going[:4])]).rstrip()
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchFlags:
-    """The flags of the command: the seconds between two pictures."""
-
-    seconds: Annotated[int, Range(1, 3600)] = 2
-
-
-class Asked:
-    """The last answer about a run or a chain, renewed in the background."""
-
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self.is_chain = is_chain(folder)
-        has_slurm = shutil.which("scontrol", path=environ.get("PATH")) is not None
-        self.answer = Snapshot(run_dir=None if self.is_chain else folder, status=None)
-        self.complaint = ""
-        self.root = folder.absolute() if self.is_chain else None
-        self._folder, self._environ = folder, environ if has_slurm else None
-        self._at, self._next = 0.0, 0.0
-        self._future: Future[Snapshot] | None = None
-        self._asks = has_slurm or self.is_chain
-        self._pool = Pool(1, name="watch")
-
-    def renew(self) -> None:
-        """Takes the answer, if there is one, and asks again when it is time. Returns at once."""
-        if self._future and self._future.done():
-            try:
-                self.answer, self._at = self._future.result(), time.monotonic()
-                self.complaint = self.answer.chain.complaint if self.answer.chain else ""
-            except UserError as error:
-                self.complaint = str(error)
-            self._future, self._next = None, time.monotonic() + _SLURM_SECONDS
-        if self._asks and not self._future and time.monotonic() >= self._next:
-            self._future = self._pool.submit(lambda: answer_of(self._folder, self._environ))
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has been asked, and nothing is known yet."""
-        return self._asks and not self._at and not self.complaint
-
-    @property
-    def is_unanswered(self) -> bool:
-        """Whether Slurm is asked and has said nothing yet, so that a job may wait or run."""
-        return self._asks and not self._at
-
-    @property
-    def silence(self) -> str:
-        """Why there is no newer answer; empty if there is one."""
-        return self.complaint or "Slurm has not answered yet" * self.is_open
-
-    @property
-    def age(self) -> float:
-        """Seconds since the last answer."""
-        return time.monotonic() - self._at if self._at else 0.0
-
-    def close(self) -> None:
-        """Waits for nothing."""
-        self._pool.close(seconds=0)
-
-
-def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
-    neither."""
-    flags, others = take_own_flags(WatchFlags, words)
-    folder = Path(only_word(others, usage=usage_of("watch")))
-    if not is_chain(folder):
-        refuse_no_run(folder)
-        if view_of(folder) is None:
-            command = f"patchline logs {shlex.quote(str(folder))}"
-            raise UserError(f"{str(folder)!r} is of a stage that has no steps to watch; `{command}` shows its log")
-    asked = Asked(folder, environ)
-    try:
-        if columns_of(sys.stdout) and sys.stdin.isatty():
-            with suppress(KeyboardInterrupt):
-                _show(asked, flags.seconds)
-        else:
-            _tell(asked)
-    finally:
-        asked.close()
-    return exit_codes.DONE
-
-
-def _view(asked: Asked) -> View | None:
-    """The view of the run; None for a chain of which none runs."""
-    asked.renew()
-    answer = asked.answer
-    if answer.run_dir is None:
-        return None
-    return view_of(answer.run_dir, root=asked.root, status=answer.status, status_age=asked.age, complaint=asked.silence)
-
-
-def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
-    """A screen: the table of a chain takes at most half of it, if a run is drawn below."""
-    view, chain = _view(asked), asked.answer.chain
-    if chain is None:
-        return drawn(view, columns=columns, rows=rows) if view else []
-    most = rows // 2 if view else rows - 2
-    above = table_lines(chain, columns=columns, most=max(1, most))
-    return drawn_chain(above, view, columns=columns, rows=rows, complaint=asked.complaint)
-
-
-def _show(asked: Asked, seconds: int) -> None:
-    from rich.console import Console, Group  # noqa: PLC0415 - not needed for help
-    from rich.live import Live  # noqa: PLC0415
-
-    console = Console(file=unescaped(sys.stdout))
-    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-        until = 0.0
-        while True:
-            lines = _lines(asked, console.width, console.height)
-            if lines:
-                live.update(Group(*lines), refresh=True)
-            until = time.monotonic() + (0.5 if asked.is_open else seconds)
-            while (left := until - time.monotonic()) > 0:
-                if select.select([keys], [], [], left)[0] and os.read(keys, 64)[:1] in (b"q", b"Q", b""):
-                    return
-
-
-@contextmanager
-def _keys() -> Iterator[int]:
-    """Standard input, of which each key comes at once and is not shown; Ctrl-C stays what it is."""
-    number = sys.stdin.fileno()
-    before = termios.tcgetattr(number)
-    try:
-        tty.setcbreak(number)
-        yield number
-    finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
-
-
-def _tell(asked: Asked) -> None:
-    """A line now and then, for a log; ends with the run or chain, once no job of it waits or runs."""
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    while asked.is_open and (asked.is_chain or time.monotonic() < deadline):
-        asked.renew()
-        time.sleep(_POLL_SECONDS)
-    while True:
-        view, chain = _view(asked), asked.answer.chain
-        silence = f"  ({asked.silence})" if asked.silence else ""
-        if chain:
-            line = time.strftime("%H:%M:%S  ") + chain_line(chain)
-            put(f"{line}{f': {line_of(view, has_time=False)}' if view else ''}{silence}\n")
-        elif view:
-            put(f"{line_of(view)}{silence}\n")
-        if is_over(view, chain, is_unanswered=asked.is_unanswered):
-            return
-        time.sleep(_LINE_SECONDS)
-
-
-def is_over(view: View | None, chain: ChainStatus | None, *, is_unanswered: bool) -> bool:
-    """Whether no job waits or runs; while Slurm does not say, only of what is done."""
-    if chain:
-        return chain.is_over
-    state = view.run.facts.state if view else "running"
-    if is_unanswered:
-        return state == "done"
-    return state != "running" and not (view and view.status and view.status.next_job)
-
-
-def line_of(view: View, *, has_time: bool = True) -> str:
-    """The most important of a view."""
-    facts = view.run.facts
-    words = [
-        time.strftime("%H:%M:%S", time.localtime(view.now)) if has_time else printable_name(view.run.path),
-        view.state,
-        f"step {facts.step or 0:,}" + (f"/{view.run.num_steps:,}" if view.run.num_steps else ""),
-        "" if facts.loss is None else f"loss {facts.loss:.4g}",
-        "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",
-        "" if view.seconds_left is None else f"{clock(view.seconds_left)} left",
-        *(map(printable_name, facts.reasons[:1]) if facts.state == "running" else ()),
-        *(finding.words for finding in (view.status.findings[:1] if view.status else ())),
-    ]
-    return "  ".join(word for word in words if word)

@@ -1,5 +1,8 @@
-"""The part of `patchline plan` about nodes: tables over their number, and what they assume."""
-# TODO docstring joined: """The part of `patchline plan` about image sizes: operations and memory of an image over its resolution. The products of attention grow with the square of the tokens, and so with the fourth power of the side (of axial attention, with the third); all else in a layer grows with the tokens. """
+"""What a plan costs over the number of nodes and over the image size, as tables for `patchline plan`.
+
+Over the image size: the products of attention grow with the square of the tokens, and so with the fourth power of the
+side (of axial attention, with the third); all else in a layer grows with the tokens.
+"""
 
 import math
 import re
@@ -303,17 +306,17 @@ def at_sizes(job: PlanJob) -> list[AtSize]:
     stride = 1 if model.is_bit else model.stride
     how = pass_of(training, is_on_gpu=True, element_bytes=4 if training.engine.precision == "fp32" else 2)
     found = []
-    for size in sorted(job.image_sizes):
-        if size % stride:
-            lower, upper = size // stride * stride, -(-size // stride) * stride
+    for side in sorted(job.image_sizes):
+        if side % stride:
+            lower, upper = side // stride * stride, -(-side // stride) * stride
             sizes = f"{lower} or {upper}" if lower else str(upper)
-            raise UserError(f"--image-sizes has {size}, not a multiple of the patch ({stride} px); take {sizes}")
-        at = replace(model, image_size=size)
+            raise UserError(f"--image-sizes has {side}, not a multiple of the patch ({stride} px); take {sizes}")
+        at = replace(model, image_size=side)
         kept = activations_of(at, how)
         num_tokens = 0 if at.is_bit else at.num_prefix_tokens + at.grid[0] * at.grid[1]
         found.append(
             AtSize(
-                image_size=size,
+                image_size=side,
                 num_tokens=num_tokens,
                 forward_flops=forward_flops(at),
                 attention_flops=attention_flops(at),

@@ -1,9 +1,9 @@
 """`patchline compare RUN...`: accuracy over compute and over data of several runs, as one page and a table.
 
-Figures 3, 4 and 5 of "An Image is Worth 16x16 Words". It reads the runs' own files, and changes nothing.
+These are figures 3, 4 and 5 of "An Image is Worth 16x16 Words": a line for each model. The page also has the training
+losses, one picture for each loss, drawn as means over many steps, so that runs that differ by less than the noise of a
+step can be told apart; and a table that a script sorts. The command reads the runs' own files, and changes nothing.
 """
-# TODO docstring joined: """The comparison of runs as one HTML page: accuracy over compute or data, a line for each model, and a table that its script sorts."""
-# TODO docstring joined: """The training losses of a comparison in one picture for each loss: a line for each run, of means, so that runs that differ by less than the noise of a step can be told apart."""
 
 import json
 import logging
@@ -54,53 +54,121 @@ _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossPlot:
-    """`keys`: the class of each line and the name of its run. `words`: what is not drawn."""
+class CompareFlags:
+    """The flags of the command: the page that is written, or, with `json`, none."""
 
-    title: str
-    picture: Markup
-    keys: tuple[tuple[str, str], ...]
-    words: str
+    out: str | None = None
+    json: bool = False
 
 
-def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
-    """A picture for each loss that the runs train with; runs with fewer than two means are left out."""
-    drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
-    groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
-    return [_plot(group, is_only=len(groups) == 1) for group in groups]
+def run(words: list[str]) -> int:
+    """Writes the page and prints the table (with --json, only one JSON object for each point). UserError if there is no
+    run in the folders, or the page cannot be written."""
+    flags, folders = take_own_flags(CompareFlags, words)
+    if unknown := next((word for word in folders if word.startswith("-")), ""):
+        raise UserError(f"unknown flag {shown_value(unknown)}; usage: {usage_of('compare')}")
+    if not folders:
+        raise UserError(f"no run is given; usage: {usage_of('compare')}")
+    if flags.out is not None:
+        _refuse_no_page(flags.out)
+    out = Path(flags.out or _NAME)
+    points, notes = _points(folders)
+    if not points:
+        raise _nothing(folders, notes)
+    for note in notes:
+        log.warning("left out: %s", printable_name(note))
+    if flags.json:
+        put("".join(f"{json.dumps(point_json(one), allow_nan=False)}\n" for one in points))
+        return exit_codes.DONE
+    page = render(points, notes)
+    write_page(out, page)
+    put(point_table(points))
+    log.info("%s: %s, opens in any browser", printable_name(str(out)), plural(len(points), "point"))
+    return exit_codes.DONE
 
 
-def _plot(points: list[Point], *, is_only: bool) -> LossPlot:
-    shown, num_left = points[:_MOST_RUNS], max(0, len(points) - _MOST_RUNS)
-    of_images = len({one.global_batch for one in shown}) > 1  # steps of other batches are no measure of progress
-    lines = [[(step * (one.global_batch if of_images else 1), loss) for step, loss in one.losses] for one in shown]
-    xs, ys = [x for line in lines for x, _ in line], [y for line in lines for _, y in line]
-    is_log = min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
-    x_name = "images trained on" if of_images else "step"
-    frame = Frame(
-        x=Axis(name=x_name, low=min(xs), high=max(xs), ticks=labelled(ticks(min(xs), max(xs), is_whole=True))),
-        y=Axis(
-            name="loss",
-            low=min(ys),
-            high=max(ys),
-            ticks=labelled(log_ticks(min(ys), max(ys)) if is_log else ticks(min(ys), max(ys))),
-            is_log=is_log,
-            margin=0.05,
-        ),
-    )
-    styles = [f"line-{at % NUM_COLOURS}{' dashed' if at >= NUM_COLOURS else ''}" for at in range(len(shown))]
-    names = [one.name + (" (its first seed)" if one.num_runs > 1 else "") for one in shown]
-    ends = "; ".join(f"{name} ends at {number(one.losses[-1][1])}" for name, one in zip(names, shown, strict=True))
-    title = "Training loss" if is_only else f"Training loss, {shown[0].loss_name}"
-    return LossPlot(
-        title=title,
-        picture=frame.svg(
-            f"{title} over {x_name}: {ends}.",
-            [frame.line(line, f"joined {style}") for line, style in zip(lines, styles, strict=True)],
-        ),
-        keys=tuple(zip(styles, names, strict=True)),
-        words=f"{plural(num_left, 'more run')} not drawn: compare fewer to see them." if num_left else "",
-    )
+def _refuse_no_page(out: str) -> None:
+    """UserError if the page cannot have this name, or would replace something else."""
+    if Path(out).suffix.lower() not in PAGES:
+        raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
+    refuse_no_page(Path(out), name=_NAME)
+
+
+def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
+    """The points of all runs in these folders, each once."""
+    points, notes, seen = list[Point](), list[str](), set[Path]()
+    for given in folders:
+        root = Path(given)
+        new = [folder for folder in folders_below(root) if folder.resolve() not in seen]
+        seen |= {folder.resolve() for folder in new}
+        found, told = gather(new, root=root)
+        points, notes = [*points, *found], [*notes, *told]
+    if len(points) > _MOST_POINTS:
+        raise UserError(f"{len(points):,} runs; allowed: at most {_MOST_POINTS:,} in one comparison")
+    return told_apart(points), notes
+
+
+def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
+    """The error for folders without a point; the notes say what was there."""
+    listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
+    if not notes:
+        return UserError(f"no training run in {listed}, down to 3 levels; {give}")
+    shown = "; ".join(map(printable_name, notes[:_MOST_NOTES]))
+    more = f"; and {len(notes) - _MOST_NOTES} more" if len(notes) > _MOST_NOTES else ""
+    return UserError(f"nothing to compare in {listed}: {shown}{more}; {give}, of a sweep its own folder")
+
+
+def point_table(points: Sequence[Point]) -> str:
+    """A line for each point."""
+    rows = [
+        (
+            "run",
+            "model",
+            "scored on",
+            "images",
+            "exaFLOPs",
+            "accuracy",
+            "best",
+            "few-shot",
+            "also scored",
+            "what differs",
+        )
+    ]
+    rows += [
+        (
+            printable_name(one.name),
+            printable_name(one.line),
+            printable_name(one.dataset) or "-",
+            "-" if one.num_images is None else f"{one.num_images:,}",
+            "-" if one.exaflops is None else f"{one.exaflops:.3g}",
+            _score(one.accuracy, one.deviation),
+            _score(one.best_accuracy, one.best_deviation),
+            ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
+            "; ".join(printable_name(more.words()) for more in one.also) or "-",
+            _differs(one.differs),
+        )
+        for one in points
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        sized = zip(row, widths, strict=True)
+        cells = [cell.rjust(width) if at in _NUMBERS else cell.ljust(width) for at, (cell, width) in enumerate(sized)]
+        lines.append(f"{'  '.join(cells).rstrip()}\n")
+    return "".join(lines)
+
+
+def _score(value: float | None, deviation: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
+
+
+def _differs(settings: Sequence[str]) -> str:
+    """The first settings in which the run differs; the page has more."""
+    more = len(settings) - _MOST_SAID
+    shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
+    return ", ".join(shown) or "-"
 
 
 def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
@@ -252,118 +320,50 @@ def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareFlags:
-    """The flags of the command: the page that is written, or, with `json`, none."""
+class LossPlot:
+    """`keys`: the class of each line and the name of its run. `words`: what is not drawn."""
 
-    out: str | None = None
-    json: bool = False
-
-
-def run(words: list[str]) -> int:
-    """Writes the page and prints the table (with --json, only one JSON object for each point). UserError if there is no
-    run in the folders, or the page cannot be written."""
-    flags, folders = take_own_flags(CompareFlags, words)
-    if unknown := next((word for word in folders if word.startswith("-")), ""):
-        raise UserError(f"unknown flag {shown_value(unknown)}; usage: {usage_of('compare')}")
-    if not folders:
-        raise UserError(f"no run is given; usage: {usage_of('compare')}")
-    if flags.out is not None:
-        _refuse_no_page(flags.out)
-    out = Path(flags.out or _NAME)
-    points, notes = _points(folders)
-    if not points:
-        raise _nothing(folders, notes)
-    for note in notes:
-        log.warning("left out: %s", printable_name(note))
-    if flags.json:
-        put("".join(f"{json.dumps(point_json(one), allow_nan=False)}\n" for one in points))
-        return exit_codes.DONE
-    page = render(points, notes)
-    write_page(out, page)
-    put(point_table(points))
-    log.info("%s: %s, opens in any browser", printable_name(str(out)), plural(len(points), "point"))
-    return exit_codes.DONE
+    title: str
+    picture: Markup
+    keys: tuple[tuple[str, str], ...]
+    words: str
 
 
-def point_table(points: Sequence[Point]) -> str:
-    """A line for each point."""
-    rows = [
-        (
-            "run",
-            "model",
-            "scored on",
-            "images",
-            "exaFLOPs",
-            "accuracy",
-            "best",
-            "few-shot",
-            "also scored",
-            "what differs",
-        )
-    ]
-    rows += [
-        (
-            printable_name(one.name),
-            printable_name(one.line),
-            printable_name(one.dataset) or "-",
-            "-" if one.num_images is None else f"{one.num_images:,}",
-            "-" if one.exaflops is None else f"{one.exaflops:.3g}",
-            _score(one.accuracy, one.deviation),
-            _score(one.best_accuracy, one.best_deviation),
-            ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
-            "; ".join(printable_name(more.words()) for more in one.also) or "-",
-            _differs(one.differs),
-        )
-        for one in points
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        sized = zip(row, widths, strict=True)
-        cells = [cell.rjust(width) if at in _NUMBERS else cell.ljust(width) for at, (cell, width) in enumerate(sized)]
-        lines.append(f"{'  '.join(cells).rstrip()}\n")
-    return "".join(lines)
+def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
+    """A picture for each loss that the runs train with; runs with fewer than two means are left out."""
+    drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
+    groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
+    return [_plot(group, is_only=len(groups) == 1) for group in groups]
 
 
-def _differs(settings: Sequence[str]) -> str:
-    """The first settings in which the run differs; the page has more."""
-    more = len(settings) - _MOST_SAID
-    shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
-    return ", ".join(shown) or "-"
-
-
-def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
-    """The error for folders without a point; the notes say what was there."""
-    listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
-    if not notes:
-        return UserError(f"no training run in {listed}, down to 3 levels; {give}")
-    shown = "; ".join(map(printable_name, notes[:_MOST_NOTES]))
-    more = f"; and {len(notes) - _MOST_NOTES} more" if len(notes) > _MOST_NOTES else ""
-    return UserError(f"nothing to compare in {listed}: {shown}{more}; {give}, of a sweep its own folder")
-
-
-def _score(value: float | None, deviation: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
-
-
-def _refuse_no_page(out: str) -> None:
-    """UserError if the page cannot have this name, or would replace something else."""
-    if Path(out).suffix.lower() not in PAGES:
-        raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
-    refuse_no_page(Path(out), name=_NAME)
-
-
-def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """The points of all runs in these folders, each once."""
-    points, notes, seen = list[Point](), list[str](), set[Path]()
-    for given in folders:
-        root = Path(given)
-        new = [folder for folder in folders_below(root) if folder.resolve() not in seen]
-        seen |= {folder.resolve() for folder in new}
-        found, told = gather(new, root=root)
-        points, notes = [*points, *found], [*notes, *told]
-    if len(points) > _MOST_POINTS:
-        raise UserError(f"{len(points):,} runs; allowed: at most {_MOST_POINTS:,} in one comparison")
-    return told_apart(points), notes
+def _plot(points: list[Point], *, is_only: bool) -> LossPlot:
+    shown, num_left = points[:_MOST_RUNS], max(0, len(points) - _MOST_RUNS)
+    of_images = len({one.global_batch for one in shown}) > 1  # steps of other batches are no measure of progress
+    lines = [[(step * (one.global_batch if of_images else 1), loss) for step, loss in one.losses] for one in shown]
+    xs, ys = [x for line in lines for x, _ in line], [y for line in lines for _, y in line]
+    is_log = min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
+    x_name = "images trained on" if of_images else "step"
+    frame = Frame(
+        x=Axis(name=x_name, low=min(xs), high=max(xs), ticks=labelled(ticks(min(xs), max(xs), is_whole=True))),
+        y=Axis(
+            name="loss",
+            low=min(ys),
+            high=max(ys),
+            ticks=labelled(log_ticks(min(ys), max(ys)) if is_log else ticks(min(ys), max(ys))),
+            is_log=is_log,
+            margin=0.05,
+        ),
+    )
+    styles = [f"line-{at % NUM_COLOURS}{' dashed' if at >= NUM_COLOURS else ''}" for at in range(len(shown))]
+    names = [one.name + (" (its first seed)" if one.num_runs > 1 else "") for one in shown]
+    ends = "; ".join(f"{name} ends at {number(one.losses[-1][1])}" for name, one in zip(names, shown, strict=True))
+    title = "Training loss" if is_only else f"Training loss, {shown[0].loss_name}"
+    return LossPlot(
+        title=title,
+        picture=frame.svg(
+            f"{title} over {x_name}: {ends}.",
+            [frame.line(line, f"joined {style}") for line, style in zip(lines, styles, strict=True)],
+        ),
+        keys=tuple(zip(styles, names, strict=True)),
+        words=f"{plural(num_left, 'more run')} not drawn: compare fewer to see them." if num_left else "",
+    )

@@ -3,9 +3,10 @@
 A fine-tuned run has the compute of the run that its weights are from as well, and that run's data, if its folder is
 still where the job says. The repetitions of a sweep are one point. What is not known is None, with the reason.
 
-Of a run that averages its weights, the accuracy is that of the averaged ones, which RUN/weights has, if it is known.
+If a run averages its weights, its accuracy is that of the averaged ones, which are in RUN/weights, if it is known.
+Further scores are those on other datasets, and few-shot accuracy: measured in the run, or by `patchline fewshot
+RUN/best --run-dir RUN/fewshot`.
 """
-# TODO docstring joined: """The scores of a run that a comparison shows, from its own files: on the dataset that it is judged by, on others, and few-shot, in the run and by `patchline fewshot RUN/best --run-dir RUN/fewshot`."""
 
 import json
 import shlex

@@ -1,5 +1,7 @@
-"""`patchline report`: what a run did, in a few lines and as one HTML page. It reads a run, also one that is running."""
-# TODO docstring joined: """The report of a run as one HTML page, without a script. The table of curves says each one's title, its unit, how its values are written, and with which others it is drawn. """
+"""`patchline report`: what a run did, in a few lines and as one HTML page without a script. The run may be running.
+
+`kind_of` says how each curve is shown: its title, its unit, and how its values are written.
+"""
 
 import logging
 import math
@@ -45,6 +47,145 @@ _STEP_TITLES = {
 __all__ = ["ReportJob", "run"]
 log = logging.getLogger(__name__)
 _NAME, _MOST_CONFUSIONS = "report.html", 5
+
+
+def run(job: ReportJob) -> int:
+    """Writes the page, prints the summary; returns 0."""
+    run_dir = Path(job.run)
+    out = Path(job.out) if job.out else run_dir / _NAME
+    if job.out:
+        refuse_no_page(out, name=_NAME)
+    facts = gather(run_dir)
+    worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds)
+    scores = read_scores(run_dir)
+    page = render(facts, worth, scores)
+    write_page(out, page)
+    put(summary(facts, scores))
+    log.info("%s: %s, opens in any browser", out, size(len(page)))
+    return exit_codes.DONE
+
+
+def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
+    """The report in lines of at most 80 columns: first the outcome and what the model confuses."""
+    lacks = lacks_confusions(facts, scores)
+    lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
+    for one in facts.time.restarts:
+        origin = "scratch" if one.step is None else f"step {one.step:,}"
+        lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")
+        lost = "" if one.lost_steps is None else f", {plural(one.lost_steps, 'step')} lost"
+        lines.append(f"    cost {duration(one.seconds)}{lost}, start-up {duration(one.startup_seconds)}")
+        lines += [f"    topology {one.topology}"] if one.topology else []
+    for finding in facts.findings[:10]:
+        lines.append(f"guard: step {finding['step']:,}: {finding['kind'].replace('_', ' ')}, {finding['action']}")
+    lines += [f"guard: {len(facts.findings) - 10:,} more"] if len(facts.findings) > 10 else []
+    if facts.quarantine.num_lines:
+        bad = facts.quarantine
+        reason = f", {bad.reasons[0][0]}" if bad.reasons else ""
+        lines.append(f"quarantine: {plural(bad.num_samples or bad.num_lines, 'sample')}{reason}")
+    lines += [f"data: {name} {value}" for name, value in facts.data if name == "fingerprint"]
+    lines += [f"note: {note}" for note in facts.notes]
+    return "".join(f"{part}\n" for line in lines for part in _fit(line))
+
+
+def _outcome(facts: ReportFacts) -> list[str]:
+    """How the run ended, how far it came, and how good it is."""
+    found, loss, accuracy = facts.run, facts.curves.named("loss"), facts.curves.named("test_accuracy")
+    step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
+    parts = [f"step {step}"]
+    parts += [f"{plural(facts.num_images, 'image')} in {duration(facts.time.wall_seconds)}"] if facts.num_images else []
+    rate = found.images_per_second
+    parts += [f"{rate:,.0f} images/s"] if rate is not None and math.isfinite(rate) else []
+    lines = [f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}"]
+    lines += [facts.last_try] if facts.last_try else []
+    lines.append(", ".join(parts))
+    if found.loss is not None:
+        at, least = loss.extreme(most=False) if loss else (0, found.loss)
+        lines.append(f"loss {found.loss:.4g}" + (f", least {least:.4g} at step {at:,}" if loss else ""))
+    if found.accuracy is not None:
+        at, best = accuracy.extreme(most=True) if accuracy else (0, found.accuracy)
+        words = " ".join(filter(None, (f"accuracy {found.accuracy:.3f}", facts.scored_on)))
+        lines.append(words + (f", best {best:.3f} at step {at:,}" if accuracy else ""))
+    return lines
+
+
+def _confusions(scores: ScoreSheet) -> list[str]:
+    """The most frequent confusions of an evaluation; nothing without one."""
+    if not scores.classes or not scores.scores:
+        return []
+    found = scores.classes.confusions()
+    whose = f"of {scores.weights} " if scores.weights else ""
+    head = f"confusions {whose}on {scores.dataset}, accuracy {scores.scores.accuracy:.4f}"
+    if not found:
+        return [f"{head}: none"]
+    rows = [(fitted(label, 24), fitted(said, 24), count, part) for label, said, count, part in found[:_MOST_CONFUSIONS]]
+    label_width, said_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
+    return [head] + [
+        f"    {label:{label_width}} taken for {said:{said_width}}{plural(count, 'image'):>14}{share(part):>9}"
+        for label, said, count, part in rows
+    ]
+
+
+def _fit(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return [f"{indent}{part}" for part in wrapped(line.lstrip(), WIDTH - len(indent))]
+
+
+def _time(facts: ReportFacts) -> list[str]:
+    wall = facts.time.wall_seconds
+    if not wall:
+        return []
+    parts = [(name, seconds) for name, seconds in facts.time.parts.items() if seconds >= 0.0005 * wall]
+    lines = [f"wall time {duration(wall)}"] + [
+        f"    {WORDS[name]:32}{duration(seconds):>14}{seconds / wall:>8.1%}" for name, seconds in parts
+    ]
+    return [*lines, f"ranks: {facts.run.ranks}"] if facts.run.ranks else lines
+
+
+def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
+    """The page, UTF-8. Equal facts give equal bytes."""
+    marks = sorted({one.step for one in facts.time.restarts if one.step})
+    values = {
+        "facts": facts,
+        "worth": worth,
+        "scores": scores,
+        "columns": COLUMNS,
+        "table_2": TABLE_2,
+        "core_days": CORE_DAYS,
+        "bar": time_bar(facts.time.parts, WORDS),
+        "words": WORDS,
+        "curves": shown_curves(facts.curves.curves, marks=marks, is_cost=False),
+        "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
+        "num_marks": len(marks),
+        "value_words": value_words,
+        "lacks_confusions": lacks_confusions(facts, scores),
+        "loss": facts.curves.named("loss"),
+        "accuracy": facts.curves.named("test_accuracy"),
+    }
+    return page("jobs.reports", "report.html.j2", values)
+
+
+def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
+    """Which command finds the confusions of a finished classifier; empty if they are known, or not of interest."""
+    is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
+    return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
+
+
+def value_words(value: object) -> str:
+    """A value of a file that should be a number."""
+    return number(value) if is_finite(value) else shown(str(value)[:40], 16)  # type: ignore[arg-type]
+
+
+def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
+    """One bar, a part per cause; its colours are the classes part-0, part-1 ... in the order of `parts`."""
+    total = sum(parts.values()) or 1.0
+    body, at = [], 0.0
+    for place, seconds in enumerate(parts.values()):
+        width = seconds / total * _BAR_WIDTH
+        if width:
+            body.append(f'<rect class="part-{place}" x="{at:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}"/>')
+        at += width
+    told = ", ".join(f"{words[name]} {share(seconds, total)}" for name, seconds in parts.items() if seconds)
+    return svg(f"Where the time went: {told}.", _BAR_WIDTH, _BAR_HEIGHT, body, is_flat=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,142 +287,3 @@ def curve_plot(curve: Curve, kind: Kind, *, marks: Sequence[int] = ()) -> Markup
         f"{kind.text(curve.values[-1])}, least {kind.text(low)}, most {kind.text(high)}."
     )
     return frame.svg(about, drawn)
-
-
-def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
-    """One bar, a part per cause; its colours are the classes part-0, part-1 ... in the order of `parts`."""
-    total = sum(parts.values()) or 1.0
-    body, at = [], 0.0
-    for place, seconds in enumerate(parts.values()):
-        width = seconds / total * _BAR_WIDTH
-        if width:
-            body.append(f'<rect class="part-{place}" x="{at:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}"/>')
-        at += width
-    told = ", ".join(f"{words[name]} {share(seconds, total)}" for name, seconds in parts.items() if seconds)
-    return svg(f"Where the time went: {told}.", _BAR_WIDTH, _BAR_HEIGHT, body, is_flat=True)
-
-
-def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
-    """The page, UTF-8. Equal facts give equal bytes."""
-    marks = sorted({one.step for one in facts.time.restarts if one.step})
-    values = {
-        "facts": facts,
-        "worth": worth,
-        "scores": scores,
-        "columns": COLUMNS,
-        "table_2": TABLE_2,
-        "core_days": CORE_DAYS,
-        "bar": time_bar(facts.time.parts, WORDS),
-        "words": WORDS,
-        "curves": shown_curves(facts.curves.curves, marks=marks, is_cost=False),
-        "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
-        "num_marks": len(marks),
-        "value_words": value_words,
-        "lacks_confusions": lacks_confusions(facts, scores),
-        "loss": facts.curves.named("loss"),
-        "accuracy": facts.curves.named("test_accuracy"),
-    }
-    return page("jobs.reports", "report.html.j2", values)
-
-
-def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
-    """Which command finds the confusions of a finished classifier; empty if they are known, or not of interest."""
-    is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
-    return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
-
-
-def value_words(value: object) -> str:
-    """A value of a file that should be a number."""
-    return number(value) if is_finite(value) else shown(str(value)[:40], 16)  # type: ignore[arg-type]
-
-
-def run(job: ReportJob) -> int:
-    """Writes the page, prints the summary; returns 0."""
-    run_dir = Path(job.run)
-    out = Path(job.out) if job.out else run_dir / _NAME
-    if job.out:
-        refuse_no_page(out, name=_NAME)
-    facts = gather(run_dir)
-    worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds)
-    scores = read_scores(run_dir)
-    page = render(facts, worth, scores)
-    write_page(out, page)
-    put(summary(facts, scores))
-    log.info("%s: %s, opens in any browser", out, size(len(page)))
-    return exit_codes.DONE
-
-
-def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
-    """The report in lines of at most 80 columns: first the outcome and what the model confuses."""
-    lacks = lacks_confusions(facts, scores)
-    lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
-    for one in facts.time.restarts:
-        origin = "scratch" if one.step is None else f"step {one.step:,}"
-        lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")
-        lost = "" if one.lost_steps is None else f", {plural(one.lost_steps, 'step')} lost"
-        lines.append(f"    cost {duration(one.seconds)}{lost}, start-up {duration(one.startup_seconds)}")
-        lines += [f"    topology {one.topology}"] if one.topology else []
-    for finding in facts.findings[:10]:
-        lines.append(f"guard: step {finding['step']:,}: {finding['kind'].replace('_', ' ')}, {finding['action']}")
-    lines += [f"guard: {len(facts.findings) - 10:,} more"] if len(facts.findings) > 10 else []
-    if facts.quarantine.num_lines:
-        bad = facts.quarantine
-        reason = f", {bad.reasons[0][0]}" if bad.reasons else ""
-        lines.append(f"quarantine: {plural(bad.num_samples or bad.num_lines, 'sample')}{reason}")
-    lines += [f"data: {name} {value}" for name, value in facts.data if name == "fingerprint"]
-    lines += [f"note: {note}" for note in facts.notes]
-    return "".join(f"{part}\n" for line in lines for part in _fit(line))
-
-
-def _outcome(facts: ReportFacts) -> list[str]:
-    """How the run ended, how far it came, and how good it is."""
-    found, loss, accuracy = facts.run, facts.curves.named("loss"), facts.curves.named("test_accuracy")
-    step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
-    parts = [f"step {step}"]
-    parts += [f"{plural(facts.num_images, 'image')} in {duration(facts.time.wall_seconds)}"] if facts.num_images else []
-    rate = found.images_per_second
-    parts += [f"{rate:,.0f} images/s"] if rate is not None and math.isfinite(rate) else []
-    lines = [f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}"]
-    lines += [facts.last_try] if facts.last_try else []
-    lines.append(", ".join(parts))
-    if found.loss is not None:
-        at, least = loss.extreme(most=False) if loss else (0, found.loss)
-        lines.append(f"loss {found.loss:.4g}" + (f", least {least:.4g} at step {at:,}" if loss else ""))
-    if found.accuracy is not None:
-        at, best = accuracy.extreme(most=True) if accuracy else (0, found.accuracy)
-        words = " ".join(filter(None, (f"accuracy {found.accuracy:.3f}", facts.scored_on)))
-        lines.append(words + (f", best {best:.3f} at step {at:,}" if accuracy else ""))
-    return lines
-
-
-def _confusions(scores: ScoreSheet) -> list[str]:
-    """The most frequent confusions of an evaluation; nothing without one."""
-    if not scores.classes or not scores.scores:
-        return []
-    found = scores.classes.confusions()
-    whose = f"of {scores.weights} " if scores.weights else ""
-    head = f"confusions {whose}on {scores.dataset}, accuracy {scores.scores.accuracy:.4f}"
-    if not found:
-        return [f"{head}: none"]
-    rows = [(fitted(label, 24), fitted(said, 24), count, part) for label, said, count, part in found[:_MOST_CONFUSIONS]]
-    label_width, said_width = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    return [head] + [
-        f"    {label:{label_width}} taken for {said:{said_width}}{plural(count, 'image'):>14}{share(part):>9}"
-        for label, said, count, part in rows
-    ]
-
-
-def _fit(line: str) -> list[str]:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return [f"{indent}{part}" for part in wrapped(line.lstrip(), WIDTH - len(indent))]
-
-
-def _time(facts: ReportFacts) -> list[str]:
-    wall = facts.time.wall_seconds
-    if not wall:
-        return []
-    parts = [(name, seconds) for name, seconds in facts.time.parts.items() if seconds >= 0.0005 * wall]
-    lines = [f"wall time {duration(wall)}"] + [
-        f"    {WORDS[name]:32}{duration(seconds):>14}{seconds / wall:>8.1%}" for name, seconds in parts
-    ]
-    return [*lines, f"ranks: {facts.run.ranks}"] if facts.run.ranks else lines

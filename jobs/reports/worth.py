@@ -1,6 +1,9 @@
-"""What a run is worth, for its report: compute and device-days, its accuracy beside the paper's Table 2, and the
-figures of `patchline inspect`, if they are there."""
-# TODO docstring joined: """What `patchline evaluate --run-dir RUN/scores` left, for the report of RUN: scores, confusions, and images that the model gets right or wrong. Files of others are checked before they are believed; what cannot be used is a reason."""
+"""What a run is worth, for its report: its compute and device-days, its accuracy beside the paper's Table 2, the
+figures of `patchline inspect`, and what `patchline evaluate --run-dir RUN/scores` left: scores, confusions, and images
+that the model gets right or wrong.
+
+The files may be anybody's: they are checked before they are believed, and what cannot be used is a reason.
+"""
 
 import base64
 import binascii
