@@ -63,6 +63,44 @@ class WatchFlags:
     seconds: Annotated[int, Range(1, 3600)] = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What Slurm and the files said. `run_dir`: the run that is drawn, None for a chain of which none runs; `status`:
+    its jobs, None if Slurm was not asked; `chain`: None for a run."""
+
+    run_dir: Path | None
+    status: Status | None
+    chain: ChainStatus | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A run at a moment. Empty or None: not known.
+
+    `losses`: of the last lines of metrics, oldest first. `of_peak`: such as `41% MFU`. `saved`: the step of the last
+    checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said `status_age` seconds ago; without an answer
+    `complaint` says why. `log`: its last lines, oldest first.
+    """
+
+    run: Run
+    now: float
+    losses: tuple[float, ...] = ()
+    of_peak: str = ""
+    seconds_left: float | None = None
+    saved: int | None = None
+    alarm: str = ""
+    status: Status | None = None
+    status_age: float = 0.0
+    complaint: str = ""
+    log_name: str = ""
+    log: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """The run's state, as its jobs make it."""
+        return state_of(self.run, self.status or Status(jobs=(), findings=(), complaint=self.complaint))
+
+
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
     neither."""
@@ -83,38 +121,6 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     finally:
         asked.close()
     return exit_codes.DONE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """What Slurm and the files said. `run_dir`: the run that is drawn, None for a chain of which none runs; `status`:
-    its jobs, None if Slurm was not asked; `chain`: None for a run."""
-
-    run_dir: Path | None
-    status: Status | None
-    chain: ChainStatus | None = None
-
-
-def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
-    """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
-    or the chain cannot be read."""
-    if not is_chain(folder):
-        return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
-    chain = status_of_chain(folder, environ)
-    run_dir, can_ask = run_of(chain), environ is not None and not chain.complaint
-    return Snapshot(run_dir=run_dir, status=status_of(run_dir, environ) if run_dir and can_ask else None, chain=chain)
-
-
-def run_of(chain: ChainStatus) -> Path | None:
-    """The run of a chain that runs, of several the one that was seen last; without one, that of a step whose job runs,
-    as between two tries."""
-    now, found = time.time(), []
-    names = {step.name for step in chain.steps if step.state == _RUNNING}
-    for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
-        run = run_at(path, path, now)
-        if run and (run.facts.state == _RUNNING or unit in names):
-            found.append((run.facts.state == _RUNNING, run.facts.last_seen or 0.0, path))
-    return max(found)[2] if found else None
 
 
 class Asked:
@@ -167,6 +173,28 @@ class Asked:
     def close(self) -> None:
         """Waits for nothing."""
         self._pool.close(seconds=0)
+
+
+def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
+    """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
+    or the chain cannot be read."""
+    if not is_chain(folder):
+        return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
+    chain = status_of_chain(folder, environ)
+    run_dir, can_ask = run_of(chain), environ is not None and not chain.complaint
+    return Snapshot(run_dir=run_dir, status=status_of(run_dir, environ) if run_dir and can_ask else None, chain=chain)
+
+
+def run_of(chain: ChainStatus) -> Path | None:
+    """The run of a chain that runs, of several the one that was seen last; without one, that of a step whose job runs,
+    as between two tries."""
+    now, found = time.time(), []
+    names = {step.name for step in chain.steps if step.state == _RUNNING}
+    for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
+        run = run_at(path, path, now)
+        if run and (run.facts.state == _RUNNING or unit in names):
+            found.append((run.facts.state == _RUNNING, run.facts.last_seen or 0.0, path))
+    return max(found)[2] if found else None
 
 
 def _show(asked: Asked, seconds: int) -> None:
@@ -279,34 +307,6 @@ def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
     most = rows // 2 if view else rows - 2
     above = table_lines(chain, columns=columns, most=max(1, most))
     return drawn_chain(above, view, columns=columns, rows=rows, complaint=asked.complaint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """A run at a moment. Empty or None: not known.
-
-    `losses`: of the last lines of metrics, oldest first. `of_peak`: such as `41% MFU`. `saved`: the step of the last
-    checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said `status_age` seconds ago; without an answer
-    `complaint` says why. `log`: its last lines, oldest first.
-    """
-
-    run: Run
-    now: float
-    losses: tuple[float, ...] = ()
-    of_peak: str = ""
-    seconds_left: float | None = None
-    saved: int | None = None
-    alarm: str = ""
-    status: Status | None = None
-    status_age: float = 0.0
-    complaint: str = ""
-    log_name: str = ""
-    log: tuple[str, ...] = ()
-
-    @property
-    def state(self) -> str:
-        """The run's state, as its jobs make it."""
-        return state_of(self.run, self.status or Status(jobs=(), findings=(), complaint=self.complaint))
 
 
 def view_of(
