@@ -38,9 +38,8 @@ from jobs.resolve import default_job, has_recipe
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError
-from shards.local_file import at_home
-from shards.output.command_output import command_output
-from shards.output.terminal import columns_of, message_text
+from shards.files.local_files import at_home
+from shards.output.terminal import columns_of, command_output, message_text
 
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.

@@ -20,17 +20,16 @@ from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.examples import Examples, pictures
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.conversion.convert import open_for_use, refuse_no_head
 from pipeline.models.weights.folder import Weights, filled_model
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.ranks.world import World, current_world, joined
+from pipeline.shared_settings import EvaluationTransform
 from pipeline.training.saving.finish import done_from_json
 from pipeline.training.summary import better_checkpoint
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import write_whole
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text, write_whole
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.reading.read import locate_row

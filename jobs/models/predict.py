@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from jobs import exit_codes
 from jobs.output import WIDTH, fitted, put
-from pipeline.config_values import Device
+from pipeline.shared_settings import Device
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name

@@ -13,19 +13,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.chains.checks import STOPPED_BY_HAND
-from jobs.chains.file import STATE
+from jobs.chains.done import STOPPED_BY_HAND
 from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, refuse_chain, state_folder
+from jobs.chains.steps import STATE
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.queue import is_copied, submitted_in
-from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
+from jobs.cluster.slurm import QueuedJob, cancelled, is_copied, queued_with, submitted_in
 from jobs.folders import work_in
 from jobs.job_files import MOST_BYTES
 from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from pipeline.runs.facts import RunFacts
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 

@@ -25,9 +25,9 @@ from markupsafe import Markup, escape
 from jobs import exit_codes
 from jobs.out_file import write_out
 from jobs.output import put
-from pipeline.config_values import Device
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
 from pipeline.ranks.free_port import free_port
+from pipeline.shared_settings import Device
 from shards.errors import UserError
 from shards.files.typed_json import parse_json
 from shards.output.quantities import duration, number, percent, plural, size

@@ -3,7 +3,7 @@
 The log is in RUN/submit, in the folder of the run's chain, or wherever sbatch's --output put it:
 
     RUN/submit/*.out            of `patchline submit`
-    FOLDER/chain/jobs/*.out     of a chain's jobs (jobs/chains/unit_jobs.py)
+    FOLDER/chain/jobs/*.out     of a chain's jobs (jobs/chains/advance.py)
     RUN/submit/exits-*/log      one line, the path of a job's log: written by stage.sbatch, whoever submitted it
     StdErr of scontrol          while Slurm remembers the job
 
@@ -24,14 +24,13 @@ from typing import Annotated
 
 from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
-from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.queue import JobFacts, job_facts, started_in
+from jobs.chains.state import chain_tasks
+from jobs.cluster.slurm import JobFacts, job_facts, started_in
 from jobs.monitor.ask import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import read_tail
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file, read_tail
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 

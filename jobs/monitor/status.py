@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.chains.file import STATE
-from jobs.chains.state import is_chain
+from jobs.chains.state import chain_tasks, is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
-from jobs.chains.unit_jobs import chain_tasks
-from jobs.cluster.queue import JobFacts, job_facts, nodes_in, numbers_of
+from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
-from jobs.cluster.slurm import queued_with
+from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
 from jobs.monitor.logs import newest_log
 from jobs.output import put
@@ -33,7 +31,7 @@ from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
 from jobs.submittable import output_name
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import read_tail
+from shards.files.local_files import read_tail
 from shards.output.terminal import columns_of, printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]

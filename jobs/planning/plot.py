@@ -13,8 +13,22 @@ from jobs.settings.models import PlanJob
 from shards.errors import UserError
 from shards.output.quantities import number
 from shards.output.terminal import printable_name
-from shards.pages.page import page, style_sheet
-from shards.pages.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, labelled, log_ticks, svg, ticks
+from shards.pages.page import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Frame,
+    labelled,
+    log_ticks,
+    page,
+    style_sheet,
+    svg,
+    ticks,
+)
 
 _MOST_TICKS = 8
 # The style of a line: a colour of page.css, or of the text.

@@ -33,9 +33,8 @@ from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import Line, is_finite, is_step, read_lines
+from shards.files.local_files import Line, is_finite, is_step, read_lines, read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 from shards.output.quantities import plural
 
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"

@@ -27,11 +27,9 @@ from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.facts import METRICS as METRICS_FILE
 from pipeline.runs.starts import Start, read_starts
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import is_finite, read_lines
+from shards.files.local_files import is_finite, read_lines, read_local_file
 from shards.files.typed_json import parse_json, read_record, record_from
-from shards.local_file import read_local_file
-from shards.pages.page import data_uri, shown
-from shards.pages.plots import matrix
+from shards.pages.page import data_uri, matrix, shown
 from shards.schema.config_values import Range
 
 _SECONDS_A_DAY = 86_400

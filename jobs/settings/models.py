@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from jobs.settings.cluster import OnNodes, refuse_wrong_nodes
-from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
 from pipeline.models.config import MOST_PIXELS, Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format, PixelName, Take
+from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
 from shards.errors import UserError

@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
-from pipeline.config_values import Device
 from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
@@ -37,6 +36,7 @@ from pipeline.planning.gpus import gpu_of_device
 from pipeline.planning.step_time import EIGHT_A_NODE, step_time
 from pipeline.ranks import world
 from pipeline.ranks.free_port import free_port
+from pipeline.shared_settings import Device
 from pipeline.training.device_choices import set_up_blocks, with_attention
 from pipeline.training.fitting.budget import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of

@@ -19,10 +19,8 @@ from pipeline.runs.state import LastBeat, LastStart, Signs, State, state_of
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, rank_words
 from pipeline.training.watchdog.rank_progress import Phase, Place
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, is_finite, is_number, is_step, read_tail
-from shards.files.seal import unsealed
-from shards.files.typed_json import parse_json, read_record
-from shards.local_file import read_local_file
+from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
+from shards.files.typed_json import parse_json, read_record, unsealed
 from shards.output.quantities import short_time
 from shards.schema.config_values import whole_number
 

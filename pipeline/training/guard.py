@@ -20,7 +20,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.spikes import SpikeVerdict, judge, with_loss
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
-from shards.files.json_lines import append_or_say
+from shards.files.local_files import append_or_say
 
 log = logging.getLogger(__name__)
 FILE_NAME = "guard.jsonl"

@@ -21,7 +21,7 @@ from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.models.build import initial_of, shapes_of
 from pipeline.models.conversion.convert import open_for_use
 from pipeline.models.weights.fit import fit_weights, has_other_patches
-from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.safetensors import TensorByName
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.ranks.world import World
 from pipeline.training.device_choices import will_compile

@@ -15,7 +15,7 @@ from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
-from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.safetensors import TensorByName
 from pipeline.ranks.world import World
 from pipeline.runs.starts import StartTimes
 from pipeline.training.device_choices import (

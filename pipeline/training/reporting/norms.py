@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoints.manifest import MASTER
-from pipeline.models.position_similarity import levels, similarities
+from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.engine import Engine

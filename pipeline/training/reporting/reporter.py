@@ -18,13 +18,13 @@ import torch
 from pipeline.data.skipped import Skipped, data_step_of
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
-from pipeline.models.position_similarity import picture
+from pipeline.inspection.weight_pictures import picture
 from pipeline.training.reporting.ledger import Account, Ledger
 from pipeline.training.reporting.logger_choice import open_loggers
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.output.progress import Fact, Ticker, as_log_line
 from shards.output.quantities import clock
 

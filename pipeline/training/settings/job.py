@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.config_values import ClassWeights, Device, LossName
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
+from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.loggers import LoggersConfig
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from pipeline.training.spikes import GuardConfig

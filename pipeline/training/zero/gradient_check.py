@@ -48,9 +48,8 @@ from torch import nn
 
 from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import MASTER
-from pipeline.models.build import checkpoint_blocks, shapes_of, unfilled_model
+from pipeline.models.build import checkpoint_blocks, initial_tensor, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig, without_masked_patches
-from pipeline.models.initial import initial_tensor
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
 from pipeline.training.device_choices import set_up_blocks

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cluster.queue import NodeFacts, parsed
+from jobs.cluster.slurm import NodeFacts, parsed
 from jobs.monitor.causes import OURS, PYTHON, SIGNS, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
 from pipeline.training.reporting.ledger import ACCOUNTS

@@ -8,9 +8,9 @@ import torch
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.fragments import Fragment
+from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
-from pipeline.models.position_similarity import levels, similarities
 from pipeline.ranks.world import World
 from pipeline.training.reporting.norms import PositionView
 from pipeline.training.settings.job import TrainingJob

@@ -10,7 +10,7 @@ import pytest
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.training.saving.finish import Done, done_from_json, done_to_json, read_done
 from pipeline.training.saving.save import saved_job
-from shards.files.seal import sealed
+from shards.files.typed_json import sealed
 from tests.rigs.positions import position_at
 
 DONE = Done(
