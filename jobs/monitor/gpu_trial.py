@@ -32,8 +32,7 @@ from shards.errors import UserError
 from shards.files.typed_json import parse_json
 from shards.output.quantities import duration, number, percent, plural, size
 from shards.output.terminal import printable_name
-from shards.pages.page import page
-from shards.pages.plots import svg, text_width
+from shards.pages.page import page, svg, text_width
 
 _BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 540, 130
 Entry = Mapping[str, Any]

@@ -26,8 +26,7 @@ from jobs.stages import usage_of
 from shards.errors import UserError
 from shards.output.quantities import number, plural
 from shards.output.terminal import printable_name
-from shards.pages.page import page
-from shards.pages.plots import Axis, Frame, labelled, log_ticks, ticks
+from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
 from shards.schema.config_values import shown_value
 
 NUM_COLOURS = 8  # those of page.css; after the last one they come again, dashed

@@ -19,10 +19,9 @@ from jobs.reports.worth import COLUMNS, CORE_DAYS, NO_SCORES, TABLE_2, ScoreShee
 from jobs.settings.models import ReportJob
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
-from shards.files.json_lines import is_finite
+from shards.files.local_files import is_finite
 from shards.output.quantities import duration, number, percent, plural, share, short_time, size
-from shards.pages.page import page, shown
-from shards.pages.plots import Axis, Frame, labelled, log_ticks, svg, ticks
+from shards.pages.page import Axis, Frame, labelled, log_ticks, page, shown, svg, ticks
 
 _LOG_RATIO = 50  # curves that span more than this are drawn on a log scale
 _BAR_WIDTH, _BAR_HEIGHT = 1100, 46
