@@ -25,7 +25,7 @@ from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan

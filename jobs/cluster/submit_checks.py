@@ -20,7 +20,7 @@ from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.quantities import duration
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value

@@ -7,8 +7,17 @@ from rich.table import Table
 
 from jobs import exit_codes
 from jobs.output import put, show_table
-from jobs.planning.image_sizes import at_sizes, size_table
-from jobs.planning.nodes import Row, forecast_of, in_plan, node_rows, node_tables, rows_as_json, scaling_advice
+from jobs.planning.scaling import (
+    Row,
+    at_sizes,
+    forecast_of,
+    in_plan,
+    node_rows,
+    node_tables,
+    rows_as_json,
+    scaling_advice,
+    size_table,
+)
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob

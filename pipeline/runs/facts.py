@@ -27,10 +27,8 @@ from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_in
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, is_finite, is_number, is_step, read_tail
-from shards.files.seal import unsealed
-from shards.files.typed_json import parse_json, read_record
-from shards.local_file import read_local_file
+from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
+from shards.files.typed_json import parse_json, read_record, unsealed
 from shards.output.quantities import duration, short_time
 from shards.schema.config_values import whole_number
 

@@ -16,9 +16,18 @@ from typing import Annotated, Literal
 
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, Tail, append_line, append_or_say, is_finite, is_step, read_lines, read_tail
+from shards.files.local_files import (
+    Line,
+    Tail,
+    append_line,
+    append_or_say,
+    is_finite,
+    is_step,
+    read_lines,
+    read_local_file,
+    read_tail,
+)
 from shards.files.typed_json import read_record, record_from
-from shards.local_file import read_local_file
 from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from pipeline.data.skipped import data_step_of
 from pipeline.training.settings.job import GuardConfig, TrainingJob
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
-from shards.files.json_lines import append_or_say
+from shards.files.local_files import append_or_say
 
 _NORMAL = 1.4826  # standard deviations in a MAD
 _LEAST_SCALE = 0.01  # of the median

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jobs.cli import main
-from jobs.monitor.view import drawn, view_of
+from jobs.monitor.watch import drawn, view_of
 from jobs.reports.facts import gather
 from jobs.reports.report import summary
 from pipeline.data.batches import Batch

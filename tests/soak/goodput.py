@@ -22,7 +22,7 @@ from pipeline.planning.cluster_plan import Regime, outcome
 from pipeline.runs.starts import read_starts
 from pipeline.runs.time import time_of
 from pipeline.training.reporting.metrics import read_metrics
-from shards.files.json_lines import Line, read_lines
+from shards.files.local_files import Line, read_lines
 from tests.rigs.kills import after_seconds, run_and_kill
 from tests.rigs.training import pretrain_words
 

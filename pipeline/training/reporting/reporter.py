@@ -24,7 +24,7 @@ from pipeline.training.reporting.logger_choice import open_loggers
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.output.progress import Fact, Ticker, as_log_line
 from shards.output.quantities import clock
 

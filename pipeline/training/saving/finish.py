@@ -35,9 +35,8 @@ from pipeline.models.weights.usage import Usage
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, StorageError, UserError
-from shards.files.json_lines import write_whole
-from shards.files.seal import sealed, unsealed
-from shards.local_file import open_local_file, read_local_text
+from shards.files.local_files import open_local_file, read_local_text, write_whole
+from shards.files.typed_json import sealed, unsealed
 from shards.store import Store
 
 log = logging.getLogger(__name__)

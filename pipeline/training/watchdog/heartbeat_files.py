@@ -18,9 +18,8 @@ from typing import Annotated
 
 from pipeline.training.settings.job import HangConfig
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.local_file import read_local_file
 from shards.schema.config_values import Range
 
 _TIMES_LONGEST = 3.0

@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from jobs.planning.nodes import node_rows
 from jobs.planning.plot import write_plot
+from jobs.planning.scaling import node_rows
 from jobs.recipes.plan import RECIPES
 from pipeline.planning.forecast import cost_of
 from tests.rigs.browser import CHROMIUM, browser

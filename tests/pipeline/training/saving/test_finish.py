@@ -33,7 +33,7 @@ from pipeline.training.saving.finish import (
 from pipeline.training.saving.save import saved_job
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.seal import sealed
+from shards.files.typed_json import sealed
 from shards.store import LocalStore
 from tests.rigs.positions import position_at
 from tests.rigs.training import FinishedRuns

@@ -1,7 +1,8 @@
-"""Reads and appends to files of one JSON object per line, whatever a killed process or a stray hand has left in them.
-Writes other small files whole or not at all.
+"""Reads and writes local files, whatever a killed process or another program has left in them.
 
-The end of a file can be read without the rest: the metrics of 300,000 steps are 200 MB.
+Files are read only if they are regular, and never beyond a bound. Files of one JSON object per line are appended to and
+read line by line, or from their end: the metrics of 300,000 steps are 200 MB. Other small files are written whole or
+not at all.
 """
 
 import json
@@ -12,18 +13,62 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shards.errors import InvalidDataError, disk_fault
 from shards.files.typed_json import MOST_DEPTH
-from shards.local_file import open_local_file, read_local_file
+from shards.storage.local_read import open_regular, read_whole
 
 log = logging.getLogger(__name__)
 MOST_FILE_BYTES = 1 << 30
 _MOST_LINE_BYTES = 1 << 20
 _MOST_KEPT = 10_000  # writes, of a kilobyte or two
 Line = dict[str, Any]
+
+
+def at_home(path: str) -> str:
+    """A path with `~` or `~user` at its beginning replaced by the home folder, as a shell does it; else as it is."""
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111 - Path raises for unknown users
+
+
+def read_local_file(path: str | Path, *, most_bytes: int) -> bytes:
+    """The file's bytes, whatever links lead to it.
+
+    Raises OSError if it is missing, a folder or unreadable; InvalidDataError if it is a pipe, a socket or a device, or
+    has more than `most_bytes`.
+    """
+    name = os.fspath(path)
+    try:
+        descriptor = open_regular(name, os.O_RDONLY | os.O_CLOEXEC)
+    except ValueError:
+        raise InvalidDataError(f"cannot read {name!r}: its name has a null byte") from None
+    try:
+        return read_whole(descriptor, name=name, most_bytes=most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def read_local_text(path: str | Path, *, most_bytes: int) -> str:
+    """The text of a UTF-8 file, without a byte order mark. Raises as `read_local_file`; InvalidDataError if it is not
+    UTF-8."""
+    data = read_local_file(path, most_bytes=most_bytes)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        what = f"{path} is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{data[error.start]:02x}"
+        raise InvalidDataError(f"{what}; save it as UTF-8") from None
+
+
+def open_local_file(path: str | Path) -> BufferedReader:
+    """The file, open for reading its parts. Raises as `read_local_file`."""
+    name = os.fspath(path)
+    try:
+        return open(name, "rb", opener=open_regular)
+    except ValueError:
+        raise InvalidDataError(f"cannot read {name!r}: its name has a null byte") from None
 
 
 @dataclass(frozen=True, kw_only=True)
