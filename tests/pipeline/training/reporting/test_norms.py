@@ -15,10 +15,10 @@ from torch import nn
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.fragments import Fragment
+from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.loss import classification_loss
-from pipeline.models.position_similarity import levels, similarities
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.reporting.norms import Norms, PositionView, _squares
