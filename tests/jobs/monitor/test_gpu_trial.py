@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from jobs import exit_codes
-from jobs.gpu import trial
-from jobs.gpu.page import gpu_page
-from jobs.monitor import doctor
+from jobs.monitor import doctor, gpu_trial
+from jobs.monitor.gpu_trial import gpu_page
 from jobs.settings.models import DoctorJob
 from pipeline.gpu_parts import parts as gpu_parts
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
@@ -39,7 +38,7 @@ def test_a_part_that_fails_loses_its_own_result_only(
         "broken": GpuPart(kind="step", device="cpu", model="no_such_model", batch=2),
         "attention": GpuPart(kind="attention", device="cpu", seconds=0.1, shapes=SHAPES),
     }
-    monkeypatch.setattr(trial, "parts_of", lambda *_, **__: parts)
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: parts)
     out = tmp_path / "gpu.json"
     job = DoctorJob(gpu=True, device="cpu", out=str(out))
     assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
@@ -55,7 +54,7 @@ def test_a_part_that_fails_loses_its_own_result_only(
     assert isinstance(times["cudnn"], str)  # a CPU has none
     assert b"failed: " in out.with_suffix(".html").read_bytes()
 
-    monkeypatch.setattr(trial, "parts_of", lambda *_, **__: {"attention": parts["attention"]})
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"attention": parts["attention"]})
     assert doctor.run(job, environ={}) == exit_codes.DONE
     assert "(kept)" in capsys.readouterr().out
     assert measured(out)["parts"] == {"attention": first["parts"]["attention"]}
@@ -67,7 +66,7 @@ def test_a_part_that_hangs_is_given_up_with_all_that_it_started() -> None:
     )
     assert process.stdout is not None
     child = int(process.stdout.readline())
-    assert trial._ended([process], 0.05) is None
+    assert gpu_trial._ended([process], 0.05) is None
     until(lambda: not Path(f"/proc/{child}").exists(), why="its child has not ended")
 
 
@@ -102,7 +101,7 @@ def test_a_step_in_float8_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     part = GpuPart(
         kind="step", device="cpu", model="vit_ti16", image_size=32, batch=3, seconds=0.1, float8="tensorwise"
     )
-    monkeypatch.setattr(trial, "parts_of", lambda *_, **__: {"float8": part})
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"float8": part})
     out = tmp_path / "gpu.json"
     assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.DONE
     assert measured(out)["parts"]["float8"]["result"]["micro_batch"] == 3

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pipeline.checkpoints.config import CheckpointConfig, best_interval, mean_seconds_to_failure
-from pipeline.training.save_clock import FIRST_SECONDS, SaveClock, words_of
+from pipeline.training.controls import FIRST_SECONDS, SaveClock, words_of
 
 EVERY_MINUTE, AUTO = CheckpointConfig(every_seconds=60), CheckpointConfig(auto_interval=True, failures_per_node_day=1.0)
 
