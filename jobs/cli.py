@@ -159,8 +159,8 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
     own: dict[str, tuple[str, ...]] = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ"))
     own |= dict.fromkeys(("show", "diff"), ("command", "override"))
-    own |= dict.fromkeys(("status", "watch", "logs", "cancel"), ("environ",))
-    own |= dict.fromkeys(("stop", "save"), ("command",))
+    own |= dict.fromkeys(("status", "watch", "logs"), ("environ",))
+    own |= dict.fromkeys(("stop", "save", "cancel"), ("command", "environ"))
     given = {key: needs[key] for key in own.get(name, ())}
     module = importlib.import_module(TOOLS[name].module)
     interrupts.works()

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from jobs.chains.state import refuse_chain
 from jobs.cluster.slurm import FINISHED, JobFacts, NodeFacts, nodes_in
-from jobs.monitor.run_logs import newest_log
-from jobs.monitor.status import is_there, jobs_of
+from jobs.monitor.ask import is_there
+from jobs.monitor.logs import newest_log
+from jobs.monitor.status import jobs_of
 from jobs.origin import Nearest
 from jobs.record import Leaves, read_leaves
 from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from jobs.planning.image_sizes import AtSize
-from jobs.planning.nodes import Row, summary
+from jobs.planning.scaling import AtSize, Row, summary
 from jobs.settings.models import PlanJob
 from shards.errors import UserError
 from shards.output.quantities import number

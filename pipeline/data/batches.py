@@ -34,8 +34,16 @@ from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
 from shards.order import SampleOrder
-from shards.reading.read import RawBatch, RawSample, SampleReader, read_sample, refetched, verified
-from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
+from shards.reading.read import (
+    TRAFFIC_NAMES,
+    RawBatch,
+    RawSample,
+    SampleReader,
+    StreamReader,
+    read_sample,
+    refetched,
+    verified,
+)
 from shards.sample_rows import NO_WEIGHT
 
 Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # of a sample, and their weights: one per label, or none

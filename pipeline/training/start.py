@@ -32,8 +32,7 @@ from pipeline.training.summary import Opening, num_parameters
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
-from pipeline.training.zero.layers import freeze, is_trained
-from pipeline.training.zero.optimizer import moments_of
+from pipeline.training.zero.optimizer import freeze, is_trained, moments_of
 from shards.errors import InvalidDataError, WillNotSucceedError
 
 log = logging.getLogger(__name__)
