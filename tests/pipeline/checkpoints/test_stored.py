@@ -12,7 +12,7 @@ from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
 from pipeline.checkpoints.rank_file_in import RetiredError, open_checkpoint
 from pipeline.checkpoints.stored import Best, CheckpointChoice, chosen, read_best, standing_in, write_best
 from shards.errors import InvalidDataError, UserError
-from shards.files.seal import sealed
+from shards.files.typed_json import sealed
 from shards.store import Store, open_store
 
 BEST = Best(

@@ -26,7 +26,7 @@ from pipeline.data.decode import DecodeError, Pixels, decode_stored, turn_of, tu
 from pipeline.data.transform import train_view
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
-from shards.output.command_output import command_output
+from shards.output.terminal import command_output
 from tests.rigs.coded_jpegs import Sampling, coded_jpeg, lossless_jpeg
 from tests.rigs.hostile import HOSTILE
 from tests.rigs.images import image_bytes, png_with_profile
