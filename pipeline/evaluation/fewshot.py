@@ -35,8 +35,7 @@ from shards.hashing import SHOTS, hash_array
 from shards.host_copy import LocalRanks
 from shards.output.progress import Progress
 from shards.output.terminal import printable_name
-from shards.part import opened_parts
-from shards.single_labels import labels_of, refuse_too_few
+from shards.part import labels_of, opened_parts, refuse_too_few
 
 Ids = NDArray[np.int64]
 _WHAT = "a few-shot measurement"

@@ -31,8 +31,8 @@ from pipeline.ranks.world import current_world
 from pipeline.shared_settings import Device
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import WIDEST_LIMITS
-from shards.images.flatten import flattened
-from shards.images.image_file import read_image_file
+from shards.images.image_header import read_image_file
+from shards.images.resize import flattened
 from shards.pool import Pool
 
 BATCH = 16  # images that are decoded and predicted together

@@ -18,8 +18,8 @@ from pipeline.data.evaluation import label_map
 from shards.class_names import class_name
 from shards.dataset import Dataset
 from shards.errors import UserError
+from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 from shards.reading.read import locate_row
 from shards.schema.config_values import shown_value
 

@@ -16,8 +16,8 @@ from typing import Any
 from pipeline.models.weights.folder import MOST_DESCRIPTION_BYTES
 from pipeline.models.weights.safetensors import Shapes, TensorByName
 from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 
 # Raised by the libraries that read damaged, encrypted or hostile files, for headers and values alike.
 FILE_ERRORS = (

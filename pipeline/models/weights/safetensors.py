@@ -19,8 +19,8 @@ import torch
 
 from pipeline.models.weights.safetensors_head import SafetensorsHead
 from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import open_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import open_local_file
 from shards.schema.config_values import shown_value
 
 TensorByName = Callable[[str], torch.Tensor]

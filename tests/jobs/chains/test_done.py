@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.checks import missing_tasks
-from jobs.chains.done import is_scored_by, refuse_changed, refuse_stopped
-from jobs.chains.units import Unit
+from jobs.chains.done import is_scored_by, missing_tasks, refuse_changed, refuse_stopped
+from jobs.chains.steps import Unit
 from jobs.cli import _overridden as overridden
 from jobs.recipes.evaluate import RECIPES as EVALUATIONS
 from jobs.recipes.pretrain import RECIPES
