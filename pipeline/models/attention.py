@@ -37,6 +37,9 @@ KERNELS = {
     FLEX: None,
 }
 """PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
+Layer = Callable[[], nn.Module]
+"""Makes what a model computes between the product of q, k and v and that of its result: q, k and v in one tensor
+[3, B, h, N, d] to [B, h, N, d]."""
 _OPERATORS = {
     "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -59,11 +62,6 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = operator(qkv_3BhNd)  # type: ignore[no-untyped-call]
         return result
     return _by_pytorch(qkv_3BhNd)
-
-
-Layer = Callable[[], nn.Module]
-"""Makes what a model computes between the product of q, k and v and that of its result: q, k and v in one tensor
-[3, B, h, N, d] to [B, h, N, d]."""
 
 
 def kernel_seconds(

@@ -36,9 +36,9 @@ class TensorMapping:
 
 
 Layout = Mapping[str, TensorMapping]
-Layer = Mapping[str, tuple[str, Transform]]
+LayerTensors = Mapping[str, tuple[str, Transform]]
 """The tensors of a layer by the ends of our names: the ends of the file's names, and how values are converted."""
-Row = tuple[str, str | tuple[str, ...], Layer]
+Row = tuple[str, str | tuple[str, ...], LayerTensors]
 """The beginning of our names, of the file's names (several, if a layer of ours is several there), and the layer."""
 
 
@@ -68,11 +68,11 @@ TRANSPOSED = one_to_one(lambda t: t.T, lambda t: t.T)
 CONVOLUTION = one_to_one(lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))
 # A vector that is stored as (1, 1, 1, C).
 VECTOR_OF_FOUR = one_to_one(lambda t: t.reshape(1, 1, 1, -1), lambda t: t.flatten())
-TENSOR: Layer = {"": ("", AS_IS)}  # a tensor whose name is whole in its row
-LAYER: Layer = {"weight": ("weight", AS_IS), "bias": ("bias", AS_IS)}  # of PyTorch
-FLAX_NORM: Layer = {"weight": ("scale", AS_IS), "bias": ("bias", AS_IS)}
-FLAX_DENSE: Layer = {"weight": ("kernel", TRANSPOSED), "bias": ("bias", AS_IS)}
-FLAX_CONVOLUTION: Layer = {"weight": ("kernel", CONVOLUTION)}
+TENSOR: LayerTensors = {"": ("", AS_IS)}  # a tensor whose name is whole in its row
+LAYER: LayerTensors = {"weight": ("weight", AS_IS), "bias": ("bias", AS_IS)}  # of PyTorch
+FLAX_NORM: LayerTensors = {"weight": ("scale", AS_IS), "bias": ("bias", AS_IS)}
+FLAX_DENSE: LayerTensors = {"weight": ("kernel", TRANSPOSED), "bias": ("bias", AS_IS)}
+FLAX_CONVOLUTION: LayerTensors = {"weight": ("kernel", CONVOLUTION)}
 
 
 def chunks(number: int) -> Transform:

@@ -32,7 +32,7 @@ from pipeline.models.conversion.layout import (
     FLAX_NORM,
     TENSOR,
     VECTOR_OF_FOUR,
-    Layer,
+    LayerTensors,
     OurView,
     Row,
     Section,
@@ -72,8 +72,8 @@ TABLE = "pos_embedding"
 _MAP = "MAPHead_0/"  # attention pooling
 _IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
-_TENSORFLOW_NORM: Layer = {"weight": ("gamma", AS_IS), "bias": ("beta", AS_IS)}
-_FLAX_BIT_NORM: Layer = {"weight": ("scale", VECTOR_OF_FOUR), "bias": ("bias", VECTOR_OF_FOUR)}
+_TENSORFLOW_NORM: LayerTensors = {"weight": ("gamma", AS_IS), "bias": ("beta", AS_IS)}
+_FLAX_BIT_NORM: LayerTensors = {"weight": ("scale", VECTOR_OF_FOUR), "bias": ("bias", VECTOR_OF_FOUR)}
 
 
 @dataclass(frozen=True, kw_only=True)

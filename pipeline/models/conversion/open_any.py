@@ -34,7 +34,7 @@ from pipeline.models.conversion.pixel_range import (
 )
 from pipeline.models.conversion.sizes import Declared, Usual, bit_in, hybrid_resnet, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile, json_object
-from pipeline.models.conversion.timm_architectures import architecture_by_file, of_script, usual_pixels
+from pipeline.models.conversion.timm_config import architecture_by_file, of_script, usual_pixels
 from pipeline.models.weights.folder import (
     CONFIG_FILE,
     TENSORS_FILE,

@@ -41,7 +41,6 @@ from pipeline.models.conversion.sizes import (
     weights_of,
 )
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
-from pipeline.models.conversion.timm_architectures import of_script
 from pipeline.models.conversion.timm_config import (
     AXIAL_ARGUMENTS,
     EPSILON,
@@ -52,6 +51,7 @@ from pipeline.models.conversion.timm_config import (
     entries,
     has_rotary_positions,
     layer_scale,
+    of_script,
     refuse_foreign,
     refuse_other_settings,
     refuse_other_width,
