@@ -41,66 +41,6 @@ Ids = NDArray[np.int64]
 _WHAT = "a few-shot measurement"
 
 
-def features_of(
-    model: Model,
-    dataset: Dataset,
-    sample_ids: NDArray[np.int64],
-    *,
-    transform: EvaluationTransform,
-    batch_size: int,
-    world: World,
-    before_batch: BeforeBatch = raised,
-) -> torch.Tensor:
-    """Returns float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
-
-    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
-    BeforeBatch.
-    """
-    batches = evaluation_batches(
-        dataset,
-        batch_size=batch_size,
-        image_size=model.config.image_size,
-        transform=transform,
-        share=Share(global_batch=batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks),
-        threads=world.num_threads,
-        sample_ids=sample_ids,
-    )
-    kept = []
-    total = sample_ids.size if world.is_first else 0
-    with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
-        for batch, _ in taken(batches, before_batch):
-            rows_BD = gather_rows(before_head(model, batch.images.to(world.device))[0].float())
-            if world.is_first:
-                kept.append(rows_BD.cpu())
-                progress.advance(min(len(rows_BD), progress.total - progress.done))
-    return torch.cat(kept)[: sample_ids.size] if kept else torch.zeros(0, 0)
-
-
-def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what goes into the head, [B, D], and the model's output. It calls the whole model, since ZeRO-3 gathers
-    parameters for the modules that are called."""
-    kept: list[torch.Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
-    try:
-        output = model(images_BHW3)
-    finally:
-        hook.remove()
-    return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0], output
-
-
-def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
-    """Chooses the shots: int64[num_classes, shots] sample ids, each class's in its row, in the order of the hash.
-
-    `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
-    """
-    ids = np.arange(labels.size, dtype=np.int64)
-    ranked = np.lexsort((ids, hash_array(ids, key=SHOTS.key(seed)), labels))
-    nums = np.bincount(labels, minlength=num_classes)
-    firsts = np.cumsum(nums) - nums
-    chosen: Ids = ranked[firsts[:, None] + np.arange(shots)]
-    return chosen
-
-
 @dataclass(frozen=True, kw_only=True)
 class FewshotData:
     """The shots of each seed, int64[K, most shots] sample ids each, and the test images with their labels."""
@@ -143,11 +83,6 @@ class FewshotScores:
     num_test_images: int
     width: int
     results: tuple[ShotScores, ...]
-
-
-def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
-    """Returns the mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
-    return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
 def open_splits(
@@ -198,6 +133,19 @@ def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> Fewshot
     )
 
 
+def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
+    """Chooses the shots: int64[num_classes, shots] sample ids, each class's in its row, in the order of the hash.
+
+    `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
+    """
+    ids = np.arange(labels.size, dtype=np.int64)
+    ranked = np.lexsort((ids, hash_array(ids, key=SHOTS.key(seed)), labels))
+    nums = np.bincount(labels, minlength=num_classes)
+    firsts = np.cumsum(nums) - nums
+    chosen: Ids = ranked[firsts[:, None] + np.arange(shots)]
+    return chosen
+
+
 def transform_of(choice: FewshotTransform, of_weights: EvaluationTransform) -> EvaluationTransform:
     """Returns the transform of a few-shot measurement. Images are upright if they are in the run's own evaluations."""
     return of_weights if choice == "weights" else EvaluationTransform(mode=choice, exif=of_weights.exif)
@@ -237,6 +185,53 @@ def represented(
     return Represented(shots=train_ND[places], test=test_ND, test_labels=torch.from_numpy(data.test_labels))
 
 
+def features_of(
+    model: Model,
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
+    *,
+    transform: EvaluationTransform,
+    batch_size: int,
+    world: World,
+    before_batch: BeforeBatch = raised,
+) -> torch.Tensor:
+    """Returns float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
+
+    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
+    BeforeBatch.
+    """
+    batches = evaluation_batches(
+        dataset,
+        batch_size=batch_size,
+        image_size=model.config.image_size,
+        transform=transform,
+        share=Share(global_batch=batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks),
+        threads=world.num_threads,
+        sample_ids=sample_ids,
+    )
+    kept = []
+    total = sample_ids.size if world.is_first else 0
+    with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
+        for batch, _ in taken(batches, before_batch):
+            rows_BD = gather_rows(before_head(model, batch.images.to(world.device))[0].float())
+            if world.is_first:
+                kept.append(rows_BD.cpu())
+                progress.advance(min(len(rows_BD), progress.total - progress.done))
+    return torch.cat(kept)[: sample_ids.size] if kept else torch.zeros(0, 0)
+
+
+def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what goes into the head, [B, D], and the model's output. It calls the whole model, since ZeRO-3 gathers
+    parameters for the modules that are called."""
+    kept: list[torch.Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    try:
+        output = model(images_BHW3)
+    finally:
+        hook.remove()
+    return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0], output
+
+
 def measured(found: Represented, config: FewshotConfig, *, device: torch.device) -> FewshotScores:
     """Returns the accuracies for each number of shots and each seed. Pure."""
     num_seeds, num_classes, _, width = found.shots.shape
@@ -269,3 +264,8 @@ def _scores(
             strengths.append(l2)
         advance()
     return ShotScores(shots=shots, ridge=tuple(ridge), probe=tuple(probe), probe_l2=tuple(strengths))
+
+
+def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
+    """Returns the mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
+    return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0

@@ -26,6 +26,25 @@ Model = ViT | BiT
 _MOST_VARIANTS = 64
 
 
+def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
+    """Builds the model with initial weights, which depend only on (seed, tensor name)."""
+    model = unfilled_model(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_of(config, name, tuple(parameter.shape), seed=seed))
+    return model
+
+
+def unfilled_model(config: ModelConfig) -> Model:
+    """Builds the model with arbitrary weights, to be filled from a checkpoint, a weights file or `initial_tensor`."""
+    return BiT(config) if config.is_bit else ViT(config)
+
+
+def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+    """Returns the float32 initial value of a model's parameter `name`."""
+    return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
+
+
 def initial_tensor(
     name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02, layer_scale: float = 0.0
 ) -> torch.Tensor:
@@ -72,25 +91,6 @@ def _lecun_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.T
 def _xavier_uniform(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     bound = math.sqrt(6.0 / (shape[0] + shape[1]))
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
-    """Builds the model with initial weights, which depend only on (seed, tensor name)."""
-    model = unfilled_model(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_of(config, name, tuple(parameter.shape), seed=seed))
-    return model
-
-
-def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
-    """Returns the float32 initial value of a model's parameter `name`."""
-    return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
-
-
-def unfilled_model(config: ModelConfig) -> Model:
-    """Builds the model with arbitrary weights, to be filled from a checkpoint, a weights file or `initial_tensor`."""
-    return BiT(config) if config.is_bit else ViT(config)
 
 
 def shapes_of(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:

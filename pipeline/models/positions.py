@@ -33,42 +33,6 @@ _SINE_TEMPERATURE = 10_000.0
 _ROTARY_TEMPERATURE = 100.0
 
 
-def resample_position_embeddings(
-    table_ND: torch.Tensor, *, from_grid: Grid, to_grid: Grid, mode: Mode = "paper", num_prefix_tokens: int = 1
-) -> torch.Tensor:
-    """Resamples position embeddings of a `from_grid` (height, width in patches) for a `to_grid`.
-
-    `table_ND`: float[prefix + height * width, D], class token first. Returns float32[prefix + new height * new width,
-    D]. Raises ValueError if the table does not fit the grid, or a grid has no patch.
-    """
-    num_patches = from_grid[0] * from_grid[1]
-    if table_ND.shape[0] != num_prefix_tokens + num_patches or min(*from_grid, *to_grid) < 1:
-        raise ValueError(
-            f"{table_ND.shape[0]} position embeddings do not fit {num_prefix_tokens} + {from_grid[0]} x {from_grid[1]}"
-            f", or cannot be made {to_grid[0]} x {to_grid[1]}"
-        )
-    if from_grid == to_grid:
-        return table_ND.float()
-    prefix_ND, grid_ND = table_ND[:num_prefix_tokens].float(), table_ND[num_prefix_tokens:]
-    grid_1DHW = grid_ND.reshape(1, *from_grid, -1).permute(0, 3, 1, 2)
-    resampled_1DHW = _interpolate(grid_1DHW, to_grid, mode)
-    # (1, D, H, W) -> (H * W, D)
-    resampled_ND = resampled_1DHW.permute(0, 2, 3, 1).reshape(to_grid[0] * to_grid[1], -1).float()
-    return torch.cat([prefix_ND, resampled_ND])
-
-
-def resample_axis_embeddings(table_LD: torch.Tensor, *, length: int, mode: Mode = "paper") -> torch.Tensor:
-    """Resamples one axis of 2-D learned position embeddings: float[L, D] -> float32[length, D]."""
-    from_grid, to_grid = (table_LD.shape[0], 1), (length, 1)
-    return resample_position_embeddings(table_LD, from_grid=from_grid, to_grid=to_grid, mode=mode, num_prefix_tokens=0)
-
-
-def _interpolate(grid_1DHW: torch.Tensor, to_grid: Grid, mode: Mode) -> torch.Tensor:
-    if mode == "paper":  # fp32 positions would be off by a few millionths; the originals of the other two use fp32
-        return F.interpolate(grid_1DHW.double(), size=to_grid, mode="bilinear", align_corners=True)
-    return F.interpolate(grid_1DHW.float(), size=to_grid, mode="bicubic", align_corners=False, antialias=mode == "timm")
-
-
 def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
     """Returns the learned position embeddings: one table [1, N, D], or one of columns and one of rows, [W, D/2] and [H,
     D/2]; None for each that the model does not have."""
@@ -171,3 +135,39 @@ def rotated(x_BNhd: torch.Tensor, rotation_2Nd: torch.Tensor) -> torch.Tensor:
     across_BNhd = torch.stack([-x_BNhd[..., 1::2], x_BNhd[..., ::2]], dim=-1).flatten(-2)
     turned_BNhd: torch.Tensor = x_BNhd * cosine_N1d + across_BNhd * sine_N1d
     return turned_BNhd.to(x_BNhd.dtype)
+
+
+def resample_position_embeddings(
+    table_ND: torch.Tensor, *, from_grid: Grid, to_grid: Grid, mode: Mode = "paper", num_prefix_tokens: int = 1
+) -> torch.Tensor:
+    """Resamples position embeddings of a `from_grid` (height, width in patches) for a `to_grid`.
+
+    `table_ND`: float[prefix + height * width, D], class token first. Returns float32[prefix + new height * new width,
+    D]. Raises ValueError if the table does not fit the grid, or a grid has no patch.
+    """
+    num_patches = from_grid[0] * from_grid[1]
+    if table_ND.shape[0] != num_prefix_tokens + num_patches or min(*from_grid, *to_grid) < 1:
+        raise ValueError(
+            f"{table_ND.shape[0]} position embeddings do not fit {num_prefix_tokens} + {from_grid[0]} x {from_grid[1]}"
+            f", or cannot be made {to_grid[0]} x {to_grid[1]}"
+        )
+    if from_grid == to_grid:
+        return table_ND.float()
+    prefix_ND, grid_ND = table_ND[:num_prefix_tokens].float(), table_ND[num_prefix_tokens:]
+    grid_1DHW = grid_ND.reshape(1, *from_grid, -1).permute(0, 3, 1, 2)
+    resampled_1DHW = _interpolate(grid_1DHW, to_grid, mode)
+    # (1, D, H, W) -> (H * W, D)
+    resampled_ND = resampled_1DHW.permute(0, 2, 3, 1).reshape(to_grid[0] * to_grid[1], -1).float()
+    return torch.cat([prefix_ND, resampled_ND])
+
+
+def resample_axis_embeddings(table_LD: torch.Tensor, *, length: int, mode: Mode = "paper") -> torch.Tensor:
+    """Resamples one axis of 2-D learned position embeddings: float[L, D] -> float32[length, D]."""
+    from_grid, to_grid = (table_LD.shape[0], 1), (length, 1)
+    return resample_position_embeddings(table_LD, from_grid=from_grid, to_grid=to_grid, mode=mode, num_prefix_tokens=0)
+
+
+def _interpolate(grid_1DHW: torch.Tensor, to_grid: Grid, mode: Mode) -> torch.Tensor:
+    if mode == "paper":  # fp32 positions would be off by a few millionths; the originals of the other two use fp32
+        return F.interpolate(grid_1DHW.double(), size=to_grid, mode="bilinear", align_corners=True)
+    return F.interpolate(grid_1DHW.float(), size=to_grid, mode="bicubic", align_corners=False, antialias=mode == "timm")

@@ -40,22 +40,6 @@ _USUAL_IMAGE_SIZES = frozenset(
 _MOST_PARAMETERS = 10**11
 
 
-def pair_of(value: Any, *, key: str, where: str) -> Pair:
-    """Returns height and width, from one number for both or from two. Raises UserError for anything else."""
-    pair = [value, value] if not isinstance(value, list | tuple) else value
-    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
-        raise UserError(
-            f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: a number of pixels of 1 or more, "
-            "or two (height, width)"
-        )
-    return pair[0], pair[1]
-
-
-def grid_of(image: Pair, patch: Pair) -> Pair:
-    """Returns the patches down and across. The convolution that embeds them drops incomplete patches."""
-    return image[0] // patch[0], image[1] // patch[1]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Usual:
     """The usual values for a file's format, and for the architecture that it names, if any; by default those of the
@@ -197,6 +181,89 @@ def weights_of(
     )
 
 
+def transformer_config(
+    shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
+) -> ModelConfig:
+    """Returns the configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
+    known = SIZES.get(hints.model)
+    if hints.model and known is None:
+        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
+    if hints.resnet_epsilons and not shapes.resnet:
+        raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
+    num_heads = _num_heads(shapes, known, where=where, usual=usual, hints=hints)
+    size = Size(
+        patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
+    )
+    names = [name for name in SIZES if SIZES[name] == size and HYBRID_RESNETS.get(name) == shapes.resnet]
+    fields = {} if known or names else vars(size)
+    resnet = HYBRID_RESNETS.get(hints.model) if known else shapes.resnet
+    is_custom = not (known or names) and resnet is not None
+    stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
+    side, _ = shapes.side(where, position_name)
+    if shapes.num_positions is None and shapes.grid and shapes.grid[0] == shapes.grid[1]:
+        side = shapes.grid[0]
+    image_size = side * stride or 224 // stride * stride or stride
+    if side and not shapes.grid and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
+        rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"
+        raise FlagNeededError(
+            f"{rows}, which would be a square image of {image_size} px, an unusual size; the rows can as well be of a "
+            f"rectangular grid ({_other_grids(shapes)}), which the file does not say; if the image was square, give "
+            f"--grid-side {side}"
+        )
+    return _config_in(
+        where,
+        name=hints.model or (names[0] if names else "vit"),
+        image_size=image_size,
+        num_classes=shapes.num_classes,
+        **fields,
+        resnet_units=resnet.units if is_custom and resnet else None,
+        resnet_factor=resnet.factor if is_custom and resnet else None,
+        pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
+        representation=shapes.representation,
+        position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
+        gelu=hints.gelu or usual.gelu,
+        layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
+        resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
+        layer_scale=shapes.layer_scale,
+        registers=shapes.registers,
+        qk_norm=shapes.qk_norm,
+    )
+
+
+def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
+    """Returns the configuration of a BiT ResNet; that of `hints.model` if it is given."""
+    if hints.model and hints.model not in BIT_RESNETS:
+        raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
+    if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
+        raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
+    names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
+    return _config_in(
+        where,
+        name=names[0] if names else "bit_r18x1" if resnet.is_basic else "bit_r50x1",
+        image_size=224,
+        num_classes=num_classes,
+        resnet_units=None if names else resnet.units,
+        resnet_factor=None if names else resnet.factor,
+        resnet_epsilons=hints.resnet_epsilons or usual.resnet_epsilons,
+    )
+
+
+def pair_of(value: Any, *, key: str, where: str) -> Pair:
+    """Returns height and width, from one number for both or from two. Raises UserError for anything else."""
+    pair = [value, value] if not isinstance(value, list | tuple) else value
+    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
+        raise UserError(
+            f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: a number of pixels of 1 or more, "
+            "or two (height, width)"
+        )
+    return pair[0], pair[1]
+
+
+def grid_of(image: Pair, patch: Pair) -> Pair:
+    """Returns the patches down and across. The convolution that embeds them drops incomplete patches."""
+    return image[0] // patch[0], image[1] // patch[1]
+
+
 def units_of(numbers: set[tuple[int, ...]]) -> tuple[int, ...]:
     """Counts the units of each stage, from the numbers of the stage and of the unit."""
     num_units = Counter(stage for stage, _ in numbers)
@@ -262,55 +329,6 @@ def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], h
     raise FlagNeededError(
         f"{has}, config.json or --grid-side says {' or '.join(wanted)}; give both files of one model, or write the "
         "image size of the tensors into config.json (--image-size then resamples them)"
-    )
-
-
-def transformer_config(
-    shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
-) -> ModelConfig:
-    """Returns the configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
-    known = SIZES.get(hints.model)
-    if hints.model and known is None:
-        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
-    if hints.resnet_epsilons and not shapes.resnet:
-        raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
-    num_heads = _num_heads(shapes, known, where=where, usual=usual, hints=hints)
-    size = Size(
-        patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
-    )
-    names = [name for name in SIZES if SIZES[name] == size and HYBRID_RESNETS.get(name) == shapes.resnet]
-    fields = {} if known or names else vars(size)
-    resnet = HYBRID_RESNETS.get(hints.model) if known else shapes.resnet
-    is_custom = not (known or names) and resnet is not None
-    stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
-    side, _ = shapes.side(where, position_name)
-    if shapes.num_positions is None and shapes.grid and shapes.grid[0] == shapes.grid[1]:
-        side = shapes.grid[0]
-    image_size = side * stride or 224 // stride * stride or stride
-    if side and not shapes.grid and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
-        rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"
-        raise FlagNeededError(
-            f"{rows}, which would be a square image of {image_size} px, an unusual size; the rows can as well be of a "
-            f"rectangular grid ({_other_grids(shapes)}), which the file does not say; if the image was square, give "
-            f"--grid-side {side}"
-        )
-    return _config_in(
-        where,
-        name=hints.model or (names[0] if names else "vit"),
-        image_size=image_size,
-        num_classes=shapes.num_classes,
-        **fields,
-        resnet_units=resnet.units if is_custom and resnet else None,
-        resnet_factor=resnet.factor if is_custom and resnet else None,
-        pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
-        representation=shapes.representation,
-        position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
-        gelu=hints.gelu or usual.gelu,
-        layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
-        resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
-        layer_scale=shapes.layer_scale,
-        registers=shapes.registers,
-        qk_norm=shapes.qk_norm,
     )
 
 
@@ -388,21 +406,3 @@ def shapes_in_file(config: ModelConfig) -> Shapes:
     if config.num_classes:
         return shapes_of(config)
     return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}
-
-
-def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
-    """Returns the configuration of a BiT ResNet; that of `hints.model` if it is given."""
-    if hints.model and hints.model not in BIT_RESNETS:
-        raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
-    if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
-        raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
-    names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
-    return _config_in(
-        where,
-        name=names[0] if names else "bit_r18x1" if resnet.is_basic else "bit_r50x1",
-        image_size=224,
-        num_classes=num_classes,
-        resnet_units=None if names else resnet.units,
-        resnet_factor=None if names else resnet.factor,
-        resnet_epsilons=hints.resnet_epsilons or usual.resnet_epsilons,
-    )

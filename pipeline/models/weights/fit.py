@@ -34,27 +34,6 @@ _PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attenti
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention")
 
 
-def resized_patches(weight: torch.Tensor, *, from_side: int, to_side: int) -> torch.Tensor:
-    """Resizes a patch embedding, float[D, P * P * C], to float32[D, Q * Q * C], rows before columns before channels.
-    Raises ValueError if the weight does not belong to patches of `from_side`."""
-    if weight.shape[1] % from_side**2:
-        raise ValueError(f"a patch embedding of {list(weight.shape)} is not of patches of {from_side} x {from_side} px")
-    if from_side == to_side:
-        return weight.float()
-    weight_DPC = weight.double().reshape(len(weight), from_side**2, -1)
-    inverse_PQ = torch.linalg.pinv(_resizing(from_side, to_side, device=weight.device))
-    # (P * P, Q * Q) and (D, P * P, C) -> (D, Q * Q, C)
-    return torch.einsum("pq,dpc->dqc", inverse_PQ, weight_DPC).flatten(1).float()
-
-
-def _resizing(from_side: int, to_side: int, *, device: torch.device) -> torch.Tensor:
-    """Returns the matrix of bilinear resizing, float64[Q * Q, P * P], as tf.image.resize does it: half-pixel centres,
-    without antialiasing."""
-    basis_1PP = torch.eye(from_side**2, dtype=torch.float64, device=device).reshape(-1, 1, from_side, from_side)
-    resized = F.interpolate(basis_1PP, size=(to_side, to_side), mode="bilinear", align_corners=False)
-    return resized.flatten(1).T
-
-
 def fit_weights(
     weights: Weights,
     target: ModelConfig,
@@ -120,6 +99,27 @@ def has_other_patches(source: ModelConfig, target: ModelConfig) -> bool:
     """Whether two ViTs differ in the size of their patches. The patches of hybrids are cells of a ResNet's map."""
     are_vits = not any(config.is_bit or config.resnet for config in (source, target))
     return are_vits and source.size.patch != target.size.patch
+
+
+def resized_patches(weight: torch.Tensor, *, from_side: int, to_side: int) -> torch.Tensor:
+    """Resizes a patch embedding, float[D, P * P * C], to float32[D, Q * Q * C], rows before columns before channels.
+    Raises ValueError if the weight does not belong to patches of `from_side`."""
+    if weight.shape[1] % from_side**2:
+        raise ValueError(f"a patch embedding of {list(weight.shape)} is not of patches of {from_side} x {from_side} px")
+    if from_side == to_side:
+        return weight.float()
+    weight_DPC = weight.double().reshape(len(weight), from_side**2, -1)
+    inverse_PQ = torch.linalg.pinv(_resizing(from_side, to_side, device=weight.device))
+    # (P * P, Q * Q) and (D, P * P, C) -> (D, Q * Q, C)
+    return torch.einsum("pq,dpc->dqc", inverse_PQ, weight_DPC).flatten(1).float()
+
+
+def _resizing(from_side: int, to_side: int, *, device: torch.device) -> torch.Tensor:
+    """Returns the matrix of bilinear resizing, float64[Q * Q, P * P], as tf.image.resize does it: half-pixel centres,
+    without antialiasing."""
+    basis_1PP = torch.eye(from_side**2, dtype=torch.float64, device=device).reshape(-1, 1, from_side, from_side)
+    resized = F.interpolate(basis_1PP, size=(to_side, to_side), mode="bilinear", align_corners=False)
+    return resized.flatten(1).T
 
 
 def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:
