@@ -27,8 +27,9 @@ from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
-from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
+from shards.packing.survey import unscanned_parts
+from shards.packing.write_shard import unpacked_parts
 from shards.schema.config_values import whole_number
 from shards.schema.differences import differences
 from shards.store import open_store

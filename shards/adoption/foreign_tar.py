@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Annotated
 
 import pyarrow as pa
 from isal.isal_zlib import crc32
@@ -21,15 +20,15 @@ from shards.adoption.foreign_samples import (
     cause_of,
     find_samples,
 )
-from shards.class_labels import LabelRules, Meaning, UnknownLabelError, WrittenLabels
+from shards.class_labels import Meaning, UnknownLabelError, WrittenLabels
 from shards.class_names import read_label_names
 from shards.errors import ImageRefusedError, UserError
 from shards.files.typed_json import read_record
-from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, ImageLimits
+from shards.images.config import PACKED_FORMATS
 from shards.images.image_header import read_header
 from shards.index import INDEX_SCHEMA, table_bytes
 from shards.manifest import sha256_hex
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.packing.config import DatasetSettings
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
 from shards.storage.pieces import stored_pieces
@@ -50,24 +49,11 @@ _FACTS_KEY = b"patchline.adopted.4"  # another number: descriptions of older ver
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdoptSpec:
+class AdoptSpec(DatasetSettings):
     """The settings of an adoption."""
 
     rules: SampleRules
     """Which members of a sample are its image and its label."""
-    split: str = "train"
-    """Name of the split, such as train or test."""
-    samples_per_block: Annotated[int, Range(1)] = 64
-    """Images per block."""
-    labels_file: str = ""
-    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
-    labels: LabelRules = LabelRules()
-    """How labels are read that could be meant two ways."""
-    limits: ImageLimits = DEFAULT_LIMITS
-    """Largest images that are accepted; others are quarantined."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
     def known_labels(self) -> tuple[str, ...] | None:
         """The only allowed classes; None: any."""
@@ -76,8 +62,6 @@ class AdoptSpec:
     def settings(self) -> dict[str, object]:
         """The settings as plan.json records them, with the names instead of their file."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        if self.labels == LabelRules():
-            del settings["labels"]
         return settings | {"labels_file": list(self.known_labels() or ())}
 
     def hash(self) -> str:

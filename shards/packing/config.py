@@ -5,7 +5,7 @@ It loads neither numpy nor Pillow: the command line reads it.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Annotated, Literal
 
@@ -13,6 +13,7 @@ from shards.class_labels import LabelRules
 from shards.errors import UserError
 from shards.images.config import (
     CODEC_PACKAGES,
+    DEFAULT_LIMITS,
     DEFAULT_MAX_DISTANCE,
     HASH_BITS,
     HASH_PACKAGES,
@@ -50,51 +51,45 @@ class Dedup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetAside:
-    """The test split that is set aside of a collection, and on which side of it this dataset is."""
+class DatasetSettings:
+    """What a person decides about a dataset that is made of images, whether they are packed or their tars indexed."""
 
-    share: Annotated[float, Range(0, below=1, zero="none")] = 0.0
-    """Share of each class's images that is set aside, from 0 to below 1."""
-    side: Literal["train", "test"] = "train"
-    """train: all other images; test: those that are set aside."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="set_aside.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackSpec:
-    """The settings of a packing."""
-
-    source: Source
-    """Images to pack, and their labels."""
-    split: str
+    split: str = "train"
     """Name of the split, such as train or test."""
-    samples_per_shard: Annotated[int, Range(1)]
-    """Images per shard."""
-    samples_per_block: Annotated[int, Range(1)]
-    """Images per block."""
-    seed: Annotated[int, Range(0, MOST_SEED)]
-    """Seed for the order of the images in the shards."""
+    samples_per_block: Annotated[int, Range(1)] = 64
+    """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     labels: LabelRules = LabelRules()
     """How labels are read that could be meant two ways."""
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    """Largest images that are accepted."""
-    images: ImageChecks = field(default_factory=ImageChecks)
-    """Damaged images to leave out."""
-    dedup: Dedup = field(default_factory=Dedup)
-    """Duplicates to leave out."""
-    resize: Resize = field(default_factory=Resize)
-    """Images to store as smaller copies."""
-    unlabeled: Literal["refuse", "keep"] = "refuse"
-    """Whether images without a label are quarantined, or packed: scores then leave them out, as ImageNet-ReaL does."""
-    set_aside: SetAside = SetAside()
-    """Test split that is set aside."""
+    limits: ImageLimits = DEFAULT_LIMITS
+    """Largest images that are accepted; others are quarantined."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSpec(DatasetSettings):
+    """The settings of a packing: all that the bytes of the dataset depend on."""
+
+    source: Source
+    """Images to pack, and their labels."""
+    split_test: Annotated[float, Range(0, below=1, zero="none")] = 0.0
+    """Share of each class that is set aside as the test split. This dataset is the test split if it is called test,
+    else it has all other images."""
+    samples_per_shard: Annotated[int, Range(1)] = 1000
+    """Images per shard (a tar file)."""
+    seed: Annotated[int, Range(0, MOST_SEED)] = 0
+    """Seed for the order of the images in the shards."""
+    images: ImageChecks = ImageChecks()
+    """Damaged images to leave out."""
+    dedup: Dedup = Dedup()
+    """Duplicates to leave out."""
+    resize: Resize = Resize()
+    """Images to store as smaller copies."""
+    unlabeled: Literal["refuse", "keep"] = "refuse"
+    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
 
     @property
     def is_hashed(self) -> bool:
@@ -110,14 +105,6 @@ class PackSpec:
     def settings(self) -> dict[str, object]:
         """The settings as plan.json records them."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
-            del settings["unlabeled"]
-        if self.labels == LabelRules():
-            del settings["labels"]
-        if self.images == ImageChecks():
-            del settings["images"]
-        if self.set_aside == SetAside():
-            del settings["set_aside"]
         return settings
 
     def versions(self) -> dict[str, str]:
@@ -131,10 +118,9 @@ class PackSpec:
             "source": asdict(self.source),
             "limits": asdict(self.limits),
             "perceptual_hash": PERCEPTUAL_HASH if self.is_hashed else "",
+            "refuses_truncated": self.refuses_truncated,
             "versions": self.versions(),
-        } | ({"refuses_truncated": True} if self.refuses_truncated else {})
-        if not self.source.labels_are_names:
-            decides["labels"] = "as written"
+        }
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 

@@ -4,6 +4,7 @@ An external sort in two passes. Each task takes a few scan files and writes its 
 file of Arrow batches, one per samples file. Then each samples file gathers its batches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.class_labels import Meaning
-from shards.index import table_bytes
+from shards.index import KINDS_BY_PLAN, QUARANTINE_SCHEMA, LeftOut, table_bytes
 from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.left_out import Labels
@@ -194,3 +195,12 @@ def _write_batches(path: Path, tables: list[pa.Table]) -> None:
 def read_dropped(data: bytes) -> pa.Table:
     """The images that the plan left out. ValueError for values that cannot be right."""
     return read_checked(data, _DROPPED_RULES, most_rows=MOST_ROWS)
+
+
+def quarantine_table(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
+    """The quarantine list, by position: the images that the plan left out, and those that could not be packed later."""
+    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
+    of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
+    of_shards = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]
+    both = [of_plan.cast(QUARANTINE_SCHEMA), pa.Table.from_pylist(of_shards, schema=QUARANTINE_SCHEMA)]
+    return pa.concat_tables(both).sort_by("position")

@@ -8,7 +8,7 @@ sets can still be read; the card shows them.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, StorageError, UserError
-from shards.images.config import HASH_BITS
+from shards.images.config import HASH_BITS, PERCEPTUAL_HASH
 from shards.images.decoding_cost import refuse_costly
 from shards.images.near_duplicates import EvaluationIndex, evaluation_hashes
 from shards.images.resize import thumbnail
@@ -74,7 +74,6 @@ class HashTask:
     evaluation_set: EvaluationSet
     number: int
     shard: int
-    hash_name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +95,11 @@ def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
     ]
 
 
-def hash_tasks(url: str, sets: list[EvaluationSet], *, hash_name: str) -> Iterator[HashTask]:
+def hash_tasks(url: str, sets: Sequence[EvaluationSet]) -> Iterator[HashTask]:
     """A task for every shard of every set."""
     for number, item in enumerate(sets):
         for shard in range(item.num_shards):
-            yield HashTask(url=url, evaluation_set=item, number=number, shard=shard, hash_name=hash_name)
+            yield HashTask(url=url, evaluation_set=item, number=number, shard=shard)
 
 
 def hash_shard(task: HashTask) -> int:
@@ -175,10 +174,10 @@ class EvaluationImages:
 
 
 @lru_cache(maxsize=1)
-def load_images(url: str, sets: tuple[EvaluationSet, ...], hash_name: str) -> EvaluationImages:
+def load_images(url: str, sets: tuple[EvaluationSet, ...]) -> EvaluationImages:
     """The hashes that the scan phase wrote for the packing at `url`; each process loads them once."""
     store, tables = open_store(url), []
-    for task in hash_tasks(url, list(sets), hash_name=hash_name):
+    for task in hash_tasks(url, sets):
         if (table := _read_hashes(store, task)) is None:
             message = f"{store.url}/{_path(task)} is missing or of another evaluation set"
             raise UserError(f"{message}; run --phase scan with every part first")
@@ -196,7 +195,7 @@ def write_hashes(store: Store, task: HashTask, table: pa.Table) -> None:
 
 
 def _made_of(task: HashTask) -> bytes:
-    return f"{task.evaluation_set.fingerprint} {task.shard} {task.hash_name}".encode()
+    return f"{task.evaluation_set.fingerprint} {task.shard} {PERCEPTUAL_HASH}".encode()
 
 
 def is_hashed(store: Store, task: HashTask) -> bool:

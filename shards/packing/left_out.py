@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.hashing import TEST_SPLIT, hash_array
-from shards.packing.config import SetAside
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import bytes_rows
 
 # The labels of an image with their weights (no weights: empty).
@@ -109,17 +109,12 @@ def merged_labels(held: Labels, more: Labels) -> Labels:
 
 
 def rows_of_other_side(
-    config: SetAside,
-    rows: NDArray[np.int64],
-    sha_prefix: NDArray[np.uint64],
-    labels: pa.ChunkedArray,
-    *,
-    seed: int,
+    spec: PackSpec, rows: NDArray[np.int64], sha_prefix: NDArray[np.uint64], labels: pa.ChunkedArray
 ) -> NDArray[np.int64]:
-    """Those of `rows` that are not on this dataset's side. `labels`: those of these rows; `sha_prefix`: the first 8
-    bytes of the sha256 of every scanned image."""
-    is_test = is_set_aside(sha_prefix[rows], labels, share=config.share, seed=seed)
-    return rows[is_test if config.side == "train" else ~is_test]
+    """Those of `rows` that are on the other side of the test split than this dataset. `labels` has the labels of these
+    rows; `sha_prefix` has the first 8 bytes of the sha256 of every scanned image."""
+    is_test = is_set_aside(sha_prefix[rows], labels, share=spec.split_test, seed=spec.seed)
+    return rows[~is_test if spec.split == "test" else is_test]
 
 
 def is_set_aside(

@@ -26,9 +26,7 @@ from shards.index import (
     BLOCKS_SCHEMA,
     INDEX_SCHEMA,
     KINDS,
-    KINDS_BY_PLAN,
     LABELS_SCHEMA,
-    QUARANTINE_SCHEMA,
     LeftOut,
     ShardCommit,
     read_commit,
@@ -58,7 +56,7 @@ from shards.output.progress import Progress
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
 from shards.packing.config import About, PackSpec
-from shards.packing.deal import read_dropped
+from shards.packing.deal import quarantine_table, read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.sample_rows import SampleRows
 from shards.sources.tar_header import BLOCK_BYTES
@@ -183,11 +181,6 @@ class Merged:
             store.write(path, data)
             self.files[path] = sha256_hex(data)
 
-    def left_out_table(self) -> pa.Table:
-        """What the shards phase could not pack, as rows of the quarantine list."""
-        rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in self.left_out]
-        return pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)
-
 
 def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -> Manifest:
     """Write the tables and, last, the manifest. Every shard must be committed."""
@@ -205,7 +198,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
                 raise InvalidDataError(f"{what}; delete it and run --phase shards again") from error
             progress.advance()
     refuse_quarantine(plan, max_quarantined=max_quarantined, url=store.url, left_out=merged.left_out)
-    quarantine = pa.concat_tables([_dropped_by_plan(store, plan), merged.left_out_table()]).sort_by("position")
+    quarantine = quarantine_table(_dropped_by_plan(store, plan), merged.left_out)
     merged.write_tables(store, plan.label_names, quarantine)
     write_quarantine_csv(store, quarantine)
     _discard_stale_shards(store, plan)
@@ -304,7 +297,8 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
 
 
 def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
-    """The plan's dropped images as rows of the quarantine list: refused by the scan, or left out as copies."""
+    """The images that the plan dropped: refused by the scan, or left out as copies. InvalidDataError if their list is
+    not the plan's."""
     try:
         data = store.read(DROPPED_PATH)
     except MissingObjectError:
@@ -312,10 +306,7 @@ def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
     if sha256_hex(data) != plan.files.get(DROPPED_PATH):
         what = f"{store.url}/{DROPPED_PATH} is not the plan's: its sha256 differs, or it is missing"
         raise InvalidDataError(f"{what}; delete {store.url}/plan/plan.json and run --phase plan again")
-    dropped = read_dropped(data)
-    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
-    phase = pc.if_else(by_plan, "plan", "scan")
-    return dropped.append_column("phase", phase).select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)
+    return read_dropped(data)
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:

@@ -43,13 +43,13 @@ class Plan:
     num_samples: Count
     num_quarantined: Count
     num_refused: Count
+    num_unlabeled: Count
     num_duplicates: Count
     num_relabelled: Count
     num_evaluation: Count
     num_shards: Count
     evaluation_sets: dict[str, str]
     files: dict[str, str]
-    num_unlabeled: Count = 0
 
     @cached_property
     def hash(self) -> str:
@@ -57,9 +57,8 @@ class Plan:
         return sha256_hex(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """JSON with sorted keys; without `num_unlabeled` if it is 0, as before it existed."""
-        said = {name: value for name, value in asdict(self).items() if name != "num_unlabeled" or value}
-        return json.dumps(said, sort_keys=True, indent=1).encode() + b"\n"
+        """JSON with sorted keys."""
+        return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":

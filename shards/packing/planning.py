@@ -220,10 +220,10 @@ def _of_other_side(
 ) -> NDArray[np.int64]:
     """The rows that would stay, but are on the other side of the test split."""
     rows = np.flatnonzero(stays)
-    if not spec.set_aside.share or not len(rows):
+    if not spec.split_test or not len(rows):
         return np.empty(0, np.int64)
     table = labelled(pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",))), meaning)
-    return rows_of_other_side(spec.set_aside, rows, found.sha_prefix, table.column("labels"), seed=spec.seed)
+    return rows_of_other_side(spec, rows, found.sha_prefix, table.column("labels"))
 
 
 def _rows_of_scans(
@@ -303,7 +303,7 @@ def _slots(stays: NDArray[np.bool_], *, seed: int) -> NDArray[np.int64]:
 def _drops(spec: PackSpec, found: _Surveyed, decided: _Decided) -> pa.Table:
     duplicates = decided.duplicates
     num_rows, num_elsewhere = len(duplicates.rows), len(decided.elsewhere)
-    side = "test" if spec.set_aside.side == "train" else "training"
+    side = "training" if spec.split == "test" else "test"
     copies = pa.table(
         {
             "position": pa.array(duplicates.rows, pa.int64()),

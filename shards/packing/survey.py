@@ -13,15 +13,25 @@ from numpy.typing import NDArray
 from shards.class_labels import Meaning, WrittenLabels, are_names, settle
 from shards.class_names import read_label_names
 from shards.errors import ImageRefusedError, UserError
-from shards.images.config import PERCEPTUAL_HASH
+from shards.files.typed_json import read_record
 from shards.images.image_header import ImageHeader
 from shards.images.resize import refusal
 from shards.manifest import sha256_hex
 from shards.packing.config import PackSpec
-from shards.packing.evaluation_sets import EvaluationMatch, EvaluationSet, bytes_rows, load_images
+from shards.packing.evaluation_sets import (
+    EvaluationMatch,
+    EvaluationSet,
+    bytes_rows,
+    find_sets,
+    hash_tasks,
+    is_hashed,
+    load_images,
+)
+from shards.packing.listing import LISTING_PATH, Listing
 from shards.packing.scan import SCAN_SCHEMA, is_scanned, read_scan, scan_footer, scan_path
+from shards.pool import each_at_once
 from shards.reading.parallel import run_tasks
-from shards.store import Store, open_store
+from shards.store import MissingObjectError, Store, open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # a million images
@@ -181,7 +191,7 @@ def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
 
 
 def _overlaps(task: SurveyTask, table: pa.Table, sha256: NDArray[np.uint8], is_fit: NDArray[np.bool_]) -> list[Overlap]:
-    images = load_images(task.url, task.evaluation_sets, PERCEPTUAL_HASH)
+    images = load_images(task.url, task.evaluation_sets)
     hashes, has_hash = bytes_rows(table.column("phash"))
     rows = np.flatnonzero(is_fit)
     found, distance = images.closest(
@@ -201,3 +211,22 @@ def _read_scan(task: SurveyTask, number: int, slice_sha256: str, columns: list[s
         message = f"{store.url}/{path} is the scan of another source or of other settings"
         raise UserError(f"{message}; scan again, or delete {store.url}/plan and {store.url}/work first")
     return data, table
+
+
+def unscanned_parts(store: Store, spec: PackSpec, *, url: str, num_parts: int) -> list[int]:
+    """The parts of the phase scan that still have a slice of the listing, or a shard of an evaluation set, to read: all
+    parts if there is no listing made with these settings."""
+    scan_hash = spec.scan_hash()
+    try:
+        listing = read_record(Listing, store.read(LISTING_PATH))
+    except (MissingObjectError, ValueError):
+        return list(range(num_parts))
+    if listing.scan_hash != scan_hash:
+        return list(range(num_parts))
+    footers = [scan_footer(scan_hash, piece.sha256) for piece in listing.slices]
+    is_there = each_at_once(lambda number: is_scanned(store, number, footers[number]), range(len(footers)))
+    missing = {number % num_parts for number in range(len(footers)) if not is_there[number]}
+    if spec.is_hashed:
+        every = hash_tasks(url, find_sets(spec.dedup.against))
+        missing |= {number % num_parts for number, task in enumerate(every) if not is_hashed(store, task)}
+    return sorted(missing)

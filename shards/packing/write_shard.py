@@ -22,7 +22,9 @@ from shards.index import IndexRow, LeftOut, ShardCommit, index_bytes, read_commi
 from shards.manifest import index_path, sha256_hex, shard_path
 from shards.packing.config import PackSpec
 from shards.packing.deal import SAMPLES_SCHEMA, samples_path, shards_per_file
+from shards.packing.plan import Plan
 from shards.packing.scan import reader_of
+from shards.pool import each_at_once
 from shards.sources.entry import ImageBytes
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.storage.store_file import StoreFile
@@ -44,62 +46,6 @@ _FIXED_SUM = sum(_MODE_UID_GID) + sum(_TIME) + sum(_TYPE_MAGIC) + 7 * ord(" ")
 _ROWS_AT_ONCE = 1 << 16
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _RULES = TableSchema(schema=SAMPLES_SCHEMA)
-
-
-class TarWriter:
-    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._held = bytearray()
-        self.num_bytes = 0
-
-    def add(self, name: str, data: bytes) -> int:
-        """Append one file; returns the offset of its first data byte in the archive."""
-        self._held += header(name, len(data))
-        offset = self.num_bytes + BLOCK_BYTES
-        if len(data) < _HELD_BYTES:
-            self._held += data
-        else:
-            self._write_held()
-            self._write(data)
-        num_padding = -len(data) % BLOCK_BYTES
-        self._held += bytes(num_padding)
-        self.num_bytes = offset + len(data) + num_padding
-        if len(self._held) >= _HELD_BYTES:
-            self._write_held()
-        return offset
-
-    def finish(self) -> None:
-        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
-        self._held += bytes(2 * BLOCK_BYTES)
-        self.num_bytes += 2 * BLOCK_BYTES
-        self._write_held()
-
-    def sha256(self) -> str:
-        """The sha256 of the bytes added so far."""
-        self._write_held()
-        return self._hash.hexdigest()
-
-    def _write_held(self) -> None:
-        self._write(bytes(self._held))
-        self._held.clear()
-
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-
-
-def header(name: str, num_bytes: int) -> bytes:
-    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
-    encoded = name.encode()
-    if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
-        sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
-        raise ValueError(f"tar member {name!r} does not fit into a ustar header: {sizes}")
-    size = b"%011o" % num_bytes
-    checksum = b"%06o" % (_FIXED_SUM + sum(encoded) + sum(size))
-    return b"".join((encoded.ljust(MOST_NAME_BYTES, b"\0"), _MODE_UID_GID, size, _TIME, checksum, _TYPE_MAGIC))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +103,22 @@ def pack_shard(task: ShardTask) -> int:
             rows, commit = _write_tar(file, store, task, samples)
         store.write(index_path(task.shard), index_bytes(task.shard, rows, commit))
     return len(samples)
+
+
+def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
+    """The shards of one task: a contiguous range of the plan, as long as those of the others or one longer."""
+    return range(part * num_shards // num_parts, (part + 1) * num_shards // num_parts)
+
+
+def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
+    """The parts of the phase shards that still have a shard to pack by this plan."""
+
+    is_missing = each_at_once(lambda shard: committed(store, plan.hash, shard) is None, range(plan.num_shards))
+    return [
+        part
+        for part in range(num_parts)
+        if any(is_missing[shard] for shard in shards_of_part(part, num_parts, num_shards=plan.num_shards))
+    ]
 
 
 def samples_of_shard(shard: int, spec: PackSpec) -> str:
@@ -285,3 +247,59 @@ def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"
         raise UserError(f"{message}; the allowed share is {task.max_quarantined:g}; restore the source")
+
+
+class TarWriter:
+    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._held = bytearray()
+        self.num_bytes = 0
+
+    def add(self, name: str, data: bytes) -> int:
+        """Append one file; returns the offset of its first data byte in the archive."""
+        self._held += header(name, len(data))
+        offset = self.num_bytes + BLOCK_BYTES
+        if len(data) < _HELD_BYTES:
+            self._held += data
+        else:
+            self._write_held()
+            self._write(data)
+        num_padding = -len(data) % BLOCK_BYTES
+        self._held += bytes(num_padding)
+        self.num_bytes = offset + len(data) + num_padding
+        if len(self._held) >= _HELD_BYTES:
+            self._write_held()
+        return offset
+
+    def finish(self) -> None:
+        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
+        self._held += bytes(2 * BLOCK_BYTES)
+        self.num_bytes += 2 * BLOCK_BYTES
+        self._write_held()
+
+    def sha256(self) -> str:
+        """The sha256 of the bytes added so far."""
+        self._write_held()
+        return self._hash.hexdigest()
+
+    def _write_held(self) -> None:
+        self._write(bytes(self._held))
+        self._held.clear()
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+
+
+def header(name: str, num_bytes: int) -> bytes:
+    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
+    encoded = name.encode()
+    if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
+        sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
+        raise ValueError(f"tar member {name!r} does not fit into a ustar header: {sizes}")
+    size = b"%011o" % num_bytes
+    checksum = b"%06o" % (_FIXED_SUM + sum(encoded) + sum(size))
+    return b"".join((encoded.ljust(MOST_NAME_BYTES, b"\0"), _MODE_UID_GID, size, _TIME, checksum, _TYPE_MAGIC))

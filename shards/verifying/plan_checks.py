@@ -1,4 +1,4 @@
-"""A dataset against its plan: each shard's samples, and the tables of the whole; pure checks, each yielding faults."""
+"""Compares a dataset with its plan: the samples of each shard, and the tables of the whole. Checks yield faults."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -6,19 +6,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shards.images.config import Resize
 from shards.images.resize import is_untouched
-from shards.index import KINDS_BY_PLAN, LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, ShardCommit
+from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, ShardCommit
 from shards.manifest import Manifest
 from shards.orientation import UPRIGHT
-from shards.packing.plan import AdoptedRecord, Plan
+from shards.packing.deal import quarantine_table
+from shards.packing.plan import DROPPED_PATH, AdoptedRecord, Plan
 from shards.packing.write_shard import PlannedSample
 from shards.schema.config_values import shown_value
 from shards.schema.differences import Difference
+from shards.storage.store_file import StoreFile
+from shards.store import MissingObjectError, Store
+from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
 _SETTINGS = ("split", "samples_per_block")
+_ROWS_AT_ONCE = 1 << 16
+_MOST_SCANNED = 1 << 32  # a byte of memory for each
+_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 
 
 def check_planned(
@@ -122,7 +128,7 @@ def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int
 
 def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[LeftOut]) -> Iterator[str]:
     """quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing else."""
-    found, expected = table.select(QUARANTINE_SCHEMA.names), _expected(dropped, left_out)
+    found, expected = table.select(QUARANTINE_SCHEMA.names), quarantine_table(dropped, left_out)
     if found.cast(QUARANTINE_SCHEMA).equals(expected):
         return
     here, there = found.column("position").to_numpy(), expected.column("position").to_numpy()
@@ -151,13 +157,34 @@ def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]
         yield f"has positions outside 0 to {num_scanned - 1}"
 
 
-def _expected(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
-    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
-    of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
-    rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]
-    both = [of_plan.cast(QUARANTINE_SCHEMA), pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)]
-    return pa.concat_tables(both).sort_by("position")
-
-
 def _by_position(table: pa.Table, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, dict[str, Any]]:
     return {row["position"]: row for row in table.filter(pa.array(chosen)).to_pylist()}
+
+
+def check_positions(store: Store, plan: Plan) -> Iterator[str]:
+    """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
+    num_scanned = plan.num_samples + plan.num_quarantined
+    if num_scanned > _MOST_SCANNED:
+        yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
+        return
+    times = np.zeros(num_scanned, np.uint8)
+    for path in plan.files:
+        if not path.startswith("plan/samples-") and path != DROPPED_PATH:
+            continue
+        try:
+            with arrow_faults(), open_checked(StoreFile(store, path), _RULES) as file:
+                table = file.read(["position"], rows=_ROWS_AT_ONCE)
+            refuse_values(table, _RULES)
+        except MissingObjectError:
+            return  # reported with the files
+        except ValueError as error:
+            yield f"{path} cannot be read: {error}"
+            return
+        positions = table.column("position").to_numpy()
+        if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
+            yield f"{path} has positions outside 0 to {num_scanned - 1}"
+            return
+        np.add.at(times, positions, 1)
+    for position in np.flatnonzero(times != 1).tolist():
+        how_often = "in no shard and not among the dropped" if not times[position] else "in more than one place"
+        yield f"the image at position {position} is {how_often}"

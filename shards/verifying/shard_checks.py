@@ -1,4 +1,4 @@
-"""What can be wrong with one shard: checks of a tar's bytes against its index, each yielding faults.
+"""Checks one shard: its tar against its index, and its index against the manifest. Each check yields faults.
 
 The tar is mapped and not in memory, for random access; a remote one is copied to a temporary file first.
 """
@@ -21,8 +21,8 @@ from PIL import Image
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.images.damage import jpeg_damage, png_damage
 from shards.images.decoding_cost import refuse_costly
-from shards.index import IndexRow, ShardCommit
-from shards.manifest import ShardRecord
+from shards.index import IndexRow, ShardCommit, read_index, read_sample_rows
+from shards.manifest import Manifest, ShardRecord
 from shards.packing.merge import blocks_of_shard
 from shards.sample_rows import BlockTable
 from shards.sources.entry import printable
@@ -30,6 +30,7 @@ from shards.sources.tar_header import BLOCK_BYTES
 from shards.storage.local_read import open_regular
 from shards.storage.temporary import temporary_file
 from shards.store import Store
+from shards.tables import refuse_places, refuse_rows
 
 PIECE_BYTES = 8 << 20
 Tar = bytes | mmap.mmap
@@ -66,6 +67,20 @@ def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexR
         yield "its index commits a tar of another sha256 or size than the manifest's"
     if len(rows) != record.num_samples:
         yield f"its index has {len(rows)} rows, the manifest says {record.num_samples} samples"
+
+
+def check_loading(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
+    """What a loader would refuse in a shard's index, and what only other readers use."""
+    record = manifest.shards[shard]
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: refuse_rows(read_sample_rows(data), record, num_classes=manifest.num_classes),
+        lambda: refuse_places(read_index(data), shard=shard, is_ours=not manifest.adopted),
+    )
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            yield f"its index cannot be right: {error}"
 
 
 def check_labels(rows: Sequence[IndexRow], num_classes: int, *, may_be_none: bool = False) -> Iterator[str]:

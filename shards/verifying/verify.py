@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pyarrow as pa
 
 from shards.dataset import Dataset, open_dataset
@@ -28,7 +27,6 @@ from shards.index import (
     ShardCommit,
     read_blocks,
     read_commit,
-    read_index,
     read_labels,
     read_quarantine,
     read_rows,
@@ -51,24 +49,14 @@ from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
 from shards.sample_rows import BlockTable
 from shards.storage.local import temporary_files
-from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store
 from shards.tables import (
-    TableSchema,
-    arrow_faults,
-    open_checked,
     refuse_blocks,
     refuse_labels,
-    refuse_places,
-    refuse_rows,
-    refuse_values,
 )
 from shards.verifying import plan_checks, shard_checks
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
-_ROWS_AT_ONCE = 1 << 16
-_MOST_SCANNED = 1 << 32  # a byte of memory for each
-_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 # Most faults that one check of a shard lists; their count is always given.
 MAX_FAULTS_A_CHECK = 10
 # What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
@@ -130,49 +118,6 @@ def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
     needed = (*tables, PLAN_PATH, *(index_path(shard) for shard in range(len(manifest.shards))))
     for path in (path for path in needed if path not in manifest.files):
         yield DatasetFault(where=MANIFEST_PATH, what=f"has no sha256 of {path}")
-
-
-def refused_rows(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
-    """What a loader would refuse in a shard's index, and what only other readers use."""
-    record = manifest.shards[shard]
-    checks: tuple[Callable[[], None], ...] = (
-        lambda: refuse_rows(read_sample_rows(data), record, num_classes=manifest.num_classes),
-        lambda: refuse_places(read_index(data), shard=shard, is_ours=not manifest.adopted),
-    )
-    for check in checks:
-        try:
-            check()
-        except ValueError as error:
-            yield f"its index cannot be right: {error}"
-
-
-def misplaced(store: Store, plan: Plan) -> Iterator[str]:
-    """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
-    num_scanned = plan.num_samples + plan.num_quarantined
-    if num_scanned > _MOST_SCANNED:
-        yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
-        return
-    times = np.zeros(num_scanned, np.uint8)
-    for path in plan.files:
-        if not path.startswith("plan/samples-") and path != DROPPED_PATH:
-            continue
-        try:
-            with arrow_faults(), open_checked(StoreFile(store, path), _RULES) as file:
-                table = file.read(["position"], rows=_ROWS_AT_ONCE)
-            refuse_values(table, _RULES)
-        except MissingObjectError:
-            return  # reported with the files
-        except ValueError as error:
-            yield f"{path} cannot be read: {error}"
-            return
-        positions = table.column("position").to_numpy()
-        if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
-            yield f"{path} has positions outside 0 to {num_scanned - 1}"
-            return
-        np.add.at(times, positions, 1)
-    for position in np.flatnonzero(times != 1).tolist():
-        how_often = "in no shard and not among the dropped" if not times[position] else "in more than one place"
-        yield f"the image at position {position} is {how_often}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +205,7 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Dat
     manifest, rows, commit = dataset.manifest, index.rows, index.commit
     record = manifest.shards[task.shard]
     found = {
-        "rows": refused_rows(index.data, task.shard, manifest),
+        "rows": shard_checks.check_loading(index.data, task.shard, manifest),
         "commit record": shard_checks.check_commit(record, commit, rows, manifest.plan_hash),
         "labels": shard_checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
         "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
@@ -349,7 +294,7 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
     if manifest.num_samples + manifest.num_quarantined != scanned:
         packed = f"{manifest.num_samples} samples and {manifest.num_quarantined} in quarantine"
         yield DatasetFault(where=MANIFEST_PATH, what=f"{packed} are not the {scanned} images of the plan")
-    yield from _faults(PLAN_PATH, {"positions": misplaced(dataset.store, plan)})
+    yield from _faults(PLAN_PATH, {"positions": plan_checks.check_positions(dataset.store, plan)})
 
 
 def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:

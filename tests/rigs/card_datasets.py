@@ -159,6 +159,7 @@ def _plan(settings: dict[str, object], num_relabelled: int) -> Plan:
         num_samples=0,
         num_quarantined=0,
         num_refused=0,
+        num_unlabeled=0,
         num_duplicates=0,
         num_relabelled=num_relabelled,
         num_evaluation=0,
