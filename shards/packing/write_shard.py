@@ -121,6 +121,62 @@ def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
     ]
 
 
+class TarWriter:
+    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._held = bytearray()
+        self.num_bytes = 0
+
+    def add(self, name: str, data: bytes) -> int:
+        """Append one file; returns the offset of its first data byte in the archive."""
+        self._held += header(name, len(data))
+        offset = self.num_bytes + BLOCK_BYTES
+        if len(data) < _HELD_BYTES:
+            self._held += data
+        else:
+            self._write_held()
+            self._write(data)
+        num_padding = -len(data) % BLOCK_BYTES
+        self._held += bytes(num_padding)
+        self.num_bytes = offset + len(data) + num_padding
+        if len(self._held) >= _HELD_BYTES:
+            self._write_held()
+        return offset
+
+    def finish(self) -> None:
+        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
+        self._held += bytes(2 * BLOCK_BYTES)
+        self.num_bytes += 2 * BLOCK_BYTES
+        self._write_held()
+
+    def sha256(self) -> str:
+        """The sha256 of the bytes added so far."""
+        self._write_held()
+        return self._hash.hexdigest()
+
+    def _write_held(self) -> None:
+        self._write(bytes(self._held))
+        self._held.clear()
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+
+
+def header(name: str, num_bytes: int) -> bytes:
+    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
+    encoded = name.encode()
+    if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
+        sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
+        raise ValueError(f"tar member {name!r} does not fit into a ustar header: {sizes}")
+    size = b"%011o" % num_bytes
+    checksum = b"%06o" % (_FIXED_SUM + sum(encoded) + sum(size))
+    return b"".join((encoded.ljust(MOST_NAME_BYTES, b"\0"), _MODE_UID_GID, size, _TIME, checksum, _TYPE_MAGIC))
+
+
 def samples_of_shard(shard: int, spec: PackSpec) -> str:
     """The samples file with a shard's rows of the plan."""
     return samples_path(shard // shards_per_file(spec.samples_per_shard))
@@ -247,59 +303,3 @@ def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"
         raise UserError(f"{message}; the allowed share is {task.max_quarantined:g}; restore the source")
-
-
-class TarWriter:
-    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._held = bytearray()
-        self.num_bytes = 0
-
-    def add(self, name: str, data: bytes) -> int:
-        """Append one file; returns the offset of its first data byte in the archive."""
-        self._held += header(name, len(data))
-        offset = self.num_bytes + BLOCK_BYTES
-        if len(data) < _HELD_BYTES:
-            self._held += data
-        else:
-            self._write_held()
-            self._write(data)
-        num_padding = -len(data) % BLOCK_BYTES
-        self._held += bytes(num_padding)
-        self.num_bytes = offset + len(data) + num_padding
-        if len(self._held) >= _HELD_BYTES:
-            self._write_held()
-        return offset
-
-    def finish(self) -> None:
-        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
-        self._held += bytes(2 * BLOCK_BYTES)
-        self.num_bytes += 2 * BLOCK_BYTES
-        self._write_held()
-
-    def sha256(self) -> str:
-        """The sha256 of the bytes added so far."""
-        self._write_held()
-        return self._hash.hexdigest()
-
-    def _write_held(self) -> None:
-        self._write(bytes(self._held))
-        self._held.clear()
-
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-
-
-def header(name: str, num_bytes: int) -> bytes:
-    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
-    encoded = name.encode()
-    if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
-        sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
-        raise ValueError(f"tar member {name!r} does not fit into a ustar header: {sizes}")
-    size = b"%011o" % num_bytes
-    checksum = b"%06o" % (_FIXED_SUM + sum(encoded) + sum(size))
-    return b"".join((encoded.ljust(MOST_NAME_BYTES, b"\0"), _MODE_UID_GID, size, _TIME, checksum, _TYPE_MAGIC))
