@@ -52,7 +52,7 @@ _OTHER_TARS = 8  # looked for where one is missing
 
 
 class _Held:
-    """The parts of indices in memory, shared by all readers."""
+    """The parts of indices that are in memory, shared by all readers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -83,8 +83,8 @@ class Dataset:
         self._tars: Readable = self.shard_store
 
     def read_by(self, reads: RangeReads) -> "Dataset":
-        """The same dataset and all that is held of it, whose bytes `reads` reads: they are counted there, and whoever
-        waits for them gets a CancelledError once those reads are closed."""
+        """Returns the same dataset, sharing all that is in memory, whose bytes `reads` reads and counts. Whoever waits
+        for them gets a CancelledError once `reads` is closed."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
         stream._tars = reads.of(self.shard_store)
@@ -97,7 +97,7 @@ class Dataset:
 
     @cached_property
     def packed_blocks(self) -> BlockTable:
-        """Every block's place in the dataset as packed: others than `blocks` only where this is a part of it."""
+        """Every block's place in the dataset as packed. Differs from `blocks` only if this is a part of it."""
         return block_table(self._one_copy(BLOCKS_PATH, self._checked_blocks))
 
     def _checked_blocks(self) -> pa.Table:
@@ -111,8 +111,8 @@ class Dataset:
         return one_copy(self._ranks, f"{path} of {self.packed_fingerprint} at {self.url}", read)
 
     def of_host(self, name: str, make: Callable[[], tuple[NDArray[np.int64], ...]]) -> tuple[NDArray[np.int64], ...]:
-        """The int64 arrays of equal length that `make` computes from this dataset alone, of which the ranks of a host
-        have one copy. `name` tells them from others. Each rank asks once."""
+        """Returns the int64 arrays of equal length that `make` computes from this dataset alone, as one copy for all
+        ranks of a host. `name` tells them from other arrays. Each rank asks once."""
 
         def table() -> pa.Table:
             arrays = [array_of(values) for values in make()]
@@ -130,7 +130,7 @@ class Dataset:
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The name of each label id, in the form that all names are compared in, which older packings did not write."""
+        """The name of each label id, in the normal form in which all names are compared."""
         return tuple(map(class_name, self.label_table.column("name").to_pylist()))
 
     @cached_property
@@ -146,11 +146,13 @@ class Dataset:
         return labels
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids that samples have in the dataset as packed: others than here only where this is a part of it."""
+        """The ids that samples have in the dataset as packed. They differ from the ids here only if this is a part of
+        it."""
         return sample_ids
 
     def packed_row(self, shard: int, row: int) -> int:
-        """The row that a sample has in its shard's index: another than here only where this is a part."""
+        """The row of a sample in its shard's index. It differs from the row here only if this is a part of the
+        dataset."""
         packed = self.packed_ids(self.first_sample_ids[shard : shard + 1] + row)[0]
         return int(packed) - self.manifest.shards[shard].first_sample_id
 
@@ -169,7 +171,8 @@ class Dataset:
         return data
 
     def tar_was_found(self) -> None:
-        """A tar was there, so its address is right: `check_others_than` then takes missing ones for a fault outside."""
+        """Records that a tar was there, so its address is right: `check_others_than` then takes missing tars for a
+        fault outside."""
         self._held.has_found_tar = True
 
     def sample_rows(self, shard: int) -> SampleRows:
@@ -196,8 +199,8 @@ class Dataset:
         return ROWS_PATH in self.manifest.files
 
     def rows_of(self, first_sample_id: int, num_samples: int) -> SampleRows:
-        """The rows of consecutive samples of one shard. Reads no more than the blocks that they are in, if the dataset
-        has rows.bin, and else the shard's index. Thread-safe."""
+        """The rows of consecutive samples of one shard. If the dataset has rows.bin, only the blocks with these samples
+        are read, else the shard's index. Thread-safe."""
         if not self._has_block_rows:
             shard = int(np.searchsorted(self.first_sample_ids, first_sample_id, side="right")) - 1
             row = first_sample_id - int(self.first_sample_ids[shard])
@@ -211,7 +214,7 @@ class Dataset:
         )
 
     def read_together(self, sample_id: int) -> int:
-        """A number that two samples share if one read brings the rows of both."""
+        """Returns a number that two samples share if one read brings the rows of both."""
         if not self._has_block_rows:
             return int(np.searchsorted(self.first_sample_ids, sample_id, side="right"))
         packed = self.packed_ids(np.array([sample_id], dtype=np.int64))[0]
@@ -242,7 +245,8 @@ class Dataset:
         return rows
 
     def _rows_read(self, block: int) -> tuple[int, int]:
-        """The blocks whose rows one read brings: those of 1,024 samples of a shard, unless they are large."""
+        """The first and end block of the read that brings a block's rows: 1,024 samples of a shard, or one block if
+        they are large."""
         shards = self.packed_blocks.shard
         first, last = (int(np.searchsorted(shards, shards[block], side=side)) for side in ("left", "right"))
         at_once = max(1, _SAMPLES_A_READ // self.manifest.samples_per_block)
@@ -257,8 +261,8 @@ class Dataset:
         return np.concatenate([ends[begin - 1 : begin] if begin else [0], ends[begin:end]]).astype(np.int64)
 
     def _read_block_rows(self, begin: int, end: int) -> bytes:
-        """The bytes of the rows of blocks begin..end-1 whose checksums are those of the block table, read at most
-        twice. Raises as `checked_file`."""
+        """Reads the rows of blocks begin..end-1 and compares them with the checksums in the block table, at most twice.
+        Raises as `checked_file`."""
         edges, expected = self._rows_edges(begin, end), cast("NDArray[np.uint32]", self.packed_blocks.rows_crc32)
         for _ in range(2):
             try:
@@ -292,8 +296,8 @@ class Dataset:
         return sources[self.packed_row(shard, row)]
 
     def check_others_than(self, shard: int) -> None:
-        """Raises StorageError if other tars are missing besides this shard's: a folder that is no longer mounted, say,
-        must not pass for damaged samples. UnreachableError if no tar was ever found. Looks once per shard."""
+        """Raises StorageError if tars of other shards are missing too, so that a folder that is no longer mounted does
+        not pass for damaged samples; UnreachableError if no tar was ever found. Looks once per shard."""
         if shard in self._held.missing_tars:
             return
         step = max(1, len(self.manifest.shards) // _OTHER_TARS)
@@ -336,7 +340,7 @@ class Dataset:
 
     @contextmanager
     def naming(self, path: str) -> Iterator[None]:
-        """InvalidDataError, which names the file, for a ValueError about what it says."""
+        """Turns a ValueError about the contents of a file into an InvalidDataError that names the file."""
         try:
             yield
         except ValueError as error:
@@ -354,9 +358,9 @@ class Dataset:
 
 
 def open_dataset(url: str, *, ranks: LocalRanks | None = None) -> Dataset:
-    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one, and
-    InvalidDataError if its manifest says what cannot be. `ranks`: those of this host that open it, too; one of them
-    reads its tables for all."""
+    """Opens the dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete dataset, and
+    InvalidDataError if its manifest has values that cannot be right. `ranks` are the ranks of this host that open it
+    too: one of them reads the tables for all."""
     store = open_store(url)
     if ranks is None or ranks.num_ranks == 1:
         manifest, fingerprint = _read_manifest(store, url)

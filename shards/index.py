@@ -118,7 +118,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCommit:
-    """The footer of an index file, which commits its shard: what its tar is, and by which plan.
+    """The footer of an index file, which commits its shard: size and sha256 of its tar, and the hash of the plan.
 
     `data_end` is where the last sample ends in the tar, before the end-of-archive marker.
     """
@@ -175,13 +175,13 @@ def read_commit(data: bytes) -> ShardCommit:
 
 
 def read_index(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """These columns of an index file (None: all). ValueError for values that cannot be right, as from all readers
-    here."""
+    """These columns of an index file (None: all). Like all readers here, raises ValueError for values that cannot be
+    right."""
     return read_checked(data, INDEX_RULES, columns, most_rows=MOST_SHARD_SAMPLES)
 
 
 def read_rows(data: bytes) -> list[IndexRow]:
-    """All that an index file says of its samples."""
+    """All rows of an index file as Python objects."""
     records = read_index(data).select(INDEX_SCHEMA.names[2:]).to_pylist()
     lists = ("labels", "weights")
     return [IndexRow(**record | {name: tuple(record[name] or ()) for name in lists}) for record in records]
@@ -229,12 +229,12 @@ def read_blocks(data: bytes, *, has_rows: bool = False) -> BlockTable:
 
 
 def read_block_columns(data: bytes, *, has_rows: bool) -> pa.Table:
-    """The same as columns."""
+    """The block table as Arrow columns."""
     return read_checked(data, BLOCK_ROWS_RULES if has_rows else BLOCKS_RULES, most_rows=MOST_ROWS)
 
 
 def block_table(columns: pa.Table) -> BlockTable:
-    """The block table in these columns, without a copy of them."""
+    """Wraps these columns as a block table, without copying them."""
     return BlockTable(**{name: numbers(columns.column(name)) for name in columns.column_names})
 
 
@@ -252,17 +252,18 @@ def read_block_rows(data: bytes | memoryview, num_samples: int) -> SampleRows:
 
 
 def read_labels(data: bytes) -> pa.Table:
-    """The classes."""
+    """The table of classes."""
     return read_checked(data, LABELS_RULES, most_rows=MOST_CLASSES)
 
 
 def read_quarantine(data: bytes) -> pa.Table:
-    """The images left out."""
+    """The table of images that were left out."""
     return read_checked(data, QUARANTINE_RULES, most_rows=MOST_ROWS)
 
 
 def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """Each reason without the details of one image; null becomes empty."""
+    """Each reason without the details of one image, so that equal kinds of reasons are equal texts; null becomes
+    empty."""
     general = pc.fill_null(reasons, "")
     # Quoted parts go first: they may contain what looks like a row or a detail.
     for pattern, replacement in ((_QUOTED, "…"), (_ROW, ""), (_DETAIL, "")):

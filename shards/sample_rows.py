@@ -35,7 +35,7 @@ class SampleRows:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the arrays."""
+        """Bytes of memory that the arrays take."""
         return sum(array.nbytes for array in vars(self).values())
 
     def labels_of(self, row: int) -> tuple[int, ...]:
@@ -75,7 +75,8 @@ class SampleRows:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, num_samples: int) -> "SampleRows":
-        """What `to_bytes` wrote. ValueError if the bytes are not those of as many rows; values are not checked."""
+        """Reads what `to_bytes` wrote. Raises ValueError if the bytes are not those of `num_samples` rows; values are
+        not checked."""
         columns, begin = dict[str, NDArray[Any]](), 0
         for name, kind in (_STORED | {"num_labels": _STORED_NUMBER}).items():
             end = begin + num_samples * np.dtype(kind).itemsize
@@ -96,7 +97,7 @@ class SampleRows:
 
     @staticmethod
     def joined(parts: Sequence["SampleRows"]) -> "SampleRows":
-        """The rows of all parts, one behind the other."""
+        """The rows of all parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         has_weights = any(part.weight_values.size for part in parts)
@@ -119,11 +120,10 @@ class SampleRows:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTable:
-    """Every block's place: bytes first_byte..end_byte-1 of its shard are its samples with their headers. `read_bytes`:
-    how many of them are read at most, if not all.
+    """The place of every block: bytes first_byte..end_byte-1 of its shard are its samples with their headers.
 
-    `rows_end` and `rows_crc32` are of the block's rows in rows.bin, which begin where those of the block before end;
-    None in a dataset without that file.
+    `read_bytes` is set if fewer bytes of a block are read. `rows_end` and `rows_crc32` are about the block's rows in
+    rows.bin, which begin where those of the block before end; they are None in a dataset without that file.
     """
 
     shard: NDArray[np.int32]

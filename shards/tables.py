@@ -40,8 +40,8 @@ _MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of t
 
 
 def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
-    """Refuses a shard's index unless it has as many samples as the manifest says, one behind the other in its tar,
-    labels of classes."""
+    """Refuses a shard's index unless it has as many samples as the manifest says, in rising order in its tar, with
+    labels that are classes."""
     num_samples = rows.offset.size
     refuse_count(num_samples, record)
     ends = rows.offset + rows.size
@@ -59,8 +59,8 @@ def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> N
 
 
 def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
-    """Checks all columns of a shard's index: its rows are numbered, one weight per label or none, and names as packing
-    writes them. Keys and suffixes in tars made by others are their own."""
+    """Checks the other columns of a shard's index: rows are numbered, there is one weight per label or none, and names
+    are as packing writes them. Tars made by others have their own keys and suffixes."""
     rows = np.arange(index.num_rows)
     _refuse_others(numbers(index.column("shard")), np.full(index.num_rows, shard), "shard")
     _refuse_others(numbers(index.column("row")), rows, "row")
@@ -80,7 +80,7 @@ def refuse_count(num_rows: int, record: ShardRecord) -> None:
 
 
 def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
-    """Refuses a block table unless it cuts each shard into blocks of `samples_per_block`, one behind the other in the
+    """Refuses a block table unless it cuts each shard into blocks of `samples_per_block`, one after the other in the
     tar."""
     most = manifest.samples_per_block
     num_samples = manifest.shard_column("num_samples")
@@ -103,7 +103,7 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
 
 
 def _refuse_row_places(rows_end: NDArray[np.int64], num_samples: NDArray[np.int64]) -> None:
-    """Refuses places in rows.bin by which a block would have no rows, or more bytes of them than rows can have."""
+    """Refuses a table by which a block would have no bytes in rows.bin, or more than its rows can have."""
     if not rows_end.size:
         return
     a_sample = np.diff(rows_end, prepend=0) // num_samples
@@ -116,8 +116,8 @@ def _refuse_row_places(rows_end: NDArray[np.int64], num_samples: NDArray[np.int6
 
 
 def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
-    """Refuses classes unless they are numbered from 0, are as many as the manifest says, and have names of their
-    own."""
+    """Refuses the table of classes unless they are numbered from 0, as many as the manifest says, and all named
+    differently."""
     if labels.num_rows != num_classes:
         raise ValueError(f"it has {labels.num_rows} rows; allowed: {num_classes}, the classes of the manifest")
     _refuse_others(numbers(labels.column("label")), np.arange(num_classes), "label")
@@ -129,8 +129,8 @@ def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
 
 
 def refuse_block_reads(blocks: BlockTable, rows: SampleRows, first_sample_id: int) -> None:
-    """Checks rows that begin with `first_sample_id` and are of one block: their bytes lie in it, too. The block table
-    alone bounds what a reader holds."""
+    """Checks that rows of one block, from `first_sample_id` on, have their bytes inside the block, since the block
+    table alone bounds what a reader holds."""
     block = int(np.searchsorted(blocks.first_sample_id, first_sample_id, side="right")) - 1
     first, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
     if first < blocks.first_byte[block] or end > blocks.end_byte[block]:
@@ -139,7 +139,7 @@ def refuse_block_reads(blocks: BlockTable, rows: SampleRows, first_sample_id: in
 
 
 def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
-    """A column of numbers without nulls as an array, read-only, with no copy unless it is in several chunks.
+    """A column of numbers without nulls as a read-only array, without a copy unless the column has several chunks.
 
     Arrow's own `to_numpy` loads pandas if it is installed: half a second that every rank would wait for.
     """
@@ -162,13 +162,13 @@ def _refuse_others(found: NDArray[np.int64] | NDArray[np.int32], expected: NDArr
 
 
 def _first(wrong: NDArray[np.bool_]) -> int | None:
-    """The first place that is true."""
+    """The first place that is true; None if none is."""
     return int(wrong.argmax()) if wrong.any() else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSchema:
-    """What a table holds: its columns and their types, the ranges of numbers (of lists: of their items), and the
+    """What a table must hold: its columns and their types, the ranges of numbers (in lists, of the items), and the
     columns that may be null."""
 
     schema: pa.Schema
@@ -201,7 +201,8 @@ def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None 
 
 
 def open_checked(file: StoreFile, rules: TableSchema, *, most_rows: int = MOST_ROWS) -> ParquetPieces:
-    """The file, if its footer declares nothing too large and every column has its type. Use it in `arrow_faults`."""
+    """Opens the file if its footer declares nothing too large and every column has its type. Use it inside
+    `arrow_faults`."""
     opened = ParquetPieces(file, ours=True)
     refuse_groups(opened.num_rows, opened.groups, most_rows=most_rows)
     _refuse_types(opened.schema, rules.schema)
@@ -210,7 +211,8 @@ def open_checked(file: StoreFile, rules: TableSchema, *, most_rows: int = MOST_R
 
 @contextmanager
 def arrow_faults() -> Iterator[None]:
-    """ValueError for what Arrow raises about the bytes of a file; errors of a disk or a store stay what they are."""
+    """Turns what Arrow raises about the bytes of a file into a ValueError. Errors of a disk or a store are passed
+    on."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
@@ -221,8 +223,8 @@ def arrow_faults() -> Iterator[None]:
 
 
 def refuse_values(table: pa.Table, rules: TableSchema) -> None:
-    """ValueError for the first column with a null, or with a number outside its range; only columns of the rules are
-    looked at."""
+    """Raises ValueError for the first column with a null, or with a number outside its range. Only columns of the rules
+    are checked."""
     with arrow_faults():
         for name, column in zip(table.column_names, table.columns, strict=True):
             if column.null_count and name not in rules.may_be_null:
@@ -233,7 +235,7 @@ def refuse_values(table: pa.Table, rules: TableSchema) -> None:
 
 
 def refuse_groups(num_rows: int, groups: Sequence[Group], *, most_rows: int) -> None:
-    """ValueError if a footer declares more rows, columns, values or bytes than any of ours."""
+    """Raises ValueError if a footer declares more rows, columns, values or bytes than Patchline's tables have."""
     chunks = [chunk for group in groups for chunk in group.chunks]
     counts = (
         ("rows", num_rows, most_rows),
@@ -262,7 +264,8 @@ def _refuse_types(found: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _with_texts(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """The table with dictionaries of text as text. ValueError if a column would be too large, or is no UTF-8."""
+    """The table with its dictionary columns as plain text. Raises ValueError if a column would be too large, or is not
+    UTF-8."""
     for name in names:
         column = table.column(name)
         lengths = (pc.sum(pc.binary_length(one.dictionary).take(one.indices)).as_py() or 0 for one in column.chunks)
@@ -287,7 +290,7 @@ def _refuse_column_outside(column: pa.ChunkedArray, name: str, allowed: Range) -
 
 
 def refuse_outside(values: NDArray[Any], name: str, allowed: Range) -> None:
-    """ValueError if one of a column's values, of which there are some, is not in the range."""
+    """Raises ValueError if one of a column's values is outside the range. `values` must not be empty."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError(f"column {name} has {values[~np.isfinite(values)][0]}; allowed: {allowed}")
     for value in (values.min(), values.max()):

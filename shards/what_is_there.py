@@ -14,7 +14,7 @@ _MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # looked at, so that a folder of millio
 
 
 def advice(url: str) -> str:
-    """What is at `url`, and what to do; for a bucket only what a dataset needs."""
+    """Says what is at `url`, and what to do. For a bucket, it says only what a dataset needs."""
     if "://" in url:
         return _incomplete(url)
     path = Path(at_home(url))

@@ -58,7 +58,7 @@ _DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 
 def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
-    """Whether more than half of the labels, but not all, are integers: then the others are mistakes. Taken as names,
+    """Whether more than half of the labels, but not all, are integers. The others are then mistakes: taken as names,
     they would turn every integer into a name too, with another id."""
     num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
     if num_integers == num_labels or 2 * num_integers <= num_labels:
@@ -69,7 +69,7 @@ def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
 
 
 def _refuse_quarantine(found: "_Found", store: Store, max_quarantined: float) -> None:
-    """UserError if all samples are refused, or a larger share of them than `max_quarantined`."""
+    """Raises UserError if all samples are refused, or a larger share of them than `max_quarantined`."""
     refused = sum(some.num_refused for some in found.labels)
     total = refused + sum(some.num_fit for some in found.labels)
     if refused < total and refused <= max_quarantined * total:
@@ -89,7 +89,8 @@ def _refuse_quarantine(found: "_Found", store: Store, max_quarantined: float) ->
 
 
 def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
-    """Among the kind of reason that most refused samples of a description have, the most frequent one and its cause."""
+    """Finds the kind of reason that most refused samples of a description have; returns its most frequent reason and
+    the cause."""
     refused = table.filter(table["reason"].is_valid())
     columns = (general_reasons(refused["reason"]), refused["reason"], refused["cause"])
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
@@ -110,7 +111,7 @@ class Adoption:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The content of all tars. `integers_only`: samples with a label that is not an integer are refused."""
+    """What is in all tars. With `integers_only`, samples with a label that is not an integer are refused."""
 
     facts: tuple[TarFacts, ...]
     meaning: Meaning
@@ -134,7 +135,8 @@ class IndexTask:
 
 
 def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
-    """Index the tars and return the manifest. UserError if more than the share `max_quarantined` is refused."""
+    """Indexes the tars and returns the manifest. Raises UserError if more than the share `max_quarantined` is
+    refused."""
     store = open_store(adoption.index_url)
     if (there := _manifest_there(store, adoption)) is not None:
         _discard_descriptions(store)  # left if the command was killed just before this
@@ -159,7 +161,7 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
 
 
 def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Found:
-    """What the labels of all tars mean. UserError if they could be meant two ways."""
+    """Decides what the labels of all tars mean. Raises UserError if they could mean two things."""
     written = WrittenLabels.joined(some.written() for some in facts)
     meaning = settle(adoption.spec.labels, written, listed=adoption.spec.known_labels())
     tasks = (LabelTask(index_url=adoption.index_url, number=number, meaning=meaning) for number in range(len(facts)))
@@ -170,7 +172,7 @@ def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Fo
 
 
 def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
-    """The name of each class: those known, else the integers up to the largest, else the names found, sorted."""
+    """The name of each class: the known names, or the integers up to the largest, or the names found, sorted."""
     if meaning.names is not None:
         return meaning.names
     if not all(is_integer(label) for label in found):
@@ -189,7 +191,7 @@ def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
 
 
 def write_index(task: IndexTask) -> int:
-    """Write the index file of one shard unless it exists; returns the shard."""
+    """Writes the index file of one shard unless it exists; returns the shard."""
     store = open_store(task.index_url)
     if not _is_indexed(store, task):
         tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
@@ -249,7 +251,7 @@ def _record(adoption: Adoption, found: _Found, names: tuple[str, ...]) -> dict[s
 
 
 def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, ...], plan_hash: str) -> Manifest:
-    """The tables, and the manifest last."""
+    """Writes the tables, and the manifest last."""
     merged = Merged(num_classes=len(names), files={PLAN_PATH: plan_hash})
     quarantine: list[pa.Table] = [QUARANTINE_SCHEMA.empty_table()]
     position = 0
@@ -288,13 +290,13 @@ def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, .
 
 
 def _discard_descriptions(store: Store) -> None:
-    """Remove our own files from the work folder; next to the tars it may hold others too."""
+    """Removes our own files from the work folder. Beside the tars, the folder may hold other files too."""
     for path in [path for path in store.list("work") if _DESCRIPTION.fullmatch(path)]:
         store.delete(path)
 
 
 def _discard_indexes(store: Store, *, first: int) -> None:
-    """Remove the indexes that an interrupted command with more tars left."""
+    """Removes the indexes that an interrupted command with more tars left."""
     while store.exists(index_path(first)):
         store.delete(index_path(first))
         first += 1
@@ -312,7 +314,7 @@ def _refused(adopted: pa.Table, position: int) -> pa.Table:
 
 
 def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
-    """The manifest, if these same tars are indexed already; UserError if it describes anything else."""
+    """The manifest, if these same tars are indexed already. Raises UserError if it describes anything else."""
     try:
         manifest, _ = read_manifest(store)
         record = json.loads(store.read(PLAN_PATH))
@@ -356,6 +358,6 @@ def _index_row(row: dict[str, Any], ids: dict[str, int]) -> IndexRow:
 
 
 def _lasting(url: str) -> str:
-    """A folder by its full path, since the index may be read from any working directory."""
+    """The full path of a folder, since the index may be read from any working directory."""
     store = open_store(url)
     return str(Path(url).absolute()) if isinstance(store, LocalStore) else store.url

@@ -57,7 +57,7 @@ _MODE_RULES = TableSchema(schema=pa.schema([("mode", pa.string())]), may_be_null
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """A sample chosen for the mosaic: where its bytes are."""
+    """A sample chosen for the mosaic, and where its bytes are."""
 
     shard: int
     row: int
@@ -110,7 +110,8 @@ class Mosaic:
         return bool(self._wanted[shard])
 
     def add(self, shard: int, table: pa.Table) -> None:
-        """Choose from a shard's index (columns key, offset, size, labels, source): classes shown least come first."""
+        """Chooses samples from a shard's index (columns key, offset, size, labels, source). Classes shown least come
+        first."""
         by_hash = np.argsort(hash_array(np.arange(table.num_rows), key=derive_key(_MOSAIC, shard)), kind="stable")
         rows = by_hash[:_CANDIDATES]
         labels = first_labels(table.column("labels").combine_chunks())[rows].clip(-1, len(self._num_shown) - 2)
@@ -216,9 +217,9 @@ class PlanFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Everything that the card shows; `url` is as it was given.
+    """Everything that the card shows. `url` is as the user gave it.
 
-    `class_counts` is int64[num_classes]; `modes` counts Pillow's names of pixel formats.
+    `class_counts` is int64[num_classes]; `modes` counts images by Pillow's names of pixel formats.
     """
 
     url: str
@@ -246,7 +247,7 @@ class CardFacts:
 
 
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
-    """Read every index file once, and the bytes of `num_tiles` samples. UserError if a file is damaged."""
+    """Reads every index file once, and the bytes of `num_tiles` samples. Raises UserError if a file is damaged."""
     manifest = dataset.manifest
     labels = dataset.label_table
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
@@ -282,7 +283,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
 
 
 def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
-    """Reads every index file once."""
+    """Counts the samples and chooses those of the mosaic, reading every index file once."""
     shards = dataset.manifest.shards
     with Progress("card", len(shards), unit="shards") as progress:
         for shard, data in enumerate(_index_files(dataset)):
@@ -307,7 +308,7 @@ def _index_files(dataset: Dataset) -> Iterator[bytes]:
 
 
 def _batches(dataset: Dataset, path: str, rules: TableSchema) -> Iterator[pa.Table]:
-    """The columns of the rules in pieces; a large table is never in memory as a whole."""
+    """Yields the columns of the rules in pieces, so that a large table is never in memory as a whole."""
     columns = rules.schema.names
     with dataset.naming(path), arrow_faults(), open_checked(StoreFile(dataset.store, path), rules) as file:
         for batch in file.batches(columns, rows=_ROWS_AT_ONCE):
@@ -342,7 +343,8 @@ def _plan(dataset: Dataset) -> PlanFacts:
 
 
 def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
-    """Groups by phase, kind and the general part of the reason, the largest first; past MOST_GROUPS, one for all."""
+    """Groups the images left out by phase, kind and the general part of the reason, the largest group first. Beyond
+    MOST_GROUPS, all others are one group."""
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], list[LeftOutImage]] = {}
     for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_RULES):

@@ -61,7 +61,7 @@ class BarRow:
 
 
 def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
-    """The page, UTF-8. Equal facts and use give equal bytes."""
+    """The page in UTF-8. Equal facts and use give equal bytes."""
     groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in KINDS}
     values = {
         "facts": facts,

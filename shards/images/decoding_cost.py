@@ -32,7 +32,7 @@ _TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles, of wh
 
 
 def webp_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width of the canvas, as the header says. struct.error if it is cut off."""
+    """Height and width of the canvas, from the header. Raises struct.error if the header is cut off."""
     name = bytes(data[12:16])
     if name == b"VP8X":
         (wide,) = struct.unpack_from("<I", data, 24)
@@ -46,8 +46,8 @@ def webp_size(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
-    """Where a GIF's palette ends, then each block of the extensions before its first image. IndexError if the GIF ends
-    there."""
+    """Yields where a GIF's palette ends, then the end of each block of the extensions before its first image. Raises
+    IndexError if the GIF ends there."""
     position = 13 + gif_palette_bytes(data[10])
     yield position
     while data[position] == 0x21:
@@ -72,11 +72,18 @@ def refuse_costly(data: Data, limits: ImageLimits) -> None:
     microseconds; others take as long as a search for the byte 0xFF in all of the data, and no more than a microsecond
     per chunk.
     """
-    check = _CHECKS.get(bytes(data[:3]))
-    if check is None:
-        return
     try:
-        check(data, limits)
+        match bytes(data[:3]):
+            case b"\xff\xd8\xff":
+                _check_jpeg(data, limits)
+            case b"\x89PN":
+                _check_png(data, limits)
+            case b"RIF":
+                _check_webp(data, limits)
+            case b"GIF":
+                _check_gif(data, limits)
+            case b"II*" | b"II+" | b"MM\0":
+                _check_tiff(data, limits)
     except (IndexError, struct.error):  # it ends too early
         return
 
@@ -135,7 +142,7 @@ def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: Imag
 
 
 def _coefficients(data: Data, frame: int) -> tuple[int, dict[int, int]]:
-    """The coefficients of all components of a frame, and of each by its id: 64 for each of its blocks."""
+    """The number of coefficients of all components of a frame, and of each by its id: 64 for each of its blocks."""
     *size, num_components = struct.unpack_from(">HHB", data, frame + 3)
     each = [struct.unpack_from("BBx", data, frame + 8 + 3 * number) for number in range(num_components)]
     factors = [(identity, (sampling & 0xF, sampling >> 4)) for identity, sampling in each]
@@ -186,7 +193,7 @@ def _check_gif(data: Data, limits: ImageLimits) -> None:
 
 
 def _check_tiff(data: Data, limits: ImageLimits) -> None:
-    """Of the tags of the first image, which Pillow reads whole: their number and that of their values."""
+    """Counts the tags of the first image and their values, since Pillow reads all of them."""
     order, is_big = "<" if data[:1] == b"I" else ">", data[2:4] in (b"+\0", b"\0+")
     place, count, entry = ("8xQ", "Q", "HHQ8x") if is_big else ("4xI", "H", "HHI4x")
     (begin,) = struct.unpack_from(order + place, data)
@@ -214,12 +221,3 @@ def _refuse(what: str, limits: ImageLimits, name: str) -> NoReturn:
     is_lifted = most < getattr(WIDEST_LIMITS, name)
     flag = f" (--limits.{name.replace('_', '-')} of pack and index)" if is_lifted else ""
     raise ImageRefusedError(f"costly to decode: {what}; allowed: {most}{flag}")
-
-
-_CHECKS = {
-    b"\xff\xd8\xff": _check_jpeg,
-    b"\x89PN": _check_png,
-    b"RIF": _check_webp,
-    b"GIF": _check_gif,
-    **dict.fromkeys((b"II*", b"II+", b"MM\0"), _check_tiff),
-}

@@ -137,7 +137,7 @@ def _lossless_mode(data: bytes, position: int) -> str:
 
 
 def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
-    """The extended format, for animations, alpha and metadata. Of an animation the first frame counts."""
+    """Reads the extended format, for animations, alpha and metadata. In an animation, the first frame counts."""
     mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
     height, width = webp_size(data)
     position, has_pixels, exif = 30, False, b""
@@ -240,7 +240,7 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
 
 
 def _orientation(exif: Iterable[bytes]) -> int:
-    """The orientation, from all segments: a block of more than 64 KiB is split over several."""
+    """The orientation, from all EXIF segments: a block of more than 64 KiB is split over several."""
     return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))
 
 
@@ -249,10 +249,12 @@ _PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
 
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
-    """The properties of an image that go into the index; of an animation, those of its first frame or its canvas.
+    """The properties of an image that go into the index. For an animation, they are those of its first frame or its
+    canvas.
 
-    Height and width are as stored, before it is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png, webp,
-    gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, CMYK (YCCK, too).
+    Height and width are as stored, before the image is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png,
+    webp, gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK (also
+    for YCCK).
     """
 
     ext: str
@@ -321,7 +323,7 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
 
 
 def _misread_tiff(image: Image.Image) -> str:
-    """What Pillow decodes to wrong pixels without an error (Pillow 13.0.0); empty if it does not."""
+    """What Pillow 13.0.0 would decode to wrong pixels without an error; empty if there is nothing."""
     tags = getattr(image, "tag_v2", {})
     bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
     if image.mode.startswith("I;16") and bits[0] != 16:
@@ -334,7 +336,7 @@ def _misread_tiff(image: Image.Image) -> str:
 
 
 def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
-    """The loaded image, turned upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
+    """Turns the loaded image upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
     how = None if header.ext == "tif" else TURNS[header.orientation].transpose
     return image if how is None else image.transpose(how)
 

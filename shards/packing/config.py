@@ -52,7 +52,7 @@ class Dedup:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSettings:
-    """What a person decides about a dataset that is made of images, whether they are packed or their tars indexed."""
+    """What a person decides about a dataset, whether images are packed or existing tars are indexed."""
 
     split: str = "train"
     """Name of the split, such as train or test."""
@@ -113,7 +113,7 @@ class PackSpec(DatasetSettings):
         return tool_versions(self.source) | {package: version(package) for package in packages}
 
     def scan_hash(self) -> str:
-        """sha256 of what decides the scan: two jobs that share it can share listing and scan files."""
+        """The sha256 of what decides the scan: jobs with the same hash can share listing and scan files."""
         decides = {
             "source": asdict(self.source),
             "limits": asdict(self.limits),
@@ -126,7 +126,10 @@ class PackSpec(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Texts of at most MOST_CHARACTERS, without control characters but line breaks; empty: nothing is said."""
+    """What people should know of a dataset. The manifest has it, and no other byte of the dataset depends on it.
+
+    Texts have at most MOST_CHARACTERS and no control characters except line breaks. An empty text says nothing.
+    """
 
     description: str = ""
     licence: str = ""
@@ -136,7 +139,7 @@ class About:
             _check(option, text)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The manifest with these texts; one that is empty here stays as it is there."""
+        """The manifest with these texts. An empty text here leaves the manifest's own."""
         description = self.description or manifest.description
         return replace(manifest, description=description, licence=self.licence or manifest.licence)
 

@@ -61,8 +61,8 @@ _DROPPED_RULES = TableSchema(
 class DealTask:
     """Consecutive scan files, whose first row is at `first_position`.
 
-    `slots` has a slot for every row, -1 if it is dropped; `drops` (position, kind, reason, match, distance) gives the
-    reason for rows that the scan found fit. `merged` has labels that replace the scanned ones, by position.
+    `slots` has a slot for every row, or -1 if it is dropped. `drops` (position, kind, reason, match, distance) gives
+    the reason for rows that the scan found fit. `merged` has, by position, labels that replace the scanned ones.
     """
 
     url: str
@@ -89,7 +89,7 @@ class GatherTask:
 
 
 def samples_path(number: int) -> str:
-    """A samples file: its row groups are the plans of consecutive shards."""
+    """The path of a samples file. Its row groups are the plans of consecutive shards."""
     return f"plan/samples-{number:05d}.parquet"
 
 
@@ -99,7 +99,7 @@ def shards_per_file(samples_per_shard: int) -> int:
 
 
 def deal(task: DealTask) -> int:
-    """Write the rows of some scan files by slot, and the dropped ones; returns the number of scan files."""
+    """Writes the rows of some scan files by slot, and the dropped ones; returns the number of scan files."""
     store, kept, dropped, done = open_store(task.url), [], [], 0
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
@@ -117,7 +117,7 @@ def deal(task: DealTask) -> int:
 
 
 def gather(task: GatherTask) -> tuple[str, str]:
-    """Write one samples file; returns its path and sha256."""
+    """Writes one samples file; returns its path and sha256."""
     batches = []
     for spill in sorted(Path(task.folder).glob("kept-*")):
         with pa.memory_map(str(spill)) as file:
@@ -131,7 +131,7 @@ def gather(task: GatherTask) -> tuple[str, str]:
 
 
 def dropped_rows(folder: str) -> pa.Table:
-    """All rows that deal tasks dropped, by position."""
+    """All rows that the deal tasks dropped, in the order of their positions."""
     tables = []
     for path in sorted(Path(folder).glob("dropped-*")):
         with pa.OSFile(str(path)) as file:
@@ -140,7 +140,7 @@ def dropped_rows(folder: str) -> pa.Table:
 
 
 def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
-    """Labels as ids, with those of merged duplicates."""
+    """The rows with labels as ids, and with the merged labels of duplicates."""
     labels, weights = table.column("labels").combine_chunks(), table.column("weights").combine_chunks()
     if task.merged:
         pairs = zip(table.column("position").to_pylist(), labels.to_pylist(), weights.to_pylist(), strict=True)
@@ -185,7 +185,7 @@ def _spill(table: pa.Table, task: DealTask) -> None:
 
 
 def _write_batches(path: Path, tables: list[pa.Table]) -> None:
-    """One record batch per table, empty ones included."""
+    """Writes one record batch per table, also for empty tables."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, tables[0].schema) as writer:
         for table in tables:
             whole = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]

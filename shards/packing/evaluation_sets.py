@@ -87,7 +87,7 @@ class EvaluationMatch:
 
 
 def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
-    """The sets at these URLs; UserError if one is missing."""
+    """Opens the sets at these URLs. Raises UserError if one is missing."""
     found = [open_dataset(url) for url in urls]
     return [
         EvaluationSet(url=url, fingerprint=dataset.fingerprint, num_shards=len(dataset.manifest.shards))
@@ -103,7 +103,7 @@ def hash_tasks(url: str, sets: Sequence[EvaluationSet]) -> Iterator[HashTask]:
 
 
 def hash_shard(task: HashTask) -> int:
-    """Write the hashes of a shard's images unless they exist; returns the number of shards done, 1."""
+    """Writes the hashes of a shard's images unless they exist; returns the number of shards done, 1."""
     store = open_store(task.url)
     if _read_hashes(store, task) is None:
         dataset = open_dataset(task.evaluation_set.url)
@@ -135,9 +135,9 @@ class EvaluationImages:
     def closest(
         self, sha256: NDArray[np.uint8], hashes: NDArray[np.uint8], has_hash: NDArray[np.bool_], *, max_distance: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The evaluation image that each of n images is a copy of (-1: none), and its distance in bits.
+        """The evaluation image that each of n images is a copy of (-1: none), and the distance between the two in bits.
 
-        `sha256` and `hashes` are uint8[n, 32]; equal bytes are at distance 0 whatever their hash.
+        `sha256` and `hashes` are uint8[n, 32]. Images with equal bytes have the distance 0, whatever their hashes.
         """
         image = np.full(len(sha256), -1, np.int64)
         distance = np.zeros(len(sha256), np.int32)
@@ -151,7 +151,7 @@ class EvaluationImages:
         return image, distance
 
     def match(self, image: int) -> EvaluationMatch:
-        """Which image that is."""
+        """The set and place of an evaluation image, given its number."""
         place = int(np.searchsorted(self._starts, image, side="right")) - 1
         number, shard, table = self._places[place]
         row = image - int(self._starts[place])
@@ -190,7 +190,7 @@ def _path(task: HashTask) -> str:
 
 
 def write_hashes(store: Store, task: HashTask, table: pa.Table) -> None:
-    """Write the hashes of a shard's images, with what they were made of."""
+    """Writes the hashes of a shard's images, with a note of what they were made of."""
     store.write(_path(task), table_bytes(table.replace_schema_metadata({_MADE_OF: _made_of(task)})))
 
 
@@ -247,8 +247,8 @@ def _prefix(sha256: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def closest_matches(
     store: Store, spec: PackSpec, dropped: pa.Table, overlaps: pa.Table, sets: tuple[EvaluationSet, ...]
 ) -> pa.Table:
-    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still
-    match."""
+    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still match.
+    A picture is missing if its image cannot be read again."""
     ordered = overlaps.sort_by([("distance", "ascending"), ("position", "ascending")])
     if ordered.num_rows > MOST_MATCHES:
         half = MOST_MATCHES // 2

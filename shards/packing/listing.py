@@ -78,9 +78,9 @@ class Listing:
 
 
 def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False) -> Listing:
-    """The source's listing at the store. It is made if there is none, or only one made with other settings.
+    """The source's listing at the store, which is made if there is none with this `scan_hash`.
 
-    `relist` always makes it, since the source may have grown. Only for a process that runs alone.
+    `relist` makes it in any case, since the source may have grown; only a process that runs alone may ask for that.
     """
     if relist:
         return _write(store, source, scan_hash)
@@ -94,7 +94,7 @@ def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False
 
 
 def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
-    """The entries of a slice, if it still is what the listing says."""
+    """The entries of a slice. Raises UserError if the slice is not what the listing says."""
     path = _path(number)
     try:
         data = store.read(path)
@@ -125,7 +125,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
 
 
 def _nothing_in(source: Source) -> str:
-    """What was looked for, and where; the source's other settings do not matter here."""
+    """Says what was looked for, and where. Other settings of the source do not matter here."""
     match source:
         case ClassTarsSource():
             return f"no *.tar below {source.root}"
@@ -141,7 +141,7 @@ def _nothing_in(source: Source) -> str:
 
 
 def _another(source: Source) -> str:
-    """What to do instead. Tars below a folder of images are often tars of classes, or WebDataset's."""
+    """Says what to do instead. Tars below a folder of images are often one tar a class, or WebDataset's."""
     if isinstance(source, FolderSource | FlatSource) and any(
         path.lower().endswith(".tar") for path in islice(open_store(source.root).list(), _MOST_LOOKED_AT)
     ):

@@ -32,8 +32,8 @@ class Plan:
     """The content of plan.json. `files` has the sha256 of every other file below plan/.
 
     `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
-    label, the others are copies (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than
-    the image that stays. `evaluation_sets` has the fingerprint of each set.
+    label, and the others are copies (`num_duplicates`, `num_evaluation`) or in the other split. `num_relabelled`
+    duplicates had other labels than the image that stays. `evaluation_sets` has the fingerprint of each set.
     """
 
     format_version: int
@@ -62,7 +62,7 @@ class Plan:
 
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":
-        """Raises ValueError for anything but a plan of this format version whose every value can be right."""
+        """Reads plan.json. Raises ValueError for another format version, and for values that cannot be right."""
         try:
             found = parse_json(data)
             if isinstance(found, dict) and "adopted" in found:
@@ -77,7 +77,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptedRecord:
-    """What plan.json says of existing tars, as far as it is read back by others than `patchline index`."""
+    """The part of plan.json of existing tars that others than `patchline index` read."""
 
     settings: dict[str, object]
     label_names: tuple[str, ...]
@@ -86,7 +86,7 @@ class AdoptedRecord:
 
     @staticmethod
     def from_bytes(data: bytes) -> "AdoptedRecord":
-        """Raises ValueError for anything but such a record."""
+        """Reads the record. Raises ValueError for anything else."""
         found = parse_json(data)
         refuse_other_format(found)
         known = {field.name for field in fields(AdoptedRecord)}
@@ -94,7 +94,7 @@ class AdoptedRecord:
 
 
 def refuse_other_format(found: Any) -> None:
-    """ValueError for a plan.json of another format version."""
+    """Raises ValueError for a plan.json of another format version."""
     if not isinstance(found, dict) or "format_version" not in found:
         raise ValueError("not a plan: it has no format_version")
     version = found["format_version"]
@@ -103,7 +103,7 @@ def refuse_other_format(found: Any) -> None:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """The plan at the store, None before there is one; UserError if it is of another packing."""
+    """The plan at the store; None if there is none yet. Raises UserError if it is the plan of another packing."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:
@@ -125,7 +125,7 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
 
 
 def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:
-    """Other library versions could write other bytes into one dataset."""
+    """Raises UserError if libraries have other versions than when the plan was made: they could write other bytes."""
     different = differences(plan.versions, spec.versions())
     if different:
         what = f"the plan was made with other versions of libraries:\n{as_lines(different)}"

@@ -53,8 +53,11 @@ class _Surveyed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decided:
-    """Which scanned rows stay, those on the other side of the test split, what labels mean, and all label names by
-    id."""
+    """The decisions about all scanned rows.
+
+    `stays` says which rows become samples, and `elsewhere` are the rows on the other side of the test split. `meaning`
+    is what labels mean, and `label_names` has the name of each label id.
+    """
 
     stays: NDArray[np.bool_]
     duplicates: Duplicates
@@ -64,7 +67,7 @@ class _Decided:
 
 
 def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
-    """Deal the scanned samples to shards, in the order of a keyed hash of their positions."""
+    """Deals the scanned samples to shards, in the order of a keyed hash of their positions, and writes the plan."""
     meaning = settled(store, spec, len(listing.slices), workers=workers)
     sets = tuple(find_sets(spec.dedup.against))
     found = _survey(store, spec, listing, meaning, sets, workers=workers)
@@ -233,7 +236,7 @@ def _rows_of_scans(
     *,
     columns: Sequence[str] = ("sha256", "source", "labels", "weights"),
 ) -> Iterator[pa.Table]:
-    """Rows of the scan files, given in rising order; files without any of them are not read."""
+    """Rows of the scan files, given in rising order. Files without any of these rows are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
         _, table = read_scan(store, number, list(columns))
@@ -243,7 +246,7 @@ def _rows_of_scans(
 def _deal(
     store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str, *, workers: int
 ) -> dict[str, str]:
-    """Write the plan's samples files; returns the sha256 of each by its path."""
+    """Writes the plan's samples files; returns the sha256 of each by its path."""
     num_scans = len(found.first_rows) - 1
     with Progress("deal", num_scans, unit="scan files") as progress:
         for count in run_tasks(deal, _deal_tasks(store, spec, found, decided, folder), workers=workers):
@@ -288,7 +291,7 @@ def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decide
 
 
 def _num_files(spec: PackSpec, decided: _Decided) -> int:
-    """Samples files of the plan."""
+    """The number of samples files of the plan."""
     return -(-int(decided.stays.sum()) // (shards_per_file(spec.samples_per_shard) * spec.samples_per_shard))
 
 

@@ -48,8 +48,8 @@ class _CountTask:
 
 
 def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Meaning:
-    """What the labels of a scan mean; a source of names needs no look at them. UserError if they could be meant two
-    ways."""
+    """Decides what the labels of a scan mean. Labels of a source of names are not read for this. Raises UserError for
+    labels that could mean two things."""
     listed = read_label_names(spec.labels_file) if spec.labels_file else None
     numbered = spec.source.known_labels()
     if spec.source.labels_are_names:
@@ -60,7 +60,7 @@ def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Me
 
 
 def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
-    """Rows of a scan with the classes that their labels mean, and with the reason if they are none."""
+    """Rows of a scan with the classes that their labels mean, or with the reason why a label cannot be read."""
     lists = table.column("labels").combine_chunks()
     labels_each = pc.list_flatten(lists).dictionary_encode()
     if meaning.is_same(labels_each.dictionary.to_pylist()) and not _has_repeated(lists, labels_each):
@@ -132,7 +132,7 @@ class Survey:
 
 
 def survey(task: SurveyTask) -> Survey:
-    """Raises UserError if a scan file is missing or was made with other settings."""
+    """Summarises some scan files. Raises UserError if one is missing or was made with other settings."""
     columns = ["labels", "weights", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
     num_unlabeled, examples = 0, list[tuple[str, str]]()
@@ -177,7 +177,7 @@ def reasons(table: pa.Table, spec: PackSpec) -> pa.Array:
 
 
 def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
-    """Formats that shards do not hold, if images may not be re-encoded."""
+    """The reason for each row whose format shards do not hold, if images may not be re-encoded."""
     ext, mode = table.column("ext").combine_chunks(), table.column("mode").combine_chunks()
     result = pa.nulls(len(ext), pa.string())
     for kind in table.select(["ext", "mode"]).group_by(["ext", "mode"]).aggregate([]).to_pylist():

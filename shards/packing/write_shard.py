@@ -89,7 +89,7 @@ class PlannedSample:
 
 
 def pack_shard(task: ShardTask) -> int:
-    """Write and commit one shard, unless that is done; returns the number of its samples in the plan."""
+    """Writes and commits one shard, unless that is done; returns the number of its samples in the plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
     try:
@@ -106,7 +106,7 @@ def pack_shard(task: ShardTask) -> int:
 
 
 def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
-    """The shards of one task: a contiguous range of the plan, as long as those of the others or one longer."""
+    """The shards of one task: a contiguous range of the plan. Ranges differ in length by one at most."""
     return range(part * num_shards // num_parts, (part + 1) * num_shards // num_parts)
 
 
@@ -131,7 +131,7 @@ class TarWriter:
         self.num_bytes = 0
 
     def add(self, name: str, data: bytes) -> int:
-        """Append one file; returns the offset of its first data byte in the archive."""
+        """Appends one file; returns the offset of its first data byte in the archive."""
         self._held += header(name, len(data))
         offset = self.num_bytes + BLOCK_BYTES
         if len(data) < _HELD_BYTES:
@@ -147,7 +147,7 @@ class TarWriter:
         return offset
 
     def finish(self) -> None:
-        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
+        """Writes the end-of-archive marker, two empty blocks, and everything still buffered."""
         self._held += bytes(2 * BLOCK_BYTES)
         self.num_bytes += 2 * BLOCK_BYTES
         self._write_held()
@@ -167,7 +167,7 @@ class TarWriter:
 
 
 def header(name: str, num_bytes: int) -> bytes:
-    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
+    """The header block of a file. Raises ValueError if name or size do not fit into a plain ustar header."""
     encoded = name.encode()
     if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
         sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
@@ -184,7 +184,7 @@ def samples_of_shard(shard: int, spec: PackSpec) -> str:
 
 @lru_cache(maxsize=256)
 def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
-    """Each worker reads a samples file once as a whole, to check that it is the plan's."""
+    """Raises UserError unless a samples file is the plan's. Each worker reads a file once as a whole to check that."""
     store = open_store(url)
     try:
         found = sha256_hex(store.read(path))
@@ -200,7 +200,7 @@ def _again(store: Store) -> str:
 
 
 def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
-    """The commit record of a finished shard of this plan whose tar is complete; None otherwise."""
+    """The commit record of a shard that is finished by this plan, with a complete tar; None for any other shard."""
     try:
         commit = read_commit(store.read(index_path(shard)))
         whole = store.size(shard_path(shard)) == commit.tar_bytes
@@ -210,7 +210,7 @@ def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
 
 
 def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list[PlannedSample]:
-    """The samples dealt to a shard; reads this shard's row group of the plan and no more. ValueError if it is
+    """The samples dealt to a shard. Only this shard's row group of the plan is read. Raises ValueError if it is
     damaged."""
     file, group = divmod(shard, shards_per_file(samples_per_shard))
     with arrow_faults(), open_checked(StoreFile(store, samples_path(file)), _RULES, most_rows=MOST_ROWS) as opened:
@@ -223,7 +223,8 @@ def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """A column as Python values, lists as tuples (empty for null ones): several times as fast as its `to_pylist`."""
+    """A column as Python values, with lists as tuples (empty for null). This is several times as fast as
+    `to_pylist`."""
     if pa.types.is_list(column.type):
         values, offsets = _values(column.values), column.offsets.to_pylist()
         return [tuple(values[begin:end]) for begin, end in pairwise(offsets)]

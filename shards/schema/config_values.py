@@ -59,7 +59,7 @@ class Range:
 
 
 def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
-    """UserError for the first field of a dataclass that holds a wrong value; `where` comes before the field's name.
+    """Raises UserError for the first field of a dataclass with a wrong value; `where` comes before the field's name.
 
     A value must have the field's own type: True is not an int, a list is not a tuple, NaN and infinity are not floats.
     Only an int may stand for a float.
@@ -71,7 +71,7 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
 
 
 def allowed_instead(value: Any, kind: Any) -> str:
-    """`allowed: ...` if a field of the type `kind` may not hold the value, else an empty text."""
+    """Returns `allowed: ...` if a field of the type `kind` may not hold the value, else an empty text."""
     or_none = ", or none" if NoneType in _parts(kind)[1] else ""
     if value is None and or_none:
         return ""
@@ -102,12 +102,12 @@ def shown_text(text: str) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits spell; None for anything else, and for more digits than 64 bits hold."""
+    """The number that decimal digits spell. None for anything else, and for more digits than 64 bits hold."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def without_none(kind: Any) -> tuple[Any, ...]:
-    """The types in a union, but None; of any other type, the type alone."""
+    """The types in a union except None. For any other type, that type alone."""
     origin, args = _parts(kind)
     return tuple(one for one in args if one is not NoneType) if origin in (Union, UnionType) else (kind,)
 
@@ -120,12 +120,13 @@ def without_range(kind: Any) -> Any:
 
 @cache
 def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Origin and arguments of a type. A thousand runs in `ls` are compared with recipes of 40,000 values."""
+    """Origin and arguments of a type. They are cached, since `ls` compares a thousand runs with recipes of 40,000
+    values."""
     return get_origin(kind), get_args(kind)
 
 
 def _fault(name: str, value: Any, kind: Any) -> str:
-    """The message about a field's value, or about the first wrong item of a tuple; empty if all is right."""
+    """The message about a field's value, or about the first wrong item of a tuple; empty if all values are right."""
     (*_, plain) = without_none(kind)
     if _parts(plain)[0] is tuple and isinstance(value, tuple):
         kinds = _parts(plain)[1]

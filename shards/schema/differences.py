@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A field with two different values. None also stands for a field that one of the two does not have."""
+    """A field with two different values. None also means that one of the two does not have the field."""
 
     field: str
     before: Any

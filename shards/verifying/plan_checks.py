@@ -30,7 +30,8 @@ _RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 def check_planned(
     rows: Sequence[IndexRow], commit: ShardCommit, planned: Sequence[PlannedSample], *, resize: Resize
 ) -> Iterator[str]:
-    """The samples that the plan dealt to this shard are here as planned, in its order, or are listed as left out."""
+    """Checks that the samples that the plan dealt to this shard are in it, in the plan's order, or are listed as left
+    out."""
     left_out = {item.position for item in commit.left_out}
     for position in sorted(left_out - {item.position for item in planned}):
         yield f"it lists position {position} as left out, which the plan did not deal to it"
@@ -89,7 +90,8 @@ def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:
 
 
 def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
-    """What the manifest repeats from the plan, or from the record of adopted tars. ValueError if that is neither."""
+    """Checks what the manifest repeats from the plan, or from the record of adopted tars. Raises ValueError if `plan`
+    is neither."""
     record = plan_record(plan, is_adopted=manifest.adopted)
     names, settings = record.label_names, record.settings
     if manifest.num_classes != len(names):
@@ -111,12 +113,12 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
 
 
 def plan_record(plan: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
-    """plan.json. ValueError if it is none."""
+    """Reads plan.json. Raises ValueError if it is not a plan, or not a record of adopted tars."""
     return AdoptedRecord.from_bytes(plan) if is_adopted else Plan.from_bytes(plan)
 
 
 def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:
-    """labels.parquet has the plan's names, and as many samples of each as the indexes."""
+    """Checks that labels.parquet has the plan's names, and as many samples of each as the indexes."""
     expected = [(label, name, counts.get(label, 0)) for label, name in enumerate(names)]
     if table.num_rows != len(expected):
         yield f"has {table.num_rows} rows, the plan has {len(expected)} classes"
@@ -127,7 +129,8 @@ def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int
 
 
 def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing else."""
+    """Checks that quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing
+    else."""
     found, expected = table.select(QUARANTINE_SCHEMA.names), quarantine_table(dropped, left_out)
     if found.cast(QUARANTINE_SCHEMA).equals(expected):
         return
@@ -148,8 +151,8 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
 
 
 def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]:
-    """Checks that every position is a sample's and appears once: for adopted tars, nothing else lists the refused
-    ones."""
+    """Checks that every position is a sample's and appears once. For adopted tars, no other file lists the refused
+    samples."""
     positions = table.column("position").to_numpy()
     if len(np.unique(positions)) != len(positions):
         yield "a position is in it more than once"
@@ -162,7 +165,8 @@ def _by_position(table: pa.Table, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -
 
 
 def check_positions(store: Store, plan: Plan) -> Iterator[str]:
-    """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
+    """Finds positions that are planned or dropped more than once, or never. Positions run from 0 to the number of
+    images scanned."""
     num_scanned = plan.num_samples + plan.num_quarantined
     if num_scanned > _MOST_SCANNED:
         yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"

@@ -77,8 +77,8 @@ class DatasetFault:
 
 
 def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
-    """Finds files that do not belong there. For adopted tars, only index/ and our own work files are checked: anything
-    else may lie next to them."""
+    """Finds files that do not belong to the dataset. Beside adopted tars, other files may lie: there, only index/ and
+    our own work files are checked."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
     for path in (path for folder in folders for path in store.list(folder)):
@@ -94,7 +94,7 @@ def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
 
 
 def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
-    """Temporary files, which a folder's store does not list; unfinished uploads to S3 are not files."""
+    """Finds temporary files, which a folder's store does not list. Unfinished uploads to S3 are not files."""
     for folder in folders:
         if (local := store.local_path(folder)) is not None and local.is_dir():
             root = Path(store.url)
@@ -102,7 +102,7 @@ def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
 
 
 def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
-    """What a loader would refuse in the tables of the whole, and files that it would not believe."""
+    """Finds what a loader would refuse in the tables of the whole, and files that it would not believe."""
     manifest = dataset.manifest
     tables: dict[str, Callable[[bytes], object]] = {
         BLOCKS_PATH: lambda data: refuse_blocks(read_blocks(data, has_rows=ROWS_PATH in manifest.files), manifest),
@@ -122,7 +122,7 @@ def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCheck:
-    """One shard of the dataset at `url` to check; `is_planned`: there is a plan of ours to compare it with."""
+    """One shard of the dataset at `url` to check. `is_planned`: there is a plan of ours to compare it with."""
 
     url: str
     fingerprint: str
@@ -133,7 +133,8 @@ class ShardCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFacts:
-    """What is wrong with a shard, and what its index adds to the tables; `label_counts` None: it is unreadable."""
+    """What is wrong with a shard, and what its index adds to the tables. `label_counts` is None if the index is
+    unreadable."""
 
     shard: int
     faults: list[DatasetFault]
@@ -149,7 +150,8 @@ class _Index:
 
 
 def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[DatasetFault]:
-    """All faults; none in a good dataset. `deep` decodes every image too. UserError if there is no dataset."""
+    """Returns all faults; none for a good dataset. `deep` decodes every image too. Raises UserError if there is no
+    dataset."""
     try:
         dataset = open_dataset(url)
     except InvalidDataError as error:  # without a manifest, nothing says what else should be there
@@ -172,7 +174,7 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Da
 
 
 def check_shard(task: ShardCheck) -> ShardFacts:
-    """The faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
+    """Finds the faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
     dataset = _opened(task.url, task.fingerprint)
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []
@@ -233,7 +235,7 @@ def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: s
 
 
 def _faults(where: str, found: Mapping[str, Iterator[str]]) -> list[DatasetFault]:
-    """The faults of several checks. One that breaks off says so, and the others still run."""
+    """Runs several checks and returns their faults. A check that breaks off says so, and the others still run."""
     return [
         DatasetFault(where=where, what=what)
         for name, check in found.items()
@@ -298,7 +300,7 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
 
 
 def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
-    """The manifest and the small tables against the plan and, if every index could be read, against all shards."""
+    """Compares the manifest and the small tables with the plan and, if every index could be read, with all shards."""
     store, manifest = dataset.store, dataset.manifest
     try:
         plan = store.read(PLAN_PATH)
@@ -341,7 +343,7 @@ def _is_planned(dataset: Dataset) -> bool:
 
 
 def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
-    """A shard's samples are those that the plan dealt to it, less those listed as left out."""
+    """Checks that a shard's samples are those that the plan dealt to it, except those listed as left out."""
     try:
         settings = Plan.from_bytes(dataset.store.read(PLAN_PATH)).settings
         size = int(cast("int", settings["samples_per_shard"]))
@@ -360,7 +362,7 @@ def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -
 
 
 def _block_rows(dataset: Dataset, shard: int, data: bytes) -> Iterator[str]:
-    """What rows.bin, if there is one, says of a shard is what its index says."""
+    """Checks that rows.bin, if there is one, says the same of a shard as its index."""
     record, expected = dataset.manifest.shards[shard], read_sample_rows(data)
     if ROWS_PATH not in dataset.manifest.files or not record.num_samples:
         return

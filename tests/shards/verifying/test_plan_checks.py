@@ -46,6 +46,7 @@ PLAN = {
     "format_version": FORMAT_VERSION,
     "versions": {},
     "num_refused": 0,
+    "num_unlabeled": 0,
     "num_duplicates": 0,
     "num_relabelled": 0,
     "num_evaluation": 0,
