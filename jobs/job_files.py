@@ -16,9 +16,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 
 from jobs.mistakes import known_instead
+from shards.config_values import allowed_instead, shown_text, without_range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file
-from shards.schema.config_values import allowed_instead, shown_text, without_range
 
 MOST_BYTES = 256 * 1024  # a job has 4 kB
 MOST_DEPTH = 16

@@ -24,10 +24,10 @@ from jobs.job_files import MOST_BYTES, MOST_DEPTH, Fields, Report, Scalar, Tree,
 from jobs.stages import STAGES
 from jobs.warmup import scaled
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, write_whole
 from shards.output.terminal import printable_name
-from shards.schema.config_values import whole_number
 
 _MOST_LEAVES = 4096  # a job has about 120
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, unless PyYAML was built without it

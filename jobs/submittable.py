@@ -13,8 +13,8 @@ from jobs.lookup import file_of
 from jobs.mistakes import refuse_missing, refuse_secrets, similar
 from jobs.resolve import default_job
 from jobs.stages import STAGES
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 Override = Callable[[Any, list[str], str], Any]
 SECOND = "the second word"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import whole_number
 from shards.errors import UserError
-from shards.schema.config_values import whole_number
 
 if TYPE_CHECKING:
     from jobs.job_files import Tree

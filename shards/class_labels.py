@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from shards.class_names import MOST_LABELS, class_name
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, UserError
-from shards.schema.config_values import refuse_wrong_values, shown_value
 
 log = logging.getLogger(__name__)
 

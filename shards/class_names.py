@@ -7,10 +7,10 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 
 MOST_LABELS = 10_000  # of one image
 MOST_LABEL_CHARACTERS = 1024

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values
 
 
 @dataclass(frozen=True, kw_only=True)

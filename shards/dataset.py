@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ from shards.store import MissingObjectError, Store, open_store
 from shards.tables import numbers, refuse_blocks, refuse_count, refuse_labels, refuse_rows
 from shards.what_is_there import advice
 
+Value = TypeVar("Value")
 HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
 _SAMPLES_A_READ = 1024  # of rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
 _MOST_READ_BYTES = 1 << 20
@@ -51,15 +52,36 @@ _FINGERPRINT = b"fingerprint"
 _OTHER_TARS = 8  # looked for where one is missing
 
 
+class _Kept(Generic[Value]):
+    """Values by number, of which those used last stay in memory, up to HELD_ROWS_BYTES. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: OrderedDict[int, tuple[Value, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, number: int, make: Callable[[], Value], size_of: Callable[[Value], int]) -> Value:
+        """The value of this number, which `make` makes if it is not in memory. That is done outside the lock: two
+        threads may make one value, and none waits for another's."""
+        with self._lock:
+            if number in self._values:
+                self._values.move_to_end(number)
+                return self._values[number][0]
+        value = make()
+        with self._lock:
+            self._num_bytes += size_of(value) - self._values.pop(number, (value, 0))[1]
+            self._values[number] = value, size_of(value)
+            while self._num_bytes > HELD_ROWS_BYTES and len(self._values) > 1:
+                self._num_bytes -= self._values.popitem(last=False)[1][1]
+        return value
+
+
 class _Held:
     """The parts of indices that are in memory, shared by all readers."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
-        self.sample_rows_bytes = 0
-        self.block_rows: OrderedDict[int, bytes] = OrderedDict()  # of rows.bin, by the first block of each read
-        self.block_rows_bytes = 0
+        self.sample_rows = _Kept[SampleRows]()  # by shard
+        self.block_rows = _Kept[bytes]()  # of rows.bin, by the first block of each read
         self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
         self.missing_tars: set[int] = set()  # found missing while others were there
         self.has_found_tar = False
@@ -177,21 +199,7 @@ class Dataset:
 
     def sample_rows(self, shard: int) -> SampleRows:
         """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""
-        held = self._held
-        with held.lock:
-            if shard in held.sample_rows:
-                held.sample_rows.move_to_end(shard)
-                return held.sample_rows[shard]
-        rows = self._read_rows(
-            shard
-        )  # outside the lock: two threads may read one index, none waits for another's shard
-        with held.lock:
-            if shard not in held.sample_rows:
-                held.sample_rows[shard] = rows
-                held.sample_rows_bytes += rows.num_bytes
-            while held.sample_rows_bytes > HELD_ROWS_BYTES and len(held.sample_rows) > 1:
-                held.sample_rows_bytes -= held.sample_rows.popitem(last=False)[1].num_bytes
-        return rows
+        return self._held.sample_rows.get(shard, lambda: self._read_rows(shard), lambda rows: rows.num_bytes)
 
     @property
     def _has_block_rows(self) -> bool:
@@ -222,19 +230,9 @@ class Dataset:
 
     def _block_rows(self, block: int) -> SampleRows:
         """All rows of a block, checked."""
-        blocks, held = self.packed_blocks, self._held
+        blocks = self.packed_blocks
         begin, end = self._rows_read(block)
-        with held.lock:
-            data = held.block_rows.get(begin)
-            if data is not None:
-                held.block_rows.move_to_end(begin)
-        if data is None:
-            data = self._read_block_rows(begin, end)
-            with held.lock:
-                held.block_rows_bytes += len(data) - len(held.block_rows.pop(begin, b""))
-                held.block_rows[begin] = data
-                while held.block_rows_bytes > HELD_ROWS_BYTES and len(held.block_rows) > 1:
-                    held.block_rows_bytes -= len(held.block_rows.popitem(last=False)[1])
+        data = self._held.block_rows.get(begin, lambda: self._read_block_rows(begin, end), len)
         edges = self._rows_edges(begin, end) - self._rows_edges(begin, begin)[0]
         own = memoryview(data)[edges[block - begin] : edges[block - begin + 1]]
         shard, num_samples = int(blocks.shard[block]), int(blocks.num_samples[block])

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from shards.config_values import Range
 from shards.files.typed_json import read_record
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
 from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
-from shards.schema.config_values import Range
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, list_lengths, numbers, read_checked, refuse_outside
 
 INDEX_SCHEMA = pa.schema(

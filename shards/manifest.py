@@ -10,9 +10,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
+from shards.config_values import Range, allowed_instead, shown_value
 from shards.files.typed_json import is_unicode, not_plain, not_sha256, parse_json, record_from, records_from
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
-from shards.schema.config_values import Range, allowed_instead, shown_value
 
 if TYPE_CHECKING:
     import numpy as np

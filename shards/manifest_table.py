@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.config_values import Range
 from shards.images.config import ImageLimits
 from shards.index import table_bytes
 from shards.manifest import (
@@ -29,7 +30,6 @@ from shards.manifest import (
     refuse_paths,
     sha256_hex,
 )
-from shards.schema.config_values import Range
 from shards.store import Store
 from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked
 

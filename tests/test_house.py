@@ -105,7 +105,7 @@ ORDER = {
         "files host_copy",
         "storage",
         "config parquet",
-        "order pages pool schema",
+        "config_values order pages pool",
         "errors hashing orientation sample_rows",
         "output",
     ),

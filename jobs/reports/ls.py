@@ -22,10 +22,10 @@ from jobs.settings.models import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, RunFacts, read_facts
 from pipeline.runs.state import STATES
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
-from shards.schema.config_values import whole_number
 
 __all__ = ["LsJob", "run"]
 

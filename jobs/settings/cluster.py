@@ -7,8 +7,8 @@ A configuration only: help and mistakes are answered without loading torch.
 from dataclasses import dataclass, fields
 from typing import Annotated
 
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 SUFFIXES = (".svg", ".html")
 

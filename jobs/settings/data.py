@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
 from shards.class_labels import LabelRules
+from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.errors import UserError
 from shards.images.config import ImageChecks, ImageLimits, Resize
 from shards.packing.config import MOST_SEED, About, DatasetSettings, Dedup, PackSpec
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource
 

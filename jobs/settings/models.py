@@ -15,8 +15,8 @@ from pipeline.models.conversion.config import Change, Format, PixelName, Take
 from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 
 @dataclass(frozen=True, kw_only=True)

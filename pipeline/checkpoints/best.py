@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
+from shards.config_values import Range, shown_value
 from shards.errors import InvalidDataError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record, sealed, unsealed
-from shards.schema.config_values import Range, shown_value
 
 FILE_NAME = "best.json"
 _MOST_BYTES = 1 << 16

@@ -22,8 +22,8 @@ from pipeline.checkpoints.rank_file_out import FileRecord, file_name, rank_of
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.position import StreamPosition
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
+from shards.config_values import shown_value
 from shards.files.typed_json import sealed, unsealed
-from shards.schema.config_values import shown_value
 
 MASTER = "master"
 AVERAGE = "average"

@@ -23,9 +23,9 @@ from pipeline.checkpoints.range_plan import FilePieces, PartRange, plan_ranges
 from pipeline.checkpoints.rank_file_out import FileRecord, rank_of
 from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
+from shards.config_values import shown_value
 from shards.errors import StorageError
 from shards.pool import Pool
-from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, Store
 
 READ_BYTES = 64 << 20  # of a file being verified, in one request

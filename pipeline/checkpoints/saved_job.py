@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ConfigDict
 
 from pipeline.models.config import ModelConfig
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 STEPS = "steps"
 

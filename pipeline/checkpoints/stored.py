@@ -12,8 +12,8 @@ from pipeline.checkpoints.attempts import FAULTS, list_committed, read_attempts,
 from pipeline.checkpoints.best import FILE_NAME, read_best
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
+from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import Range
 from shards.store import Store
 
 _MOST_SHOWN = 10

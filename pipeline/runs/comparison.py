@@ -17,8 +17,8 @@ from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, Checkpoin
 from pipeline.checkpoints.stored import open_checkpoint, standing_in
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.reporting.metrics import read_metrics
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError
-from shards.schema.config_values import shown_value
 from shards.store import Store
 
 

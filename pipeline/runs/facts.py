@@ -18,11 +18,11 @@ from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_i
 from pipeline.runs.state import LastBeat, LastStart, Signs, State, state_of
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, rank_words
 from pipeline.training.watchdog.rank_progress import Phase, Place
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
 from shards.files.typed_json import parse_json, read_record, unsealed
 from shards.output.quantities import short_time
-from shards.schema.config_values import whole_number
 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # as in metrics.py and ledger.py, which load much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
 from pipeline.training.watchdog.rank_progress import Phase
+from shards.config_values import Range
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
     Line,
@@ -29,7 +30,6 @@ from shards.files.local_files import (
     read_tail,
 )
 from shards.files.typed_json import read_record, record_from
-from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")

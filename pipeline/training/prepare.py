@@ -31,10 +31,10 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
 from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
 from shards.class_names import class_name, near_equal
+from shards.config_values import shown_value
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.host_copy import LocalRanks
-from shards.schema.config_values import shown_value
 from shards.store import Store, open_store
 
 

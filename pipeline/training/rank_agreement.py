@@ -21,8 +21,8 @@ from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import bf16_of
 from pipeline.training.prepare import Prepared
+from shards.config_values import flattened, shown
 from shards.errors import UserError
-from shards.schema.differences import flattened, shown
 
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
 _ROOMS = ("shards", "pipeline", "jobs", "patchline")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Literal
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values
 
 _NORMAL = 1.4826  # standard deviations in a MAD
 _LEAST_SCALE = 0.01  # of the median

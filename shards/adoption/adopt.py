@@ -33,6 +33,7 @@ from shards.adoption.foreign_tar import (
 )
 from shards.adoption.tar_lists import ListedTar
 from shards.class_labels import Meaning, WrittenLabels, settle
+from shards.config_values import shown_text
 from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, general_reasons, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
@@ -41,7 +42,6 @@ from shards.output.progress import Progress
 from shards.packing.merge import Merged, rows_file
 from shards.packing.plan import PLAN_PATH
 from shards.reading.parallel import run_tasks
-from shards.schema.config_values import shown_text
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import LocalStore, MissingObjectError, Store, open_store
 

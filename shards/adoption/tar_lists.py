@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.quantities import plural
-from shards.schema.config_values import whole_number
 from shards.sources.archives import NO_TAR, is_tar_name
 from shards.sources.passed_over import PassedOver, is_archive
 from shards.sources.splits import files_of_splits, refuse_several

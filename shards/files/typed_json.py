@@ -20,7 +20,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from shards.schema.config_values import allowed_instead, shown_value, without_none, without_range
+from shards.config_values import allowed_instead, shown_value, without_none, without_range
 
 Record = TypeVar("Record")
 MOST_DEPTH = 64  # of lists and objects inside each other

@@ -6,7 +6,7 @@ Configurations only: the command line reads them without loading numpy or Pillow
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values
 
 PACKED_FORMATS = ("jpg", "png", "webp")
 MAX_IMAGE_BYTES = 64 << 20

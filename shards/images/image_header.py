@@ -244,9 +244,6 @@ def _orientation(exif: Iterable[bytes]) -> int:
     return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))
 
 
-_PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
     """The properties of an image that go into the index. For an animation, they are those of its first frame or its
@@ -272,8 +269,14 @@ def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeade
         raise ImageRefusedError(f"too large: {len(data)} bytes, allowed: {limits.max_bytes}")
     ext = _format(data)
     refuse_costly(data, limits)  # before any parser walks through millions of segments
-    parse = _PARSERS.get(ext)
-    height, width, mode, orientation = parse(data) if parse else _ask_pillow(data, ext)
+    if ext == "jpg":
+        height, width, mode, orientation = jpeg_facts(data)
+    elif ext == "png":
+        height, width, mode, orientation = png_facts(data)
+    elif ext == "webp":
+        height, width, mode, orientation = webp_facts(data)
+    else:
+        height, width, mode, orientation = _ask_pillow(data, ext)
     if height < 1 or width < 1:
         raise ImageRefusedError(f"no pixels: {height}x{width}")
     if height * width > limits.max_pixels:

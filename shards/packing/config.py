@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Annotated, Literal
 
 from shards.class_labels import LabelRules
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.images.config import (
     CODEC_PACKAGES,
@@ -23,7 +24,6 @@ from shards.images.config import (
     Resize,
 )
 from shards.manifest import Manifest
-from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.kinds import Source, tool_versions
 
 MOST_SEED = 2**63 - 1

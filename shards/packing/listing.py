@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
+from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.typed_json import read_record
 from shards.index import table_bytes
 from shards.manifest import sha256_hex
 from shards.output.progress import Progress
-from shards.schema.config_values import Range
 from shards.sources.entry import Entry
 from shards.sources.kinds import (
     ClassTarsSource,

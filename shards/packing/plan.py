@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
 
+from shards.config_values import Range, as_lines, differences, shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, record_from
 from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
-from shards.schema.config_values import Range, shown_value
-from shards.schema.differences import as_lines, differences
 from shards.store import MissingObjectError, Store
 
 PLAN_PATH = "plan/plan.json"

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
 from shards.class_names import class_name, labels_fault
+from shards.config_values import Range
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.damage import jpeg_damage, png_damage
 from shards.images.image_header import read_header
@@ -28,7 +29,6 @@ from shards.images.near_duplicates import perceptual_hash
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
 from shards.parquet.files import ParquetPieces
-from shards.schema.config_values import Range
 from shards.sources.entry import MOST_BYTES_AHEAD, Entry, ImageBytes, Reader
 from shards.storage.ahead import Hold, in_order_within
 from shards.storage.store_file import StoreFile

@@ -11,8 +11,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shards.config_values import shown_value
 from shards.parquet.pages import FOOTER_END_BYTES, Chunk, PageCheck, footer_bytes, read_groups, refuse_place
-from shards.schema.config_values import shown_value
 
 MOST_BATCH_BYTES = 1 << 30  # what a batch may take, even if all its values are the longest of a dictionary
 _HEADER_BYTES = 4096  # most headers of pages have fewer

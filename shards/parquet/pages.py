@@ -7,8 +7,8 @@ their columns are looked at. The format: parquet.thrift of apache/parquet-format
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shards.config_values import shown_value
 from shards.parquet.thrift import Fields, Want, read_struct
-from shards.schema.config_values import shown_value
 
 FOOTER_END_BYTES = 8  # the footer's length and the magic word
 MOST_FOOTER_BYTES = 1 << 25

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import shown_value
 from shards.sources.entry import Entry, printable
 
 _SPLITS = {

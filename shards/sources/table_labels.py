@@ -6,8 +6,8 @@ from typing import Any
 
 from shards.class_labels import MISSING, is_list, is_vector, split_text
 from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError
-from shards.schema.config_values import shown_value
 from shards.sources.entry import printable
 
 # Labels, and their weights: none, or one per label.

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.local_files import at_home
-from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import open_found
 from shards.sources.parquet_groups import MOST_GROUP_ROWS, refuse_groups, unreadable

@@ -7,7 +7,7 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from shards.schema.config_values import shown_value
+from shards.config_values import shown_value
 
 BLOCK_BYTES = 512
 SPARSE = b"GNU.sparse."  # begins the keys of pax records about a sparse file

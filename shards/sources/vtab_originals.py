@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shards.config_values import shown_text
 from shards.errors import InvalidDataError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import shown_text
 from shards.sources.tree import list_images
 from shards.store import MissingObjectError, Store, open_store
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, Store, open_store
 
 INFO_PATH = "dataset_info.json"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from shards.config_values import Difference, shown_value
 from shards.images.config import Resize
 from shards.images.resize import is_untouched
 from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, ShardCommit
@@ -15,8 +16,6 @@ from shards.orientation import UPRIGHT
 from shards.packing.deal import quarantine_table
 from shards.packing.plan import DROPPED_PATH, AdoptedRecord, Plan
 from shards.packing.write_shard import PlannedSample
-from shards.schema.config_values import shown_value
-from shards.schema.differences import Difference
 from shards.storage.store_file import StoreFile
 from shards.store import MissingObjectError, Store
 from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values

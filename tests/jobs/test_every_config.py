@@ -30,9 +30,9 @@ from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
+from shards.config_values import Range, allowed_instead, shown_value, without_none, without_range
 from shards.errors import UserError
 from shards.packing.config import DatasetSettings, PackSpec
-from shards.schema.config_values import Range, allowed_instead, shown_value, without_none, without_range
 from shards.sources.kinds import FolderSource
 from shards.storage.retries import RetryConfig
 from tests.rigs.faults import differs, every_fault

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pipeline.models.config import MOST_CLASSES, MOST_PIXELS, Mode
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values
 
 PixelName = Literal["paper", "imagenet", "clip"]
 Take = Literal["raw", "averaged"]

@@ -10,8 +10,8 @@ from pipeline.models.conversion.tensor_file import TensorFile, bare_name, json_o
 from pipeline.models.conversion.torch_file import open_torch_file
 from pipeline.models.conversion.zip_file import open_npz_file
 from pipeline.models.weights.safetensors import MOST_TENSORS, open_safetensors
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import shown_value
 
 SUFFIXES = (".npz", ".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".pth.tar")
 # The first tensor of timm's ViTs. What stands before it is the name of a training script for the model.

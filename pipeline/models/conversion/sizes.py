@@ -24,8 +24,8 @@ from pipeline.models.conversion.config import PixelName, Take
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import HEAD
 from pipeline.models.weights.safetensors import Shapes
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 Pair = tuple[int, int]  # height, width
 # The usual number: ViT-b/32 (vit_b32_half) has the width of S/16 and S/32, but twice their heads.

@@ -34,8 +34,8 @@ from pipeline.models.conversion.timm_architectures import (
     bare_architecture,
     named_architecture,
 )
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 EPSILON = 1e-6

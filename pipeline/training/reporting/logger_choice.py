@@ -19,10 +19,10 @@ from pipeline.training.reporting.logger_thread import LoggerThread
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import Logger, LoggersConfig, Settings, StartEnding
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.schema.config_values import shown_value
 
 FILE_NAME = "loggers.json"
 _MOST_BYTES = 1 << 12

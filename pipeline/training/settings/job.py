@@ -11,9 +11,9 @@ from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.loggers import LoggersConfig
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from pipeline.training.spikes import GuardConfig
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import Range, refuse_wrong_values
 
 _MOST_HANG_SECONDS = 7 * 86400
 # Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import refuse_wrong_values, shown_value
 
 Settings = Mapping[str, str | int | float]
 _MOST_CHARACTERS = 128  # of a project's name at W&B

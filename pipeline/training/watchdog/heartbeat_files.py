@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.training.watchdog.rank_progress import Phase, Place
+from shards.config_values import Range
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.schema.config_values import Range
 
 FOLDER = "heartbeats"
 _HANGING = "hanging"

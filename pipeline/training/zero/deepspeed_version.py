@@ -7,8 +7,8 @@ another way and still train, on wrong numbers.
 from importlib.metadata import version
 
 from pipeline.training.settings.job import EngineConfig
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 TESTED = ("0.19.8",)
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.data.position import differences_of, is_of_decoder, position_from_json
 from pipeline.data.skipped import StepRange
-from shards.schema.differences import Difference
+from shards.config_values import Difference
 from tests.rigs.positions import position_at
 
 HERE = position_at(5)

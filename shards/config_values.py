@@ -9,8 +9,13 @@
             refuse_wrong_values(self, where="example.")
 
 The command line and the YAML reader check single values with `allowed_instead`: their messages name the flag or line.
+
+Two sets of settings are compared with `differences`, field by field: when a run is resumed, when a packing is
+continued, and by `patchline diff`.
 """
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite
@@ -18,6 +23,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from shards.errors import UserError
+from shards.output.terminal import printable_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,6 +31,9 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 200  # of a wrong value, in its message
 _MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
 _MOST_DIGITS = 19  # of such a number
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST_SHOWN = 12
+_PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
 
 
 @dataclass(frozen=True)
@@ -151,10 +160,13 @@ def _allowed(value: Any, kind: Any) -> str:
         type_, *rules = args
         outside = (str(rule) for rule in rules if isinstance(rule, Range) and not rule.holds(value))
         return _allowed(value, type_) or next(outside, "")
-    if kind in _CHECKS:
-        is_right, allowed = _CHECKS[kind]
-        return "" if is_right(value) else allowed
-    return "" if isinstance(value, kind) else str(kind.__name__)
+    if kind is int:
+        return "" if _is_whole(value) else "a whole number"
+    if kind is float:
+        return "" if _is_finite(value) else "a finite number"
+    if isinstance(value, kind):
+        return ""
+    return "true and false" if kind is bool else "a text" if kind is str else str(kind.__name__)
 
 
 def _is_whole(value: Any) -> bool:
@@ -168,13 +180,62 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-_CHECKS = {
-    int: (_is_whole, "a whole number"),
-    float: (_is_finite, "a finite number"),
-    bool: (lambda value: isinstance(value, bool), "true and false"),
-    str: (lambda value: isinstance(value, str), "a text"),
-}
-
-
 def _spelt(bound: float | None) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A field with two different values. None also means that one of the two does not have the field."""
+
+    field: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{printable_name(self.field)}: before {shown(self.before)}, now {shown(self.now)}"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Every field whose values differ, in the order of `before`, then the fields that only `now` has."""
+    was, is_now = flattened(before), flattened(now)
+    return [
+        Difference(field=field, before=was.get(field), now=is_now.get(field))
+        for field in dict.fromkeys([*was, *is_now])
+        if was.get(field) != is_now.get(field)
+    ]
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name. Mappings are flattened at any depth; sequences are values (lists, as in JSON and YAML)."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{name}.{inner}": leaf for inner, leaf in flattened(value).items()}
+        else:
+            leaves[name] = _plain(value)
+    return leaves
+
+
+def as_lines(found: Iterable[Difference]) -> str:
+    """The differences for a message, one indented line each."""
+    return "\n".join(f"  {difference}" for difference in found)
+
+
+def shown(value: Any) -> str:
+    """A value as in YAML; a sha256 is shortened, and a text is quoted only if necessary."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if not isinstance(value, str):
+        return str(value)
+    if _DIGEST.fullmatch(value):
+        return f"{value[:_DIGEST_SHOWN]}..."
+    return value if _PLAIN.fullmatch(value) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
