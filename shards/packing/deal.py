@@ -160,20 +160,11 @@ def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
     reason = reasons(refused, task.spec)
     kind = pc.if_else(pc.fill_null(pc.equal(reason, NO_LABEL), False), "unlabeled", "refused")
-    refused = pa.table(
-        {
-            "position": refused.column("position"),
-            "locator": refused.column("locator"),
-            "source": refused.column("source"),
-            "kind": kind,
-            "reason": reason,
-            "match": pa.nulls(refused.num_rows, pa.string()),
-            "distance": pa.nulls(refused.num_rows, pa.int32()),
-        }
-    )
-    others = table.select(["position", "locator", "source"]).join(why, "position", join_type="inner")
-    both = [refused.cast(DROPPED_SCHEMA), others.select(DROPPED_SCHEMA.names).cast(DROPPED_SCHEMA)]
-    return pa.concat_tables(both).sort_by("position")
+    names = ["position", "locator", "source"]
+    refused = refused.select(names).append_column("kind", kind).append_column("reason", reason)
+    others = table.select(names).join(why, "position", join_type="inner")
+    both = pa.concat_tables([refused, others], promote_options="default")  # match and distance are null where missing
+    return both.select(DROPPED_SCHEMA.names).cast(DROPPED_SCHEMA).sort_by("position")
 
 
 def _spill(table: pa.Table, task: DealTask) -> None:

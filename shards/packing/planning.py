@@ -321,11 +321,10 @@ def _drops(spec: PackSpec, found: _Surveyed, decided: _Decided) -> pa.Table:
             "position": pa.array(decided.elsewhere, pa.int64()),
             "kind": pa.repeat("split", num_elsewhere),
             "reason": pa.repeat(f"in the {side} split", num_elsewhere),
-            "match": pa.nulls(num_elsewhere, pa.string()),
-            "distance": pa.nulls(num_elsewhere, pa.int32()),
         }
     )
-    return pa.concat_tables([copies, found.overlaps.select(copies.schema.names), others])
+    overlaps = found.overlaps.select(copies.schema.names)
+    return pa.concat_tables([copies, overlaps, others], promote_options="default")
 
 
 def _write_dropped(
