@@ -37,11 +37,11 @@ from shards.manifest import (
 )
 from shards.manifest_table import array_of, manifest_from, read_manifest, table_of
 from shards.output.terminal import printable_name
-from shards.sample_rows import BlockTable, SampleRows
+from shards.sample_rows import BlockTable, SampleRows, refuse_blocks, refuse_count, refuse_labels, refuse_rows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import numbers, refuse_blocks, refuse_count, refuse_labels, refuse_rows
+from shards.tables import numbers
 from shards.what_is_there import advice
 
 Value = TypeVar("Value")

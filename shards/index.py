@@ -1,6 +1,5 @@
 """The Parquet tables of a dataset: index of a shard, blocks, labels, quarantine (design.md section 2)."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,16 @@ from shards.config_values import Range
 from shards.files.typed_json import read_record
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
 from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
-from shards.tables import MOST_ROWS, TableSchema, arrow_faults, list_lengths, numbers, read_checked, refuse_outside
+from shards.tables import (
+    MOST_ROWS,
+    TableSchema,
+    arrow_faults,
+    list_lengths,
+    numbers,
+    read_checked,
+    refuse_outside,
+    table_bytes,
+)
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -35,6 +43,8 @@ INDEX_SCHEMA = pa.schema(
         ("orientation", pa.int8()),  # as in EXIF: 1 to 8, 1 is upright; height and width are before it is applied
     ]
 )
+
+
 BLOCKS_SCHEMA = pa.schema(
     [
         ("shard", pa.int32()),
@@ -44,11 +54,21 @@ BLOCKS_SCHEMA = pa.schema(
         ("num_samples", pa.int64()),
     ]
 )
+
+
 # What the block table also has where there is a rows.bin: where a block's rows end in it, and their checksum.
 BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
+
+
 KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # of images that the plan leaves out
+
+
 KINDS = ("refused", "unlabeled", *KINDS_BY_PLAN)
+
+
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
+
+
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("position", pa.int64()),
@@ -60,9 +80,17 @@ QUARANTINE_SCHEMA = pa.schema(
         ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
     ]
 )
+
+
 _COMMIT_KEY = b"patchline"
+
+
 _MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
+
+
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
+
+
 INDEX_RULES = TableSchema(
     schema=INDEX_SCHEMA,
     ranges={
@@ -78,6 +106,8 @@ INDEX_RULES = TableSchema(
     },
     may_be_null=frozenset({"labels", "weights"}),  # as in tables made by others: no labels, no weights
 )
+
+
 BLOCKS_RULES = TableSchema(
     schema=BLOCKS_SCHEMA,
     ranges={
@@ -88,21 +118,33 @@ BLOCKS_RULES = TableSchema(
         "num_samples": Range(1, MOST_SHARD_SAMPLES),
     },
 )
+
+
 BLOCK_ROWS_RULES = TableSchema(
     schema=pa.unify_schemas([BLOCKS_SCHEMA, BLOCK_ROWS_SCHEMA]), ranges={**BLOCKS_RULES.ranges, "rows_end": _BYTES}
 )
+
+
 LABELS_RULES = TableSchema(
     schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
 )
+
+
 QUARANTINE_RULES = TableSchema(
     schema=QUARANTINE_SCHEMA,
     ranges={"position": Range(0, MOST_SAMPLES)},
     may_be_null=frozenset({"match", "distance"}),
 )
+
+
 # "list.csv row 27: the weight 'x': allowed: numbers": a reason about a table's row begins with it.
 _ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
+
+
 # Details of one image are quoted as Python's repr does it. No quote opens within a word: "the source's root".
 _QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""
+
+
 # Numbers and the like come last, or what is allowed: "too large: 70000000 bytes", "a label is a dict; allowed: text".
 _DETAIL = r"(?s)(?:[;,] allowed)?: .*"
 
@@ -145,13 +187,6 @@ class IndexRow:
     source: str
     weights: tuple[float, ...] = ()
     orientation: int = 1
-
-
-def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
-    """`table` as one Parquet file."""
-    file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd", row_group_size=row_group_size, write_page_checksum=True)
-    return file.getvalue()
 
 
 def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> bytes:

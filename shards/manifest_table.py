@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from shards.config_values import Range
 from shards.images.config import ImageLimits
-from shards.index import table_bytes
 from shards.manifest import (
     MANIFEST_PATH,
     MOST_SHARD_SAMPLES,
@@ -31,7 +30,7 @@ from shards.manifest import (
     sha256_hex,
 )
 from shards.store import Store
-from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked
+from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked, table_bytes
 
 MOST_LISTED_SHARDS = 4096  # in manifest.json: 1.3 MB, read in a tenth of a second
 _SHA256 = pa.binary(32)

@@ -26,14 +26,14 @@ from shards.errors import ImageRefusedError, UserError
 from shards.files.typed_json import read_record
 from shards.images.config import PACKED_FORMATS
 from shards.images.image_header import read_header
-from shards.index import INDEX_SCHEMA, table_bytes
+from shards.index import INDEX_SCHEMA
 from shards.manifest import sha256_hex
 from shards.packing.config import DatasetSettings
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
 from shards.storage.pieces import stored_pieces
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 ADOPTED_SCHEMA = pa.schema(
     [

@@ -31,39 +31,6 @@ _TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; it makes 
 _TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles, of which Pillow makes an object each
 
 
-def webp_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width of the canvas, from the header. Raises struct.error if the header is cut off."""
-    name = bytes(data[12:16])
-    if name == b"VP8X":
-        (wide,) = struct.unpack_from("<I", data, 24)
-        (high,) = struct.unpack_from("<I", data, 26)
-        return 1 + (high >> 8), 1 + (wide & 0xFFFFFF)
-    if name == b"VP8L":
-        (bits,) = struct.unpack_from("<I", data, 21)
-        return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
-    width, height = struct.unpack_from("<HH", data, 26)
-    return height & 0x3FFF, width & 0x3FFF  # the upper bits are a hint for scaling
-
-
-def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
-    """Yields where a GIF's palette ends, then the end of each block of the extensions before its first image. Raises
-    IndexError if the GIF ends there."""
-    position = 13 + gif_palette_bytes(data[10])
-    yield position
-    while data[position] == 0x21:
-        position += 2
-        while length := data[position]:
-            position += 1 + length
-            yield position
-        position += 1
-        yield position
-
-
-def gif_palette_bytes(flags: int) -> int:
-    """Bytes of the palette, from its flags."""
-    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
-
-
 def refuse_costly(data: Data, limits: ImageLimits) -> None:
     """Raises ImageRefusedError, with the flag that lifts the limit, if decoding costs more than `limits` allow.
 
@@ -186,10 +153,43 @@ def _check_webp(data: Data, limits: ImageLimits) -> None:
         position += 8 + length + length % 2
 
 
+def webp_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width of the canvas, from the header. Raises struct.error if the header is cut off."""
+    name = bytes(data[12:16])
+    if name == b"VP8X":
+        (wide,) = struct.unpack_from("<I", data, 24)
+        (high,) = struct.unpack_from("<I", data, 26)
+        return 1 + (high >> 8), 1 + (wide & 0xFFFFFF)
+    if name == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", data, 26)
+    return height & 0x3FFF, width & 0x3FFF  # the upper bits are a hint for scaling
+
+
 def _check_gif(data: Data, limits: ImageLimits) -> None:
     for number, _ in enumerate(gif_blocks(data)):
         if number > limits.max_chunks:
             _refuse_chunks("a GIF", "blocks before its first image", limits)
+
+
+def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
+    """Yields where a GIF's palette ends, then the end of each block of the extensions before its first image. Raises
+    IndexError if the GIF ends there."""
+    position = 13 + gif_palette_bytes(data[10])
+    yield position
+    while data[position] == 0x21:
+        position += 2
+        while length := data[position]:
+            position += 1 + length
+            yield position
+        position += 1
+        yield position
+
+
+def gif_palette_bytes(flags: int) -> int:
+    """Bytes of the palette, from its flags."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def _check_tiff(data: Data, limits: ImageLimits) -> None:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from shards.class_labels import Meaning
 from shards.config_values import Range
-from shards.index import KINDS_BY_PLAN, QUARANTINE_SCHEMA, LeftOut, table_bytes
+from shards.index import KINDS_BY_PLAN, QUARANTINE_SCHEMA, LeftOut
 from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.left_out import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
 from shards.packing.survey import NO_LABEL, labelled, reasons
 from shards.store import open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 # A samples file holds about this many rows, so that planning takes little memory for any collection.
 SAMPLES_A_FILE = 1 << 18

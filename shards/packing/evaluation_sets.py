@@ -23,12 +23,11 @@ from shards.images.config import HASH_BITS, PERCEPTUAL_HASH
 from shards.images.decoding_cost import refuse_costly
 from shards.images.near_duplicates import EvaluationIndex, evaluation_hashes
 from shards.images.resize import thumbnail
-from shards.index import table_bytes
 from shards.packing.config import PackSpec
 from shards.packing.scan import reader_of
 from shards.sources.entry import ImageBytes
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 HASH_BYTES = HASH_BITS // 8
 VIEWS = ("straight", "mirrored", "inner", "inner_mirrored")

@@ -14,7 +14,6 @@ import pyarrow as pa
 from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.typed_json import read_record
-from shards.index import table_bytes
 from shards.manifest import sha256_hex
 from shards.output.progress import Progress
 from shards.sources.entry import Entry
@@ -29,7 +28,7 @@ from shards.sources.kinds import (
     VtabSource,
 )
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 LISTING_PATH = "work/listing.json"
 SLICE_ENTRIES = 32_768

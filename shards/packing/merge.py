@@ -33,7 +33,6 @@ from shards.index import (
     read_labels,
     read_quarantine,
     read_sample_rows,
-    table_bytes,
 )
 from shards.manifest import (
     BLOCKS_PATH,
@@ -61,7 +60,7 @@ from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.sample_rows import SampleRows
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
-from shards.tables import TableSchema, read_checked
+from shards.tables import TableSchema, read_checked, table_bytes
 
 LEAST_SAMPLES_WITH_ROWS = 1 << 21  # readers keep the rows of 3 million samples in memory
 _INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})

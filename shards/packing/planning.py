@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from shards.class_labels import Meaning
 from shards.errors import UserError
 from shards.hashing import PACKING, hash_array
-from shards.index import table_bytes
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
 from shards.output.quantities import plural
@@ -33,6 +32,7 @@ from shards.sources.kinds import FolderSource, Source
 from shards.sources.splits import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
+from shards.tables import table_bytes
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,12 @@ from shards.images.decoding_cost import refuse_costly
 from shards.index import IndexRow, ShardCommit, read_index, read_sample_rows
 from shards.manifest import Manifest, ShardRecord
 from shards.packing.merge import blocks_of_shard
-from shards.sample_rows import BlockTable
+from shards.sample_rows import BlockTable, refuse_places, refuse_rows
 from shards.sources.entry import printable
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.storage.local_read import open_regular
 from shards.storage.temporary import temporary_file
 from shards.store import Store
-from shards.tables import refuse_places, refuse_rows
 
 PIECE_BYTES = 8 << 20
 Tar = bytes | mmap.mmap

@@ -47,13 +47,9 @@ from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
-from shards.sample_rows import BlockTable
+from shards.sample_rows import BlockTable, refuse_blocks, refuse_labels
 from shards.storage.local import temporary_files
 from shards.store import MissingObjectError, Store
-from shards.tables import (
-    refuse_blocks,
-    refuse_labels,
-)
 from shards.verifying import plan_checks, shard_checks
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")

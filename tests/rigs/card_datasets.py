@@ -9,15 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from shards.card.facts import MATCHES_RULES
-from shards.index import (
-    BLOCKS_SCHEMA,
-    LABELS_SCHEMA,
-    QUARANTINE_SCHEMA,
-    IndexRow,
-    ShardCommit,
-    index_bytes,
-    table_bytes,
-)
+from shards.index import BLOCKS_SCHEMA, LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, ShardCommit, index_bytes
 from shards.manifest import (
     BLOCKS_PATH,
     FORMAT_VERSION,
@@ -33,6 +25,7 @@ from shards.manifest import (
 from shards.packing.plan import MATCHES_PATH, PLAN_PATH, Plan
 from shards.sources.tar_header import BLOCK_BYTES
 from shards.store import Store
+from shards.tables import table_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

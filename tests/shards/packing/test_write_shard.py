@@ -15,7 +15,7 @@ from jobs.data.pack import run, spec_of
 from jobs.settings.data import PackJob
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.index import index_bytes, read_commit, table_bytes
+from shards.index import index_bytes, read_commit
 from shards.manifest import index_path, shard_path
 from shards.packing.plan import read_plan
 from shards.packing.survey import unscanned_parts
@@ -32,6 +32,7 @@ from shards.packing.write_shard import (
 )
 from shards.sources.kinds import DigitsSource, FolderSource
 from shards.store import Store, open_store
+from shards.tables import table_bytes
 from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, planned

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shards.index import table_bytes
 from shards.parquet.pages import Chunk, Group, footer_bytes, read_groups, refuse_pages
 from shards.parquet.thrift import Want, read_struct
+from shards.tables import table_bytes
 
 # The integers 1000 and 1023 in Thrift's compact protocol, as a field that follows the one before it.
 _THOUSAND, _MORE = b"\x15\xd0\x0f", b"\x15\xfe\x0f"

@@ -10,13 +10,14 @@ import pytest
 
 from shards.dataset import Dataset, open_dataset
 from shards.images.config import Resize
-from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut, read_commit, table_bytes
+from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut, read_commit
 from shards.manifest import FORMAT_VERSION, Manifest, index_path
 from shards.packing.deal import DROPPED_SCHEMA
 from shards.packing.plan import DROPPED_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
+from shards.tables import table_bytes
 from shards.verifying.plan_checks import (
     check_adopted_quarantine,
     check_label_table,
