@@ -83,7 +83,7 @@ def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Ta
             if not path.exists():
                 made = _made(make)
                 _write(path, made)
-            table, made = _mapped(path), None
+            table, made = pa.ipc.open_file(pa.memory_map(str(path))).read_all(), None
             pa.default_memory_pool().release_unused()
             owners.add(_mark(os.getpid()))
             if len(owners) >= ranks.num_ranks:
@@ -196,10 +196,6 @@ def _write(path: Path, table: pa.Table) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def _mapped(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def _sweep(folder: Path) -> None:

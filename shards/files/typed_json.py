@@ -26,7 +26,7 @@ Record = TypeVar("Record")
 MOST_DEPTH = 64  # of lists and objects inside each other
 _CONTAINERS = frozenset({dict, list})
 _TOO_DEEP = f"lists and objects are nested more than {MOST_DEPTH} deep"
-SHA256_DIGITS = 64
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PATH_CHARACTERS = 1024  # S3's bound for a key is as many bytes
 _PLAIN_PATH = re.compile(r"(?:(?:\A|(?<=[^/])/)(?!\.{1,2}(?:/|\Z))[^/\0\ud800-\udfff]+)+")
 _NOT_PLAIN = tuple(
@@ -65,9 +65,9 @@ def record_from(kind: type[Record], value: Any, *, where: str = "") -> Record:
     declared = _declared(kind)  # type: ignore[arg-type]  # a class is hashable
     if unknown := sorted(value.keys() - declared.keys()):
         raise ValueError(f"{where}{shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
-    missing = [name for name, (field, _) in declared.items() if _is_required(field) and name not in value]
-    if missing:
-        raise ValueError(f"{where}{missing[0]} is missing")
+    for name, (field, _) in declared.items():
+        if name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where}{name} is missing")
     found = {name: _converted(item, declared[name][1], f"{where}{name}") for name, item in value.items()}
     return kind(**found)
 
@@ -77,10 +77,6 @@ def _declared(kind: type) -> dict[str, tuple[Field[Any], Any]]:
     """Each field of a dataclass, and its type with the range beside it."""
     types = get_type_hints(kind, include_extras=True)
     return {field.name: (field, types[field.name]) for field in fields(kind) if field.init}
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _converted(value: Any, kind: Any, name: str) -> Any:
@@ -178,10 +174,7 @@ def not_plain(paths: Sequence[str]) -> str | None:
 
 def not_sha256(texts: Sequence[str]) -> str | None:
     """The first text that is not a sha256 of 64 lower-case hex digits; None if all are."""
-    joined = "".join(texts)
-    if set(map(len, texts)) <= {SHA256_DIGITS} and _is_hex(joined):
-        return None
-    return next(text for text in texts if len(text) != SHA256_DIGITS or not _is_hex(text))
+    return next((text for text in texts if not _SHA256.fullmatch(text)), None)
 
 
 def is_unicode(text: str) -> bool:
@@ -207,13 +200,6 @@ def _refuse_column(column: list[Any], type_: Any, *, name: str, field: str) -> N
 
 def _is_plain(path: str) -> bool:
     return len(path) <= _MOST_PATH_CHARACTERS and _PLAIN_PATH.fullmatch(path) is not None
-
-
-def _is_hex(text: str) -> bool:
-    try:
-        return len(bytes.fromhex(text)) * 2 == len(text) and text == text.lower()
-    except ValueError:
-        return False
 
 
 def sealed(text: bytes) -> bytes:

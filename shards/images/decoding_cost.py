@@ -74,7 +74,8 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
             num_scans += 1
             scan_pixels += sum(of_component.get(component, 0) for component in chosen)
         elif marker in _FRAMES:
-            _refuse_unsafe_frame(marker)
+            if marker not in _SAFE_FRAMES:
+                raise ImageRefusedError("a lossless or hierarchical JPEG, which decoders do not read safely")
             frame = frame or position
         elif marker == _APP1 and data[position + 2 : position + 8] == EXIF_PREFIX:
             has_exif = True
@@ -92,11 +93,6 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
         height, width = struct.unpack_from(">HH", data, frame + 3)
         num_bytes = _COEFFICIENT_BYTES * coefficients + _PIXEL_BYTES * height * width
         _refuse_scans(num_scans, scan_pixels, num_bytes, limits)
-
-
-def _refuse_unsafe_frame(marker: int) -> None:
-    if marker not in _SAFE_FRAMES:
-        raise ImageRefusedError("a lossless or hierarchical JPEG, which decoders do not read safely")
 
 
 def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: ImageLimits) -> None:

@@ -110,7 +110,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
     slices = []
     with Progress("list", 0, unit="entries") as progress:
         for number, held in enumerate(_cut(source.entries())):
-            rows = [vars(entry) | {"locator": _encoded(entry.locator)} for entry in held]
+            rows = [vars(entry) | {"locator": entry.locator.encode("utf-8", "surrogateescape")} for entry in held]
             data = table_bytes(pa.Table.from_pylist(rows, schema=_SCHEMA))
             store.write(_path(number), data)
             sums = sum(entry.num_images for entry in held), sum(entry.num_bytes for entry in held)
@@ -172,10 +172,6 @@ def _size(number: int) -> tuple[int, int]:
 
 def _path(number: int) -> str:
     return f"work/listing-{number:06d}.parquet"
-
-
-def _encoded(locator: str) -> bytes:
-    return locator.encode("utf-8", "surrogateescape")
 
 
 def _entry(row: dict[str, Any]) -> Entry:

@@ -71,7 +71,7 @@ def style_sheet() -> Markup:
 def shown(text: str, most: int = NAME_CHARACTERS) -> str:
     """The text for display: without passwords, with control and direction-changing characters escaped, and without the
     middle of long texts."""
-    plain = _visible(without_secrets(text))
+    plain = _visible(without_users_and_queries(text))
     return plain if len(plain) <= most else f"{plain[: most // 2]}…{plain[-(most // 2) :]}"
 
 
@@ -80,7 +80,7 @@ def paragraphs(text: str) -> list[str]:
     return [_visible(line, kept=_JOINERS) for line in text.split("\n") if line.strip()]
 
 
-def without_secrets(text: str) -> str:
+def without_users_and_queries(text: str) -> str:
     """The text without users and queries of URLs, which could be passwords."""
     return _QUERY.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -138,7 +137,8 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
         yield f"position {position} is not in it, but was dropped by the plan or left out by a shard"
     for position in np.setdiff1d(here, there).tolist():
         yield f"position {position} is in it, but was neither dropped by the plan nor left out by a shard"
-    rows = _by_position(expected, np.isin(there, here))
+    wanted_rows = expected.filter(pa.array(np.isin(there, here))).to_pylist()
+    rows = {row["position"]: row for row in wanted_rows}
     for row in found.filter(pa.array(np.isin(here, there))).to_pylist():
         wanted = rows.pop(row["position"], None)
         if wanted is None:
@@ -157,10 +157,6 @@ def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]
         yield "a position is in it more than once"
     if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
         yield f"has positions outside 0 to {num_scanned - 1}"
-
-
-def _by_position(table: pa.Table, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, dict[str, Any]]:
-    return {row["position"]: row for row in table.filter(pa.array(chosen)).to_pylist()}
 
 
 def check_positions(store: Store, plan: Plan) -> Iterator[str]:

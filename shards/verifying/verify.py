@@ -153,7 +153,8 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Da
     except InvalidDataError as error:  # without a manifest, nothing says what else should be there
         return [DatasetFault(where=MANIFEST_PATH, what=str(error))]
     faults = [*_files(dataset), *refused_files(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
-    num_shards, planned = len(dataset.manifest.shards), _is_planned(dataset)
+    num_shards = len(dataset.manifest.shards)
+    planned = not dataset.manifest.adopted and dataset.store.exists(PLAN_PATH)
     tasks = (
         ShardCheck(url=url, fingerprint=dataset.fingerprint, shard=shard, is_planned=planned, deep=deep)
         for shard in range(num_shards)
@@ -332,10 +333,6 @@ def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> I
             yield f"cannot be compared with {DROPPED_PATH}: {error}"
             return
         yield from plan_checks.check_quarantine(table, dropped, [item for found in shards for item in found.left_out])
-
-
-def _is_planned(dataset: Dataset) -> bool:
-    return not dataset.manifest.adopted and dataset.store.exists(PLAN_PATH)
 
 
 def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
