@@ -38,7 +38,7 @@ _ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;|'"]+)""")
 _NUMBERS = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[\s,;|]+-?[0-9]+(?:\.[0-9]*)?)+")
 _SEPARATORS = ("|", ";", ",")
 _MOST_SHOWN = 3
-_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5  # of the images, above which lists of 0 and 1 seem to be vectors
+_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5  # lists of 0 and 1 are taken for vectors above this share of the images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,5 +405,5 @@ def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: b
 
 
 def _number(digits: str) -> int:
-    """The whole number. Numbers of twenty or more digits are all read as one that is out of every range."""
+    """The whole number. More than twenty digits are cut to twenty, which is out of every range anyway."""
     return int(digits[:20])

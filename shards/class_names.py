@@ -1,4 +1,4 @@
-"""Names of classes: the form in which sources, datasets and evaluations compare them, and what is wrong with some."""
+"""Names of classes: the normal form in which all rooms compare them, and the checks that they pass."""
 
 import json
 import logging

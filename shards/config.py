@@ -1,4 +1,4 @@
-"""How training reads its dataset, and which part of it. Configurations only: the command line loads no NumPy."""
+"""Settings for how training reads its dataset, and which part of it. They load no NumPy, for the command line."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -99,7 +99,7 @@ def shown_value(value: Any) -> str:
         return f"{type(value).__name__}(...)"
     try:
         return shown_text(repr(value))
-    except ValueError:  # Python spells no number of more than 4,300 digits
+    except ValueError:  # Python does not print numbers of more than 4,300 digits
         return "a number of thousands of digits"
     except RecursionError:
         return "deeply nested"
@@ -176,7 +176,7 @@ def _is_whole(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return (_is_whole(value) or isinstance(value, float)) and isfinite(value)
-    except OverflowError:  # a whole number that no float can be
+    except OverflowError:  # a whole number beyond the range of floats
         return False
 
 

@@ -1,4 +1,4 @@
-"""A packed dataset, opened for reading. Only what is small for any dataset is held: manifest, blocks, labels."""
+"""A packed dataset, opened for reading. What is small for any dataset stays in memory: manifest, blocks, labels."""
 
 import copy
 import threading
@@ -45,11 +45,11 @@ from shards.tables import numbers
 from shards.what_is_there import advice
 
 Value = TypeVar("Value")
-HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
-_SAMPLES_A_READ = 1024  # of rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
+HELD_ROWS_BYTES = 128 << 20  # 37 bytes a sample, so a dataset of 3 million samples fits as a whole
+_SAMPLES_A_READ = 1024  # from rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
 _MOST_READ_BYTES = 1 << 20
 _FINGERPRINT = b"fingerprint"
-_OTHER_TARS = 8  # looked for where one is missing
+_OTHER_TARS = 8  # how many other tars are looked for if one is missing
 
 
 class _Kept(Generic[Value]):
@@ -82,7 +82,7 @@ class _Held:
     def __init__(self) -> None:
         self.sample_rows = _Kept[SampleRows]()  # by shard
         self.block_rows = _Kept[bytes]()  # of rows.bin, by the first block of each read
-        self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
+        self.sources: tuple[int, list[str]] = (-1, [])  # of the shard that was asked for last
         self.missing_tars: set[int] = set()  # found missing while others were there
         self.has_found_tar = False
 
@@ -93,9 +93,9 @@ class Dataset:
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str, ranks: LocalRanks | None = None) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
-        self._ranks = ranks  # with which it shares its tables
+        self._ranks = ranks  # the ranks that share its tables
         self.url = store.url
-        self.packed_fingerprint = fingerprint  # of the whole dataset, also where this is a part of it
+        self.packed_fingerprint = fingerprint  # of the whole dataset, even if this is a part of it
         self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes

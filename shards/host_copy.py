@@ -76,7 +76,7 @@ def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Ta
         _sweep(folder)
         with _locked(folder / f"{key}{_LOCK}", seconds=_MOST_WAIT_SECONDS) as lock:
             owners = _owners(lock)
-            if not any(map(_is_alive, owners)):  # of an earlier start with the same name: its data may be another's now
+            if not any(map(_is_alive, owners)):  # an earlier start had the same name: its data may be outdated
                 owners = set()
                 (folder / f"{key}{_TABLE}").unlink(missing_ok=True)
             path = folder / f"{key}{_TABLE}"
@@ -191,7 +191,7 @@ def _write(path: Path, table: pa.Table) -> None:
     unfinished = path.with_suffix(_UNFINISHED)
     try:
         with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table.combine_chunks())  # else each rank would copy them together
+            writer.write_table(table.combine_chunks())  # otherwise each rank would copy the chunks together
         unfinished.rename(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

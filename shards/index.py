@@ -1,4 +1,4 @@
-"""The Parquet tables of a dataset: index of a shard, blocks, labels, quarantine (design.md section 2)."""
+"""The Parquet tables of a dataset: the index of each shard, blocks, labels and quarantine, with their readers."""
 
 import json
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ BLOCKS_SCHEMA = pa.schema(
 )
 
 
-# What the block table also has where there is a rows.bin: where a block's rows end in it, and their checksum.
+# Further columns if there is a rows.bin: where a block's rows end in it, and their checksum.
 BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
 
 
@@ -104,7 +104,7 @@ INDEX_RULES = TableSchema(
         "weights": Range(0),
         "orientation": Range(1, 8),
     },
-    may_be_null=frozenset({"labels", "weights"}),  # as in tables made by others: no labels, no weights
+    may_be_null=frozenset({"labels", "weights"}),  # tables made by others may have no labels or weights
 )
 
 

@@ -1,4 +1,4 @@
-"""manifest.json: written last, so a dataset that has one is complete. It fixes every byte by sha256."""
+"""manifest.json, which is written last, so that a dataset with one is complete. It fixes every byte by sha256."""
 
 import hashlib
 import json

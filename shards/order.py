@@ -123,7 +123,7 @@ class SampleOrder:
         self.block_sizes = np.asarray(block_sizes, dtype=np.int64)
         if self.block_sizes.ndim != 1 or self.block_sizes.size == 0 or int(self.block_sizes.min()) < 1:
             raise ValueError("block_sizes must be a non-empty list of sizes of 1 or more; repack the dataset")
-        if self.block_sizes.sum(dtype=np.float64) >= MOST_SAMPLES:  # 64-bit sums would begin again below zero
+        if self.block_sizes.sum(dtype=np.float64) >= MOST_SAMPLES:  # 64-bit sums would overflow
             raise ValueError(f"block_sizes add up to more than {MOST_SAMPLES:,} samples; repack the dataset")
         self.num_samples = int(self.block_sizes.sum())
         if not 1 <= lanes <= self.num_samples:
@@ -200,7 +200,7 @@ class SampleOrder:
             ids = np.concatenate([one.ids() for one in self.window_slices(window)])
             found = ids[self.shuffle(window, ids)]
             with self._lock:
-                if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
+                if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: the oldest are over
                     del self._windows[next(iter(self._windows))]
                 self._windows[window] = found
         return found

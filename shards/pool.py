@@ -80,10 +80,10 @@ class Pool:
         self._changed = threading.Condition()
         self._urgent: deque[_Task] = deque()
         self._patient: deque[_Task] = deque()
-        self._later: list[tuple[float, int, _Task]] = []  # a heap; by the time when they become due
+        self._later: list[tuple[float, int, _Task]] = []  # a heap, ordered by the time when tasks become due
         self._running: set[Future[Any]] = set()
         self._threads: set[threading.Thread] = set()
-        self._num_threads = 0  # without those whose task no longer counts
+        self._num_threads = 0  # not counting threads whose task no longer counts
 
     @property
     def is_closed(self) -> bool:
@@ -229,7 +229,7 @@ class Pool:
                     result = run()
                 except BaseException as raised:
                     error = raised
-                del task, run  # first: whoever waits for the end may count what the task held as freed
+                del task, run  # before the end is known: a waiter may rely on its memory being freed
                 is_counted = self._end(future)
                 _set(future, result, error)
                 del future, result, error

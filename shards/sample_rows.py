@@ -19,7 +19,7 @@ from shards.manifest import Manifest, ShardRecord
 from shards.tables import list_lengths, numbers
 
 NO_WEIGHT = -1.0
-MOST_GAP_BYTES = 256 << 10  # that are read and thrown away to save a request
+MOST_GAP_BYTES = 256 << 10  # gaps up to this size are read and thrown away to save a request
 ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
 # How rows.bin has these columns. An image has less than 2 GiB.
 _STORED = {"offset": "<i8", "size": "<u4", "height": "<i4", "width": "<i4", "crc32": "<u4", "orientation": "i1"}
@@ -30,7 +30,7 @@ _OUR_NAMES = (
     ("ext", rf"^({'|'.join(PACKED_FORMATS)})\z", ", ".join(PACKED_FORMATS)),
 )
 _OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z", "a suffix without a path"))
-_MOST_ROW_BYTES = 1 << 20  # of a sample in rows.bin: 131,072 labels with weights
+_MOST_ROW_BYTES = 1 << 20  # bytes of a sample in rows.bin: 131,072 labels with weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ MOST_ROWS = 1 << 26
 _BATCH_ROWS = 1 << 16
 _MOST_COLUMNS = 64
 _MOST_GROUPS = 1 << 16
-_MOST_VALUES = 1 << 28  # of a column, those inside lists included
-_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
+_MOST_VALUES = 1 << 28  # values of a column, including those inside lists
+_MOST_BYTES = 1 << 30  # bytes of a file's columns, decompressed, and of a column of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None 
     with arrow_faults():
         file = pq.ParquetFile(pa.BufferReader(data))
         _refuse_types(file.schema_arrow, rules.schema)
-        if texts:  # as dictionaries: a text that a page holds once and names a million times is not copied as often
+        if texts:  # as dictionaries, so that a text that a page names a million times is copied once
             file = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata, read_dictionary=texts)
         if pa.list_(pa.string()) in kinds.values():
             table = ParquetPieces(pa.BufferReader(data), ours=True).read(names, rows=_BATCH_ROWS)

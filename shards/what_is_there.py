@@ -10,7 +10,7 @@ from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.splits import names_for, splits_among
 
-_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # looked at, so that a folder of millions of images costs no time
+_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # how many are looked at, so that a folder of millions of images costs no time
 
 
 def advice(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Samples in existing tars, found as webdataset finds them, so that its readers and ours see the same.
+"""Finds samples in existing tars as webdataset does, so that its readers and ours see the same.
 
 The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's own name;
 neighbours with the same key are one sample; the suffix after that dot, in lower case, tells its members apart.

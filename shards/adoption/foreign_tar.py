@@ -1,4 +1,4 @@
-"""One existing tar, read once from its start: its sha256, and what the index will say about every sample."""
+"""Reads one existing tar once, from its start: its sha256, and what the index will say about every sample."""
 
 import hashlib
 import json

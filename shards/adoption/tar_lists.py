@@ -1,4 +1,4 @@
-"""Which tars a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
+"""Finds the tars that a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
 
 import re
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ class Mosaic:
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # as many from a shard as it has of num_tiles evenly spaced sample ids
+        # Of num_tiles evenly spaced sample ids, a shard shows as many as it has.
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))

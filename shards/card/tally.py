@@ -1,4 +1,4 @@
-"""Histograms over the index of a dataset, added up shard by shard: what is held does not grow with the collection."""
+"""Histograms over the index of a dataset, added up shard by shard, in memory that does not grow with the collection."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""Which images are packed, and which of them as smaller copies.
+"""Settings for which images are packed, and which of them as smaller copies.
 
-Configurations only: the command line reads them without loading numpy or Pillow.
+They load neither NumPy nor Pillow, since the command line reads them.
 """
 
 from dataclasses import dataclass

@@ -31,19 +31,19 @@ def jpeg_damage(data: bytes | memoryview) -> str:
         return ""
     try:
         simplejpeg.decode_jpeg(data, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
-    except Exception as error:  # a ValueError, but for what it does not expect
+    except Exception as error:  # a ValueError, unless it meets what it does not expect
         reason = " ".join(str(error).split())
         return reason if reason.startswith(_LOST) else ""
     try:
         return "scans of a progressive JPEG are missing" if _lacks_scans(data) else ""
-    except (IndexError, KeyError, ValueError):  # what the decoder took is no reason to stop
+    except (IndexError, KeyError, ValueError):  # the decoder accepted it, so this is no damage
         return ""
 
 
 def _lacks_scans(data: bytes | memoryview) -> bool:
     """Whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81, annex
     G). A decoder does not notice if a file was cut between two scans. False for a baseline JPEG."""
-    missing_bits: dict[int, list[int]] = {}  # by component, of each coefficient; 16: it has no scan yet
+    missing_bits: dict[int, list[int]] = {}  # bits of each coefficient, by component; 16: no scan has it yet
     position = 2
     while found := _MARKER.search(data, position):
         marker, body = data[found.end() - 1], found.end() + 2

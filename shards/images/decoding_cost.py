@@ -25,10 +25,10 @@ _SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progr
 _COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # libwebp: colours, two canvases, its own pixels
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
-_PROFILE_CHUNKS = 1024  # that a profile counts as: Pillow inflates each of them, to at most 1 MB
-_EXIF_CHUNKS = 1024  # that each part of an EXIF block counts as: Pillow copies all parts before it once more
-_TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; it makes a number of each value of others
-_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles, of which Pillow makes an object each
+_PROFILE_CHUNKS = 1024  # a profile counts as this many: Pillow inflates each, to at most 1 MB
+_EXIF_CHUNKS = 1024  # each part of an EXIF block counts as this many: Pillow copies all parts before it again
+_TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; of other types, each value becomes a number
+_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles; Pillow makes an object of each
 
 
 def refuse_costly(data: Data, limits: ImageLimits) -> None:

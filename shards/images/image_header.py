@@ -74,7 +74,7 @@ _ISO_BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
 }
-# No flag lifts limits here, so only what `pack` refuses with every flag is too costly.
+# No flag can lift limits here, so they are as wide as `pack` allows with any flag.
 _LIMITS = replace(WIDEST_LIMITS, max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
 
 
@@ -183,12 +183,12 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
         raise ImageRefusedError(f"too large: {error}") from error
     except MemoryError:  # this concerns the machine, not the image
         raise
-    except Exception as error:  # for damage, Pillow's parsers raise nearly any of Python's exceptions
+    except Exception as error:  # Pillow's parsers raise nearly any exception for damage
         raise refusal_of(error) from error
     if misread:
         raise ImageRefusedError(f"a TIFF with {misread}, which is not read correctly here; convert it to PNG first")
     orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
-    if ext == "tif" and TURNS[orientation].is_exchanged:  # of TIFF alone, Pillow gives the size after rotation
+    if ext == "tif" and TURNS[orientation].is_exchanged:  # for TIFF alone, Pillow gives the size after rotation
         height, width = width, height
     return height, width, mode, orientation
 

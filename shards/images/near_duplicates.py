@@ -59,7 +59,7 @@ class EvaluationIndex:
         The cost per query falls with their number: a million or more at once is best.
         """
         asked = _as_words(queries)
-        # Distance and row in one number, of which the smallest is kept.
+        # Distance and row are one number, so that the smallest can be kept.
         best = np.full(len(asked), np.iinfo(np.int64).max, np.int64)
         coarse_distance = min(COARSE_DISTANCE, max_distance)
         for word in self._words:
@@ -165,7 +165,7 @@ def _upright_grey(data: bytes) -> Image.Image:
                 grey = _grey(image)
     except MemoryError:  # this concerns the machine, not the image
         raise
-    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+    except Exception as error:  # Pillow's decoders raise nearly any exception for damage
         raise refusal_of(error) from error
     return upright(grey, header)
 

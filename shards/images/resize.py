@@ -41,7 +41,7 @@ PICTURE_SIDE = 512
 MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only huge images of other formats are skipped
 JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
 MOST_BYTES = 11_000  # of a thumbnail
-MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
+MOST_PICTURE_BYTES = 32_000  # for one picture: a page of 72 stays below 3.2 MB, base64 included
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 _EXTREME = 2.5  # longer images are cut to this ratio of their sides
 
@@ -133,7 +133,7 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
             image.save(file, "JPEG", quality=resize.quality, subsampling=_SUBSAMPLING)
     except (ImageRefusedError, MemoryError):
         raise
-    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+    except Exception as error:  # Pillow's decoders raise nearly any exception for damage
         raise refusal_of(error) from error
     copied = ImageHeader(ext="jpg", height=image.height, width=image.width, mode=image.mode, orientation=UPRIGHT)
     return file.getvalue(), copied
@@ -203,7 +203,7 @@ def _made(data: bytes, small: Callable[[Image.Image], Image.Image], *, least: in
             image, height, width = upright
             image.info = {}  # Pillow would copy a comment into the JPEG, or refuse a long one
             return Thumbnail(data=_jpeg(small(image), most_bytes=most_bytes), height=height, width=width)
-    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any of Python's exceptions
+    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any exception
         return None
 
 

@@ -1,4 +1,4 @@
-"""URLs with secrets in them: how they are recognised, and how they are shown without.
+"""Recognises URLs with secrets in them, and shows them without.
 
 A secret is what stands before the @ of an address, or a value of its query that is named like a signature or a key.
 """

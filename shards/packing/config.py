@@ -1,6 +1,6 @@
-"""What is packed, and how: everything that decides a byte of a dataset, frozen before the first shard.
+"""Settings for what is packed, and how: everything that the bytes of a dataset depend on.
 
-It loads neither numpy nor Pillow: the command line reads it.
+They are frozen before the first shard. They load neither NumPy nor Pillow, since the command line reads them.
 """
 
 import hashlib

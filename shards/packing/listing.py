@@ -1,6 +1,6 @@
-"""A source's entries, listed once and cut into slices, so that all tasks of a job array scan the same listing.
+"""Lists a source's entries once, cut into slices, so that all tasks of a job array scan the same listing.
 
-The task that comes first lists the source; any other would write the same files. listing.json is written last.
+The first task lists the source; any other would write the same files. listing.json is written last.
 """
 
 import json

@@ -376,8 +376,6 @@ def _examples(rows: Sequence[dict[str, str]], number: int) -> list[str]:
 
 def describe(store: Store, manifest: Manifest, about: About) -> None:
     """Writes description and licence into the manifest of a finished dataset, if they are new."""
-    from shards.manifest_table import write_manifest  # noqa: PLC0415 - settings that only answer do not need tables
-
     described = about.of(manifest)
     if described != manifest:
         write_manifest(store, described)

@@ -1,6 +1,6 @@
-"""Second phase of packing: the frozen plan. Which image becomes which sample of which shard.
+"""Second phase of packing: the frozen plan, which says which image becomes which sample of which shard.
 
-plan.json fixes all of it by sha256 and is written last; its own sha256 is the plan's hash, which every shard
+plan.json fixes the plan's files by sha256 and is written last; its own sha256 is the plan's hash, which every shard
 records.
 """
 

@@ -239,7 +239,7 @@ def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAU
                 height, width = image.height, image.width
                 if (height, width) == (row.height, row.width):
                     image.load()  # the size was within the packing's limits
-        except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+        except Exception as error:  # Pillow's decoders raise nearly any exception for damage
             yield f"row {number} ({row.source}) does not decode: {error or type(error).__name__}"
             continue
         if (height, width) != (row.height, row.width):
