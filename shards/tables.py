@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shards.config_values import Range, shown_value
-from shards.parquet.files import ParquetPieces
-from shards.parquet.pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
-from shards.storage.store_file import StoreFile
+from shards.parquet_pieces import FOOTER_END_BYTES, Group, ParquetPieces, footer_bytes, read_groups, refuse_pages
+from shards.storage.objects import StoreFile
 
 MOST_ROWS = 1 << 26
 _BATCH_ROWS = 1 << 16

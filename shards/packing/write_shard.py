@@ -26,8 +26,8 @@ from shards.packing.plan import Plan
 from shards.packing.scan import reader_of
 from shards.pool import each_at_once
 from shards.sources.entry import ImageBytes
-from shards.sources.tar_header import BLOCK_BYTES
-from shards.storage.store_file import StoreFile
+from shards.sources.tar_members import BLOCK_BYTES
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, open_checked
 

@@ -14,7 +14,7 @@ from shards.dataset import open_dataset
 from shards.errors import InvalidDataError
 from shards.manifest import MANIFEST_PATH, sha256_hex
 from shards.order import SampleOrder
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import StreamReader
 from shards.store import Store
 from shards.tables import table_bytes
 from shards.verifying.verify import verify_dataset
