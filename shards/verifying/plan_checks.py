@@ -15,7 +15,7 @@ from shards.orientation import UPRIGHT
 from shards.packing.deal import quarantine_table
 from shards.packing.plan import DROPPED_PATH, AdoptedRecord, Plan
 from shards.packing.write_shard import PlannedSample
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store
 from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
