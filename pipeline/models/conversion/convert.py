@@ -24,7 +24,6 @@ from pipeline.models.weights.folder import (
 )
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
-from shards.config_values import shown_value
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
