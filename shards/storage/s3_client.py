@@ -295,24 +295,16 @@ class GivenClient(ClientOfProcess):
         return self._given
 
 
-def probing_client(
-    *, endpoint: str = "", profile: str = "", addressing: str = "", checksums: str = "when_required"
-) -> Any:
-    """A client for a probe, which does not retry. `addressing`: path or virtual; empty: what stores use. Empty endpoint
-    or profile: those of the environment. UserError for a profile or an endpoint that cannot be used."""
+def probing_client(*, endpoint: str = "", profile: str = "") -> Any:
+    """Returns a client for a probe, which does not retry. Without an endpoint or a profile, the environment's is used.
+    Raises UserError for a profile or an endpoint that cannot be used."""
     try:
         session = boto3.session.Session(profile_name=profile or None)
     except boto_errors.ProfileNotFound as error:
         raise UserError(
             f"there is no profile {profile!r}; add it to ~/.aws/credentials, or correct s3_profile"
         ) from error
-    own = Config(
-        retries={"mode": "standard", "total_max_attempts": 1},
-        request_checksum_calculation=checksums,
-        response_checksum_validation=checksums,
-        s3={"addressing_style": addressing} if addressing else None,
-    )
-    return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint, own=own)
+    return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint)
 
 
 @contextmanager
@@ -402,9 +394,7 @@ def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients
     return _Clients(reading=reading, fresh=fresh, retrying=retrying, credentials=credentials)
 
 
-def _new_client(
-    session: Any, *, attempts: int, read_timeout_seconds: int, endpoint: str = "", own: Config | None = None
-) -> Any:
+def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int, endpoint: str = "") -> Any:
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
@@ -414,7 +404,6 @@ def _new_client(
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    config = config.merge(own) if own else config
     try:
         client = session.client("s3", config=config, endpoint_url=endpoint or None)
     except ValueError as error:
