@@ -36,16 +36,8 @@ from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
 from shards.order import SampleOrder
-from shards.reading.read import (
-    TRAFFIC_NAMES,
-    RawBatch,
-    RawSample,
-    SampleReader,
-    StreamReader,
-    read_sample,
-    refetched,
-    verified,
-)
+from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
+from shards.reading.samples import RawSample, read_sample, refetched, verified
 
 log = logging.getLogger(__name__)
 NUM_VALID_REQUESTS = 2  # a batch's buffer is refilled on the second request after its own

@@ -25,12 +25,12 @@ class Locations:
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Reads files in order; those on servers are fetched ahead."""
+        """Yields the bytes of files in order; those on servers are fetched ahead."""
         entries = [Entry(locator=locator, name="") for locator in locators]
         return (image for _, image in self.images(entries, max_bytes=MOST_BYTES))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The image of each entry, in order."""
+        """Yields the image of each entry, in order."""
         start, buckets = self.root.rstrip("/") + "/", Buckets()
 
         def read(entry: Entry, hold: Hold = no_wait) -> ImageBytes:
@@ -42,13 +42,13 @@ class Locations:
 
 
 def is_remote(location: str) -> bool:
-    """Whether a location is on a server."""
+    """Says whether a location is on a server."""
     return location.startswith(SCHEME) or is_web(location)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Most:
-    """Most bytes to read of an image, and the call that waits for room for them."""
+    """The most bytes to read of an image, and the call that waits for room for them."""
 
     num_bytes: int
     hold: Hold
@@ -122,7 +122,7 @@ class ManifestSource:
         return self.keep_copies
 
     def entries(self) -> Iterator[Entry]:
-        """File by file, row by row."""
+        """Yields the entries file by file, row by row."""
         columns = {"path-column": self.path_column, "label-column": self.label_column}
         if self.weights_column:
             columns["weights-column"] = self.weights_column
@@ -136,15 +136,15 @@ class ManifestSource:
         splits.refuse_none(self.split_column)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Each read from its location; those on servers are fetched ahead."""
+        """Yields the images, each read from its location; those on servers are fetched ahead."""
         return Locations(root=self._root()).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Locations:
-        """Reads by the location in the table."""
+        """Returns a reader by the location in the table."""
         return Locations(root=self._root())
 
     def known_labels(self) -> None:
-        """The labels are not known before the scan."""
+        """Returns None, because the labels are not known before the scan."""
 
     def _paths(self) -> list[str]:
         if not self.files:

@@ -47,7 +47,7 @@ class VtabSource:
     """One task of VTAB-1k from the files that TFDS has prepared or, for some tasks, from the original images.
 
     The images are those that task_adaptation takes, copied byte for byte; only dSprites' pixels, 0 and 1, become 0 and
-    255, as there. An example that is damaged or whose label is not the task's is a refused image.
+    255, as in task_adaptation. An example that is damaged or whose label is not one of the task's is a refused image.
     """
 
     staged: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class VtabSource:
             )
 
     def entries(self) -> Iterator[Entry]:
-        """In TFDS's order: one entry for some thousand examples of a shard, or for an original image."""
+        """Yields, in TFDS's order, one entry for some thousand examples of a shard, or for an original image."""
         return self._original_entries() if self.originals else self._prepared_entries()
 
     def _original_entries(self) -> Iterator[Entry]:
@@ -111,7 +111,7 @@ class VtabSource:
                     )
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The examples of each entry, from one shard after the other, or the originals."""
+        """Yields the examples of each entry, from one shard after the other, or the originals."""
         from shards.sources.tfds import DamagedShardError, read_records
 
         if self.originals:
@@ -135,13 +135,13 @@ class VtabSource:
                     yield shard.entry(shard.first + lost), OSError(reason)
 
     def reader(self) -> Reader:
-        """Reads by path, offset and size, or an original by its path."""
+        """Returns a reader by path, offset and size, or of originals by their paths."""
         if self.originals:
             return Tree(root=self.originals)
         return VtabReader(store=self._prepared().store, is_binary=self._task().is_binary)
 
     def known_labels(self) -> tuple[str, ...]:
-        """All classes of the task, also those of which the 1,000 images have none."""
+        """Returns all classes of the task, even those without an image among the 1,000."""
         return self._names()
 
     def _task(self) -> TaskData:
@@ -155,7 +155,7 @@ class VtabSource:
         return open_prepared(self.root, self._task().dataset)
 
     def _names(self) -> tuple[str, ...]:
-        """The names of the classes in their order: the task's, TFDS's, or the numbers."""
+        """Returns the names of the classes in their order: the task's, TFDS's, or the numbers."""
         task = self._task()
         if self.originals:
             return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)
@@ -174,7 +174,7 @@ class VtabSource:
     def _image(
         self, shard: "_Shard", number: int, record: "TfRecord", names: tuple[str, ...], max_bytes: int
     ) -> tuple[Entry, ImageBytes]:
-        """The image of a record and its label, or why there is none."""
+        """Returns the image of a record and its label, or the reason why there is none."""
         if isinstance(record.data, ImageRefusedError):
             return shard.entry(number), record.data
         task, entry = self._task(), shard.entry(number)
@@ -194,7 +194,8 @@ class VtabSource:
         return entry, _stretched(image) if task.is_binary else image
 
     def _refuse_other_length(self, shard: "_Shard", num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
-        """Raises an error if the shard has not as many records as dataset_info.json says: then the order is another."""
+        """Raises an error if the shard does not have as many records as dataset_info.json says: then the order is
+        another one."""
         from shards.sources.tfds import DamagedShardError
 
         if num_read < shard.count:
@@ -221,7 +222,7 @@ class VtabReader:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shard:
-    """Some examples of a shard: `count` from number `first` on, of `length`."""
+    """Some examples of a shard: `count` from number `first` on, of `length` in the shard."""
 
     path: str
     first: int
@@ -230,18 +231,18 @@ class _Shard:
 
     @staticmethod
     def of(entry: Entry) -> "_Shard":
-        """The examples that an entry stands for."""
+        """Returns the examples that an entry stands for."""
         path, first, count, length = entry.locator.rsplit(":", 3)
         return _Shard(path=path, first=int(first), count=int(count), length=int(length))
 
     def entry(self, number: int) -> Entry:
-        """The entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
+        """Returns the entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
         return Entry(locator=f"{self.path}:{number}", name=f"{self.path.rpartition('/')[2]}__{number}")
 
 
 def _size(prepared: PreparedDataset, shard: ShardSlice) -> int:
-    """The bytes of a shard, which are enough for its examples: each that is missing would be a line of the quarantine
-    list."""
+    """Returns the bytes of a shard. Raises an error if they are too few for its examples: each missing one would be a
+    line of the quarantine list."""
     from shards.sources.tfds import AROUND_BYTES
 
     path, todo = f"{prepared.store.url}/{shard.path}", "copy the whole dataset, or prepare it again"
@@ -260,21 +261,21 @@ def _pieces(store: Store, path: str) -> Pieces:
 
 
 def _name(tfds_id: str, data: bytes, own: Feature) -> str:
-    """TFDS's id, and the example's name in the original dataset."""
+    """Returns TFDS's id, and the example's name in the original dataset."""
     if len(own) == 1 and isinstance(own[0], Span) and 0 < own[0].end - own[0].begin <= _MOST_ID_BYTES:
         return f"{tfds_id}:{printable(data[own[0].begin : own[0].end].decode('utf-8', 'surrogateescape'))}"
     return tfds_id
 
 
 def _only(image: Feature) -> Span:
-    """Returns where the image lies. ValueError unless there is exactly one."""
+    """Returns where the image lies. Raises ValueError unless there is exactly one."""
     if len(image) != 1 or not isinstance(image[0], Span):
         raise ValueError(f"its feature 'image' has {len(image)} values; allowed: the bytes of one image")
     return image[0]
 
 
 def _stretched(png: bytes) -> bytes | ImageRefusedError:
-    """A grey PNG of 0 and 1 as one of 0 and 255: dsprites.py multiplies the pixels by 255."""
+    """Turns a grey PNG of 0 and 1 into one of 0 and 255: dsprites.py multiplies the pixels by 255."""
     from PIL import Image
 
     from shards.images.config import WIDEST_LIMITS
@@ -317,7 +318,8 @@ class Originals:
 
 
 def read_originals(task: str, root: str) -> Originals:
-    """The originals of one of ORIGINALS. UserError if they are not all there: then the order is another."""
+    """Returns the originals of one of the tasks in ORIGINALS. Raises UserError if some are missing: then the order is
+    another one."""
     originals = ORIGINALS[task](root)
     for split, expected in COUNTS[task].items():
         if (found := len(originals.splits[split])) != expected:
@@ -329,7 +331,7 @@ def read_originals(task: str, root: str) -> Originals:
 
 
 def _class_folders(root: str) -> Originals:
-    """eurosat.py and resisc45: CLASS/FILE, all one split; the key is CLASS_FILE."""
+    """Reads CLASS/FILE, all in one split; the key is CLASS_FILE (eurosat.py and resisc45)."""
     keys = dict[str, Original]()
     for path, _ in list_images(root):
         label, _, name = path.partition("/")
@@ -341,7 +343,7 @@ def _class_folders(root: str) -> Originals:
 
 
 def _dtd(root: str) -> Originals:
-    """dtd.py: the first of the ten folds; the key is the line of its list."""
+    """Reads the first of the ten folds; the key is the line of its list (dtd.py)."""
     store, splits, labels = open_store(root), dict[str, list[Original]](), dict[str, Original]()
     for split, name in (("train", "train1"), ("validation", "val1"), ("test", "test1")):
         lines = _lines(store, f"labels/{name}.txt")
@@ -352,7 +354,7 @@ def _dtd(root: str) -> Originals:
 
 
 def _pets(root: str) -> Originals:
-    """oxford_iiit_pet: NAME, CLASS from 1 on, and two more numbers; the key is NAME.jpg."""
+    """Reads lists of NAME, CLASS from 1 on, and two more numbers; the key is NAME.jpg (oxford_iiit_pet)."""
     store, splits, classes = open_store(root), dict[str, list[Original]](), dict[int, str]()
     for split, name in (("train", "trainval"), ("test", "test")):
         path, keys = f"annotations/{name}.txt", dict[str, Original]()
@@ -386,7 +388,7 @@ def _ordered(split: str, keys: Mapping[str, Original]) -> list[Original]:
 
 
 def _hash(split: str, key: str) -> bytes:
-    """TFDS's hash of a key: the order of digests is that of the numbers that they stand for."""
+    """Returns TFDS's hash of a key: the order of digests is that of the numbers that they stand for."""
     return hashlib.md5(f"{split}{key}".encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()
 
 
