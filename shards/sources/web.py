@@ -197,10 +197,15 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_TimedReads(self.fp.detach(), deadline))
 
 
-class _TimedHandler(urllib.request.AbstractHTTPHandler):
-    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> http.client.HTTPResponse:
-        """Opens an address with a connection whose responses end at the deadline."""
+class _TimedHandler(urllib.request.HTTPSHandler):
+    """Opens http and https addresses with connections whose responses end at the deadline."""
 
+    http_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(http.client.HTTPConnection, req)
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> http.client.HTTPResponse:
         def connection(host: str, *, timeout: _Silence, **more: Any) -> http.client.HTTPConnection:
             made: http.client.HTTPConnection = http_class(host, timeout=timeout, **more)
             made.response_class = partial(_Response, timeout.deadline)  # type: ignore[assignment]
@@ -209,22 +214,13 @@ class _TimedHandler(urllib.request.AbstractHTTPHandler):
         return super().do_open(connection, req, **options)  # type: ignore[arg-type]
 
 
-class _HTTPHandler(_TimedHandler, urllib.request.HTTPHandler):
-    """Opens http addresses with a deadline."""
-
-
-class _HTTPSHandler(_TimedHandler, urllib.request.HTTPSHandler):
-    """Opens https addresses with a deadline."""
-
-
 @cache
 def _opener() -> urllib.request.OpenerDirector:
     """Makes an opener without the handlers of file:, ftp: and data: that urlopen has."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        _HTTPHandler(),
-        _HTTPSHandler(),
+        _TimedHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPRedirectHandler(),
         urllib.request.HTTPErrorProcessor(),

@@ -312,9 +312,8 @@ def probing_client(*, endpoint: str = "", profile: str = "") -> Any:
     try:
         session = boto3.session.Session(profile_name=profile or None)
     except boto_errors.ProfileNotFound as error:
-        raise UserError(
-            f"there is no profile {profile!r}; add it to ~/.aws/credentials, or correct s3_profile"
-        ) from error
+        todo = "add it to ~/.aws/credentials, or correct s3_profile"
+        raise UserError(f"there is no profile {profile!r}", todo=todo) from error
     return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint)
 
 
@@ -329,19 +328,19 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         _raise_client_error(error, path, url=url, where=where, ended=ended)
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
-        raise UserError(f"cannot use {url}: {what}; correct the URL or AWS_ENDPOINT_URL") from error
+        raise UserError(f"cannot use {url}: {what}", todo="correct the URL or AWS_ENDPOINT_URL") from error
     except _NO_CREDENTIALS as error:
         what = f"no usable S3 credentials for {url}"
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        raise UserError(f"{what} ({type(error).__name__}); {todo}") from error
+        raise UserError(f"{what} ({type(error).__name__})", todo=todo) from error
     except CREDENTIALS_FAILED as error:
         # Without the error's text: it may contain what the credential process printed.
         what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
         todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        raise _away(clients)(f"{what}; {todo}") from error
+        raise _away(clients)(what, todo=todo) from error
     except _UNREACHABLE as error:
         what = f"S3 is unreachable for {url} at {_endpoint(clients)} ({type(error).__name__})"
-        raise _away(clients)(f"{what}; start the server or correct AWS_ENDPOINT_URL") from error
+        raise _away(clients)(what, todo="start the server or correct AWS_ENDPOINT_URL") from error
 
 
 def _away(clients: ClientOfProcess) -> type[StorageError | UnreachableError]:
@@ -353,18 +352,19 @@ def _raise_client_error(
 ) -> NoReturn:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket" or (code in _NO_OBJECT and error.operation_name == "HeadBucket"):
-        raise UserError(f"there is no {where}; create the bucket or correct the URL") from error
+        raise UserError(f"there is no {where}", todo="create the bucket or correct the URL") from error
     if code in _NO_OBJECT:
         raise MissingObjectError(path, url=url) from None
     is_expired = says_expired(code, operation="")  # a HEAD's answer may be about anything
     if (is_expired or code in (*_SKEWED, *_DENIED)) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
-        message = f"{where} refuses requests because {skew}; set the clock of this machine"
-        raise UserError(message) from error
+        what = f"{where} refuses requests because {skew}"
+        raise UserError(what, todo="set the clock of this machine") from error
     if is_expired:
-        raise ended(f"the credentials for {where} have expired ({code}); renew them, then run it again") from error
+        what = f"the credentials for {where} have expired ({code})"
+        raise ended(what, todo="renew them, then run it again") from error
     if code in _DENIED:
-        allowed = "credentials that may read it, and write to it when packing"
-        raise UserError(f"access denied ({code}) to {where}; use {allowed}") from error
+        todo = "use credentials that may read it, and write to it when packing"
+        raise UserError(f"access denied ({code}) to {where}", todo=todo) from error
     if code == "InvalidRange":
         raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
     if code in _REPLACED:
@@ -420,7 +420,7 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int, endpo
         client = session.client("s3", config=config, endpoint_url=endpoint or None)
     except ValueError as error:
         todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
-        raise UserError(f"S3 cannot be used: {without_secrets(str(error))}; {todo}") from error
+        raise UserError(f"S3 cannot be used: {without_secrets(str(error))}", todo=todo) from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
     # Few other servers resolve bucket.host; users of those say so in their AWS configuration.

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from shards.errors import TransientError, UserError
 from shards.output.quantities import size
+from shards.output.terminal import printable
 from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
 from shards.verifying.verdict import Verdict
 
@@ -62,8 +63,9 @@ def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Verdict |
         with storage_errors("", bucket=bucket, url=url, clients=GivenClient(client)):
             client.head_bucket(Bucket=bucket)
     except (UserError, TransientError) as error:
-        what, _, todo = str(error).rpartition("; ")
-        return Verdict(name="S3", status="failed", value=what or str(error), allowed="an answer", todo=todo)
+        return Verdict(
+            name="S3", status="failed", value=printable(str(error.what)), allowed="an answer", todo=error.todo
+        )
     return None
 
 
