@@ -23,14 +23,7 @@ from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.order import SampleOrder, WindowId
 from shards.pool import Pool, close_all
-from shards.reading.samples import (
-    RawSample,
-    faulty,
-    locate_row,
-    refetched,
-    sample_of,
-    too_large,
-)
+from shards.reading.samples import RawSample, faulty, locate_row, refetched, sample_of, too_large
 from shards.reading.windows import (
     PLACED,
     SINGLE_READS_SHARE,

@@ -207,7 +207,8 @@ class Window:
                 self.drop()  # once more, for the bytes that were requested meanwhile
 
     def over(self, load: Future[None]) -> None:
-        """Called when `load` has ended. If it did not run, whoever waits for the contents is told."""
+        """Tells whoever waits for the contents if `load` has ended without running, for example because the pool is
+        closed."""
         error = CancelledError() if load.cancelled() else load.exception()
         if error is not None:
             with suppress(InvalidStateError):

@@ -1,7 +1,6 @@
 """Images in tars of one class each (ImageNet-21k), separate or all inside one tar (ILSVRC), read in place."""
 
 import logging
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
@@ -17,7 +16,7 @@ from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageB
 from shards.sources.names import ClassLevel, ClassPaths, PassedOver, refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, Pieces, in_order_within, stored_pieces
-from shards.storage.local import LocalStore, open_regular
+from shards.storage.local import LocalStore, open_regular, read_exactly
 from shards.store import MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
@@ -188,10 +187,7 @@ class _OpenFiles:
     def read(self, locator: str) -> ImageBytes:
         path, first, size = split_locator(locator)
         try:
-            descriptor = self._file(path).fileno()
-            data = os.pread(descriptor, size, first)
-            while len(data) < size and (more := os.pread(descriptor, size - len(data), first + len(data))):
-                data += more
+            data = read_exactly(self._file(path).fileno(), first, first + size)
         except OSError as error:
             return OSError(error.strerror or str(error))
         except InvalidDataError as error:

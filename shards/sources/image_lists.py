@@ -34,7 +34,7 @@ class Locations:
         start, buckets = self.root.rstrip("/") + "/", Buckets()
 
         def read(entry: Entry, hold: Hold = no_wait) -> ImageBytes:
-            return _read(entry.locator, start, buckets, _Most(num_bytes=max_bytes, hold=hold))
+            return _read(entry.locator, start, buckets, max_bytes=max_bytes, hold=hold)
 
         if is_remote(start) or any(is_remote(entry.locator) for entry in entries):
             return read_ahead(read, iter(entries))
@@ -46,40 +46,29 @@ def is_remote(location: str) -> bool:
     return location.startswith(SCHEME) or is_web(location)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Most:
-    """The most bytes to read of an image, and the call that waits for room for them."""
-
-    num_bytes: int
-    hold: Hold
-
-
-def _read(location: str, start: str, buckets: Buckets, most: _Most) -> ImageBytes:
+def _read(location: str, start: str, buckets: Buckets, *, max_bytes: int, hold: Hold) -> ImageBytes:
+    """Reads an image from its location. `start`: the folder or prefix of relative paths, with a slash at its end."""
     if location.startswith(REFUSED):
         return ImageRefusedError(location.removeprefix(REFUSED))
     if "\0" in location:
         return ImageRefusedError("its location contains a NUL byte")
     if is_web(location):
-        return fetch_url(location, max_bytes=most.num_bytes, hold=most.hold)
+        return fetch_url(location, max_bytes=max_bytes, hold=hold)
     if location.startswith(SCHEME):
-        return _read_object(location, buckets, most)
+        try:
+            store, key = buckets.locate(location)
+        except ImageRefusedError as refusal:
+            return refusal
+        return fetch(store, key, max_bytes=max_bytes, hold=hold)
     if "://" in location:
         return ImageRefusedError("neither a path nor a URL that begins with s3://, http:// or https://")
     if location.startswith("/"):
-        return read_file(location, max_bytes=most.num_bytes)
+        return read_file(location, max_bytes=max_bytes)
     if not is_remote(start):
-        return read_below(start, location, max_bytes=most.num_bytes)
+        return read_below(start, location, max_bytes=max_bytes)
     if reason := outside(location):
         return ImageRefusedError(reason)
-    return _read(start + location, "/", buckets, most)
-
-
-def _read_object(url: str, buckets: Buckets, most: _Most) -> ImageBytes:
-    try:
-        store, key = buckets.locate(url)
-    except ImageRefusedError as refusal:
-        return refusal
-    return fetch(store, key, max_bytes=most.num_bytes, hold=most.hold)
+    return _read(start + location, "/", buckets, max_bytes=max_bytes, hold=hold)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,11 +53,15 @@ def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
         return
     import pyarrow as pa
 
+    schema = pa.schema([(f"field{number}", pa.binary()) for number in range(len(run[0]))])
     with temporary_file() as file:
-        edges = [0]
-        with pa.ipc.new_file(pa.PythonFile(file, "w"), _schema(len(run[0]))) as writer:
+        edges = [0]  # of the runs, in batches
+        with pa.ipc.new_file(pa.PythonFile(file, "w"), schema) as writer:
             while run:
-                edges.append(edges[-1] + _write_run(writer, run))
+                for begin in range(0, len(run), BATCH_ROWS):
+                    columns = zip(*run[begin : begin + BATCH_ROWS], strict=True)
+                    writer.write_batch(pa.record_batch([pa.array(column, pa.binary()) for column in columns], schema))
+                edges.append(edges[-1] + -(-len(run) // BATCH_ROWS))
                 run.clear()  # frees it before the next
                 run = _next_run(left)
         with pa.ipc.open_file(pa.PythonFile(file)) as batches:
@@ -69,24 +73,6 @@ def _next_run(left: Iterator[Row]) -> list[Row]:
     run = list(islice(left, RUN_ROWS))
     run.sort(key=_first)
     return run
-
-
-def _schema(width: int) -> "pa.Schema":
-    import pyarrow as pa
-
-    return pa.schema([(f"field{number}", pa.binary()) for number in range(width)])
-
-
-def _write_run(writer: "pa.ipc.RecordBatchFileWriter", run: list[Row]) -> int:
-    """Appends a run, and returns the number of its batches."""
-    import pyarrow as pa
-
-    schema = _schema(len(run[0]))
-    begins = range(0, len(run), BATCH_ROWS)
-    for begin in begins:
-        columns = zip(*run[begin : begin + BATCH_ROWS], strict=True)
-        writer.write_batch(pa.record_batch([pa.array(column, pa.binary()) for column in columns], schema))
-    return len(begins)
 
 
 def _read_run(batches: "pa.ipc.RecordBatchFileReader", first: int, end: int) -> Iterator[Row]:

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from shards.class_names import class_name, labels_fault, repeated_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
@@ -18,14 +18,22 @@ from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_text, shown_value
 from shards.sources.archives import TarReader
 from shards.sources.entry import Entry, ImageBytes, Reader, printable, too_large
-from shards.sources.tfds import Feature, PreparedDataset, ShardSlice, Span, open_prepared, read_features
+from shards.sources.tfds import (
+    AROUND_BYTES,
+    DamagedShardError,
+    Feature,
+    PreparedDataset,
+    ShardSlice,
+    Span,
+    TfRecord,
+    open_prepared,
+    read_features,
+    read_records,
+)
 from shards.sources.tree import Tree, list_images
 from shards.sources.vtab_tasks import VTAB_TASKS, TaskData
 from shards.storage.ahead import Pieces, stored_pieces
 from shards.store import MissingObjectError, Store, open_store
-
-if TYPE_CHECKING:
-    from shards.sources.tfds import TfRecord
 
 VtabSplit = Literal["train", "train800", "val200", "test"]
 _IMAGE = "image"
@@ -112,14 +120,12 @@ class VtabSource:
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         """Yields the examples of each entry, from one shard after the other, or the originals."""
-        from shards.sources.tfds import DamagedShardError, read_records
-
         if self.originals:
             yield from Tree(root=self.originals).images(entries, max_bytes=max_bytes)
             return
-        prepared, names = self._prepared(), self._names()
+        prepared, names = self._prepared(), self.known_labels()
         for entry in entries:
-            shard, num_read = _Shard.of(entry), 0
+            shard, num_read = _slice_of(entry), 0
             try:
                 with closing(_pieces(prepared.store, shard.path)) as pieces:
                     records = read_records(pieces, skip=shard.first, most_bytes=max_bytes + _MORE_BYTES)
@@ -132,17 +138,13 @@ class VtabSource:
             except (DamagedShardError, OSError, EOFError, MissingObjectError) as error:
                 reason = f"damaged or missing shard: {error}"
                 for lost in range(num_read, shard.count):
-                    yield shard.entry(shard.first + lost), OSError(reason)
+                    yield _example_entry(shard, shard.first + lost), OSError(reason)
 
     def reader(self) -> Reader:
         """Returns a reader by path, offset and size, or of originals by their paths."""
         if self.originals:
             return Tree(root=self.originals)
         return VtabReader(store=self._prepared().store, is_binary=self._task().is_binary)
-
-    def known_labels(self) -> tuple[str, ...]:
-        """Returns all classes of the task, even those without an image among the 1,000."""
-        return self._names()
 
     def _task(self) -> TaskData:
         for task in VTAB_TASKS:
@@ -154,8 +156,9 @@ class VtabSource:
     def _prepared(self) -> PreparedDataset:
         return open_prepared(self.root, self._task().dataset)
 
-    def _names(self) -> tuple[str, ...]:
-        """Returns the names of the classes in their order: the task's, TFDS's, or the numbers."""
+    def known_labels(self) -> tuple[str, ...]:
+        """Returns the names of all classes of the task in their order, even of those without an image among the 1,000:
+        the task's own names, TFDS's, or the numbers."""
         task = self._task()
         if self.originals:
             return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)
@@ -172,12 +175,12 @@ class VtabSource:
         return names
 
     def _image(
-        self, shard: "_Shard", number: int, record: "TfRecord", names: tuple[str, ...], max_bytes: int
+        self, shard: ShardSlice, number: int, record: TfRecord, names: tuple[str, ...], max_bytes: int
     ) -> tuple[Entry, ImageBytes]:
         """Returns the image of a record and its label, or the reason why there is none."""
         if isinstance(record.data, ImageRefusedError):
-            return shard.entry(number), record.data
-        task, entry = self._task(), shard.entry(number)
+            return _example_entry(shard, number), record.data
+        task, entry = self._task(), _example_entry(shard, number)
         try:
             example = read_features(record.data, [*task.features, _IMAGE, task.id_feature])
             entry = replace(entry, name=_name(entry.name, record.data, example.get(task.id_feature, ())))
@@ -193,11 +196,9 @@ class VtabSource:
         image = record.data[span.begin : span.end]
         return entry, _stretched(image) if task.is_binary else image
 
-    def _refuse_other_length(self, shard: "_Shard", num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
+    def _refuse_other_length(self, shard: ShardSlice, num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
         """Raises an error if the shard does not have as many records as dataset_info.json says: then the order is
         another one."""
-        from shards.sources.tfds import DamagedShardError
-
         if num_read < shard.count:
             raise DamagedShardError(f"it ends before example {shard.first + num_read} of {shard.length}")
         if shard.first + num_read == shard.length and pieces.position < pieces.end:
@@ -220,31 +221,20 @@ class VtabReader:
             yield _stretched(image) if self.is_binary and isinstance(image, bytes) else image
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shard:
-    """Some examples of a shard: `count` from number `first` on, of `length` in the shard."""
+def _slice_of(entry: Entry) -> ShardSlice:
+    """Returns the examples that an entry stands for."""
+    path, first, count, length = entry.locator.rsplit(":", 3)
+    return ShardSlice(path=path, first=int(first), count=int(count), length=int(length))
 
-    path: str
-    first: int
-    count: int
-    length: int
 
-    @staticmethod
-    def of(entry: Entry) -> "_Shard":
-        """Returns the examples that an entry stands for."""
-        path, first, count, length = entry.locator.rsplit(":", 3)
-        return _Shard(path=path, first=int(first), count=int(count), length=int(length))
-
-    def entry(self, number: int) -> Entry:
-        """Returns the entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
-        return Entry(locator=f"{self.path}:{number}", name=f"{self.path.rpartition('/')[2]}__{number}")
+def _example_entry(shard: ShardSlice, number: int) -> Entry:
+    """Returns the entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
+    return Entry(locator=f"{shard.path}:{number}", name=f"{shard.path.rpartition('/')[2]}__{number}")
 
 
 def _size(prepared: PreparedDataset, shard: ShardSlice) -> int:
     """Returns the bytes of a shard. Raises an error if they are too few for its examples: each missing one would be a
     line of the quarantine list."""
-    from shards.sources.tfds import AROUND_BYTES
-
     path, todo = f"{prepared.store.url}/{shard.path}", "copy the whole dataset, or prepare it again"
     try:
         num_bytes = prepared.store.size(shard.path)

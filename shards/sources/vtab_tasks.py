@@ -147,12 +147,12 @@ def _least(distances: _Numbers) -> float:
 
 
 def _of_train(percent: int) -> Parts:
-    """The validation part lies in `train`, after this percentage."""
+    """Returns the parts of a task whose validation images lie in `train`, after this percentage."""
     return Parts(validation="train", train_percent=percent)
 
 
 def _labelled(rows: Sequence[tuple[str, str, tuple[int, ...], int, Parts, str]]) -> Iterator[TaskData]:
-    """The tasks whose class is the label that TFDS gives."""
+    """Yields the tasks whose class is the label that TFDS gives."""
     for name, folder, majors, num_classes, parts, id_feature in rows:
         dataset, _, config = folder.partition("/")
         yield TaskData(

@@ -120,7 +120,10 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
         except OSError as error:
             if error.errno not in _PASSING:
                 raise
-            retries = retries or _retries(what, stop)
+            if retries is None:
+                budget = RetryBudget(RETRIES)
+                budget.has_answered = True  # a wrong path raises other errors
+                retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
             try:
                 retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
@@ -130,12 +133,6 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
             traffic.add(TrafficCounts(retries=1))
         if stop and stop.is_set():
             raise ReadStoppedError(0)
-
-
-def _retries(what: str, stop: threading.Event | None) -> RequestRetries:
-    budget = RetryBudget(RETRIES)
-    budget.has_answered = True  # a wrong path raises other errors
-    return RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
 
 
 def read_exactly(descriptor: int, first: int, end: int) -> bytes:

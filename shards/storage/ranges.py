@@ -139,7 +139,7 @@ class AdaptiveLimit:
         self._is_throttled = False
 
     def was_just_cut(self) -> bool:
-        """Whether the last cut is less than CUT_SECONDS ago."""
+        """Says whether the last cut is less than CUT_SECONDS ago."""
         return self._clock() - self._cut_at < CUT_SECONDS
 
 
@@ -277,7 +277,7 @@ class RangeReads:
             self.traffic.add(TrafficCounts(wasted_bytes=error.num_bytes))
             raise
         finally:
-            self._adapt(is_success=data is not None)
+            self._adapt(partial(self._limit.ended, is_success=data is not None))
         with self._lock:
             is_first = not (request.is_over or future.done())
             request.is_over = True
@@ -288,21 +288,17 @@ class RangeReads:
             raise ReadStoppedError(len(data))
         return data
 
-    def _adapt(self, *, is_success: bool) -> None:
-        """Lets more reads run at once while all goes well."""
+    def _adapt(self, change: Callable[[], None]) -> None:
+        """Changes the limit, which counts for the reads that have not begun."""
         with self._lock:
-            self._limit.ended(is_success=is_success)
+            change()
             limit = self._limit.value
         if limit != self._requests.limit:
             self._requests.limit = limit
 
     def _throttled(self) -> None:
-        """The storage says that it is too much: fewer of the reads that have not begun run at once."""
-        with self._lock:
-            self._limit.throttled()
-            limit = self._limit.value
-        if limit != self._requests.limit:
-            self._requests.limit = limit
+        """Cuts the limit, because the storage has asked for fewer requests."""
+        self._adapt(self._limit.throttled)
 
 
 class StreamStore:
@@ -313,7 +309,7 @@ class StreamStore:
 
     @property
     def url(self) -> str:
-        """The store's."""
+        """The store's URL."""
         return self._store.url
 
     @property
@@ -322,13 +318,13 @@ class StreamStore:
         return self._reads.memory
 
     def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:
-        """Bytes first..end-1 of an object, in the background. `reused`: as RangeReads.submit."""
+        """Reads bytes first..end-1 of an object in the background. `reused` is that of RangeReads.submit."""
         return self._reads.submit(self._store, path, first, end, urgent=urgent, reused=reused)
 
     def read(self, path: str) -> bytes:
-        """The whole object."""
+        """Reads the whole object."""
         return bytes(self._reads.submit(self._store, path, 0, None, urgent=True).result())
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Bytes first..end-1 of an object."""
+        """Reads bytes first..end-1 of an object."""
         return bytes(self._reads.submit(self._store, path, first, end, urgent=True).result())

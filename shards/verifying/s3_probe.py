@@ -30,7 +30,7 @@ class _Place:
     client: Any
 
     def key(self, name: str) -> dict[str, str]:
-        """The arguments that name an object to boto3."""
+        """Returns the arguments that name an object to boto3."""
         return {"Bucket": self.bucket, "Key": self.prefix + name}
 
 
@@ -56,7 +56,8 @@ def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Verd
 
 
 def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Verdict | None:
-    """Why the bucket of a URL cannot be used: no server, no credentials, no bucket, no access; None if it can."""
+    """Says why the bucket of a URL cannot be used: no server, no credentials, no bucket, no access. None if it can
+    be."""
     bucket = urlsplit(url).netloc
     try:
         client = probing_client(endpoint=endpoint, profile=profile)
@@ -153,7 +154,7 @@ def _cleaned(place: _Place) -> Verdict:
 
 
 def _said(error: Exception) -> str:
-    """The error without the message of the server, which may say anything."""
+    """Returns the error without the message of the server, which may say anything."""
     response: dict[str, Any] = getattr(error, "response", {})
     code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
     return f"the server answers {code}"
