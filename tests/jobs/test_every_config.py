@@ -47,7 +47,6 @@ NOT_GIVEN = {
     "SavedJob",
     "QueuedJob",
     "ChainJob",
-    "ObjectSource",
     "_Source",
     "Found",
     "SumSource",
