@@ -24,6 +24,8 @@ from shards.schema.config_values import (
 Own = TypeVar("Own")
 _MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory
 _TRAINING = ("pretrain", "finetune")
+SHARED = "--shared"
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,6 @@ class RunFlag:
     is_usual: bool = True
 
 
-SHARED = "--shared"
 RUN_FLAGS = (
     RunFlag(
         name="--processes",
@@ -279,9 +280,6 @@ def _allowed(flag: Flag) -> str:
         return " or ".join(flag.choices)
     kinds = (text for word, text in _KINDS.items() if flag.takes.startswith(word))
     return next(kinds, f"{flag.takes}, as in {flag.name} {flag.takes}")
-
-
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}
 
 
 def value_in(words: Sequence[str], flag: str) -> str:

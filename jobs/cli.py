@@ -16,13 +16,11 @@ from typing import Any
 from jobs import exit_codes
 from jobs.arguments import RunOptions, second_word_first, take_run_flags, values_of, with_values
 from jobs.completion import ASK, candidates
-from jobs.endings import end_of
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
-from jobs.fitted import fitted
+from jobs.exit_codes import Interrupts, end_of
+from jobs.fitted import fitted, with_warmup
 from jobs.flags import flags_of
-from jobs.folders import work_in
 from jobs.help import columns, of_job, overview, second_words
-from jobs.interrupts import Interrupts
 from jobs.mistakes import (
     HELP_WORDS,
     kept_sizes,
@@ -32,11 +30,10 @@ from jobs.mistakes import (
     refuse_secrets,
     unknown_stage,
 )
-from jobs.output import put
+from jobs.output import put, work_in
 from jobs.ranks import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job, has_recipe
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
-from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError
 from shards.local_file import at_home
 from shards.output.command_output import command_output
@@ -63,7 +60,7 @@ def entry() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command and returns its exit code; jobs/endings.py decides how each error ends it."""
+    """Runs one command and returns its exit code; jobs/exit_codes.py decides how each error ends it."""
     if _has_s3_answered():
         from shards.store import trust_addresses  # noqa: PLC0415 - in jobs of Slurm alone
 

@@ -8,9 +8,8 @@ from typing import Literal
 from jobs import exit_codes
 from jobs.arguments import run_flags_of
 from jobs.flags import Flag, flags_of
-from jobs.lookup import SHOWN
 from jobs.output import put
-from jobs.resolve import WITH_RECIPES, default_job
+from jobs.resolve import SHOWN, WITH_RECIPES, default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
 from shards.errors import UserError
 from shards.schema.config_values import refuse_wrong_values

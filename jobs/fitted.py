@@ -1,19 +1,20 @@
-"""Fits the default of a command to what it names: the folder of its record; for training, the weights, the dataset and
-the batch.
+"""Fits the default of a command to what it names: the folder of its record; for training, the weights, the dataset, the
+batch and the length of the run.
 
 The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
-recipe takes fewer lanes if its own do not divide the batch. What a flag gives is left alone, and so is a run that is
-continued: it goes on as it was recorded.
+recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-up for a shorter run, as with `--steps
+3` of 300. Fields that a flag gives are left alone. A run that is continued goes on as it was recorded.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.recipes.photos import FINETUNE_RECIPES, RECIPES, steps_for, with_batch, with_steps
+from jobs.recipes.shorter import in_steps, scaled, with_warmup_steps
 from jobs.resolve import file_job, is_file
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.usage import DEFAULT_USAGE
@@ -21,8 +22,10 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import UnreachableError, UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
+from shards.schema.config_values import whole_number
 
 if TYPE_CHECKING:
+    from jobs.record import Tree
     from pipeline.models.weights.folder import Weights
 
 _OF_HEADS = (
@@ -30,6 +33,7 @@ _OF_HEADS = (
     *("masked_patches", "masked_target", "masked_share"),
 )
 _MANIFEST = "manifest.json"
+_WARMUP = "schedule.warmup-steps"
 
 
 def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
@@ -146,3 +150,68 @@ def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJo
     window = values.get("--data.window-blocks", job.data.window_blocks * lanes // fitting)
     note = f"{plural(fitting, 'lane')} instead of {lanes}, which do not divide a batch of {batch} (--data.lanes)"
     return replace(job, data=replace(job.data, lanes=fitting, window_blocks=window)), [note]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Recorded:
+    """The length of a run and of its warm-up."""
+
+    steps: int
+    warmup: int
+
+
+def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends: bool = False) -> tuple[Any, str]:
+    """The job that a command starts from, with a warm-up that fits the `values` of its flags, and a note for the user
+    (empty if nothing changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
+
+    An existing run keeps its warm-up if the command has the same steps or `extends` it.
+    """
+    if stage == "plan":
+        training, note = _scaled_by_flags(default.training, values, prefix="--training.")
+        return (replace(default, training=training), note) if note else (default, "")
+    if not isinstance(default, TrainingJob):
+        return default, ""
+    run_dir = values.get("--run-dir") or default.run_dir
+    recorded = _recorded(Path(run_dir) / "job.yaml")
+    if recorded and (extends or recorded.steps == values.get("--steps")):
+        return _kept(default, recorded.warmup, values, run_dir=run_dir)
+    return (default, "") if extends else _scaled_by_flags(default, values)
+
+
+def _scaled_by_flags(recipe: TrainingJob, values: Mapping[str, Any], *, prefix: str = "--") -> tuple[TrainingJob, str]:
+    steps, flag = values.get(f"{prefix}steps"), f"{prefix}{_WARMUP}"
+    if steps is None or flag in values:
+        return recipe, ""
+    return scaled(recipe, steps=steps, keep=f"{flag} {recipe.schedule.warmup_steps}")
+
+
+def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_dir: str) -> tuple[TrainingJob, str]:
+    """The recipe with the warm-up of the run in the run directory."""
+    own = recipe.schedule.warmup_steps
+    if warmup == own or warmup >= recipe.steps or f"--{_WARMUP}" in values:
+        return recipe, ""
+    return with_warmup_steps(
+        recipe, warmup
+    ), f"warm-up {in_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
+
+
+def _recorded(path: Path) -> _Recorded | None:
+    """The lengths in a run's record; None if it cannot be read."""
+    if not path.is_file():
+        return None
+    from jobs.record import read_tree  # noqa: PLC0415 - YAML, only for runs that are continued
+
+    try:
+        tree = read_tree(path)
+    except UserError:
+        return None
+    steps, warmup = _number_in(tree, "job", "steps"), _number_in(tree, "job", "schedule", "warmup_steps")
+    return None if warmup is None else _Recorded(steps=steps or 0, warmup=warmup)
+
+
+def _number_in(tree: "Tree", *names: str) -> int | None:
+    """The whole number at a path of fields; None if it is missing or no such number."""
+    found: Tree | None = tree
+    for name in names:
+        found = getattr(found, "entries", {}).get(name)
+    return whole_number(getattr(found, "text", ""))

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.arguments import run_flags_of, shown_run_flags
 from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.mistakes import required_flags
-from jobs.recipes.smoke import SUFFIX
+from jobs.recipes.shorter import SUFFIX
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE
 
 _PIPE_COLUMNS = 100

@@ -15,82 +15,7 @@ from pipeline.models.config import NAMES, RESNETS, SIZES, ModelConfig
 from shards.errors import UserError
 from shards.output.url_secrets import has_secret, without_secrets
 
-
-def kept_sizes(job: Any, words: Sequence[str]) -> str:
-    """What to tell a user who gave `--model.name` to a recipe with sizes of its own; empty if there is nothing to tell.
-    The words may give these sizes, too."""
-    training = getattr(job, "training", job)  # that of a plan
-    model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
-    given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
-    if not isinstance(model, ModelConfig) or f"{prefix}name" not in given:
-        return ""
-    if model.name not in NAMES:
-        near = get_close_matches(model.name, NAMES, n=1, cutoff=_CLOSE_ELSEWHERE)
-        own = f"{prefix}name {model.name} is a name of your own, for the recipe's sizes"
-        return f"{own}; did you mean {near[0]}?" if near else ""
-    kept, flags = [], []
-    for field, its in _published(model.name).items():
-        flag = f"{prefix}{field.replace('_', '-')}"
-        here = getattr(model, field)
-        if here not in (None, its) and flag not in given:
-            kept.append(f"{field.replace('_', ' ')} {_shown(here)} ({_shown(its)})")
-            flags.append(f"{flag} {_shown(its)}")
-    if not kept:
-        return ""
-    return (
-        f"{prefix}name {model.name} leaves the recipe's own sizes as they are (in brackets: those of "
-        f"{model.name}): {', '.join(kept)}; for {model.name} itself, add {' '.join(flags)}"
-    )
-
-
-def _published(name: str) -> dict[str, Any]:
-    resnet = RESNETS.get(name)
-    sizes = vars(SIZES[name]) if name in SIZES else {}
-    return sizes | ({"resnet_units": resnet.units, "resnet_factor": resnet.factor} if resnet else {})
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
-
-
-def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted name of every field, each group before its fields; if there is a choice of groups, of all of them."""
-    hints = get_type_hints(kind)
-    for each in fields(kind):
-        yield f"{prefix}{each.name}"
-        for inner in (hints[each.name], *get_args(hints[each.name])):
-            if is_dataclass(inner):
-                yield from field_names(inner, f"{prefix}{each.name}.")
-
-
-def known_instead(given: str, prefix: str, root: type) -> str:
-    """`; did you mean ...?` for a name that `root` does not have below `prefix`; empty if none is similar."""
-    word = given.replace("-", "_").lower()
-    every = list(dict.fromkeys(field_names(root)))
-    if word in every and "." in word:
-        return f"; write it as {nested(word)}"
-    beside = [name.removeprefix(prefix) for name in every if name.rpartition(".")[0] == prefix.rstrip(".")]
-    if word in beside:
-        return f"; did you mean {word}?"
-    by_last = {name.rpartition(".")[2]: name for name in reversed(every)}  # the first field of this name wins
-    if word in by_last:
-        return f"; did you mean {nested(by_last[word])}?"
-    for close in get_close_matches(word, beside, n=1, cutoff=_CLOSE_BESIDE):
-        return f"; did you mean {close}?"
-    for close in get_close_matches(word, by_last, n=1, cutoff=_CLOSE_ELSEWHERE):
-        return f"; did you mean {nested(by_last[close])}?"
-    return ""
-
-
-def nested(name: str) -> str:
-    """A dotted name as YAML has it: `a.b` is `a: {b: ...}`."""
-    *groups, last = name.split(".")
-    return "".join(f"{group}: {{" for group in groups) + f"{last}: ..." + "}" * len(groups)
-
-
 Required = Sequence[str | tuple[str, ...]]  # as `Stage.required`
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
@@ -101,7 +26,6 @@ _TAKES_FOLDER = {  # the folder that a stage takes, for a folder given instead o
     "finetune": "--data.url",
     "evaluate": "--weights",
 }
-
 # Names in other programs -> our flags; a job has at least one of them.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "lr": ("--schedule.learning-rate",),
@@ -218,6 +142,78 @@ _STAGES = {
     "env": "doctor",
     "info": "doctor",
 }
+
+
+def kept_sizes(job: Any, words: Sequence[str]) -> str:
+    """What to tell a user who gave `--model.name` to a recipe with sizes of its own; empty if there is nothing to tell.
+    The words may give these sizes, too."""
+    training = getattr(job, "training", job)  # that of a plan
+    model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
+    given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+    if not isinstance(model, ModelConfig) or f"{prefix}name" not in given:
+        return ""
+    if model.name not in NAMES:
+        near = get_close_matches(model.name, NAMES, n=1, cutoff=_CLOSE_ELSEWHERE)
+        own = f"{prefix}name {model.name} is a name of your own, for the recipe's sizes"
+        return f"{own}; did you mean {near[0]}?" if near else ""
+    kept, flags = [], []
+    for field, its in _published(model.name).items():
+        flag = f"{prefix}{field.replace('_', '-')}"
+        here = getattr(model, field)
+        if here not in (None, its) and flag not in given:
+            kept.append(f"{field.replace('_', ' ')} {_shown(here)} ({_shown(its)})")
+            flags.append(f"{flag} {_shown(its)}")
+    if not kept:
+        return ""
+    return (
+        f"{prefix}name {model.name} leaves the recipe's own sizes as they are (in brackets: those of "
+        f"{model.name}): {', '.join(kept)}; for {model.name} itself, add {' '.join(flags)}"
+    )
+
+
+def _published(name: str) -> dict[str, Any]:
+    resnet = RESNETS.get(name)
+    sizes = vars(SIZES[name]) if name in SIZES else {}
+    return sizes | ({"resnet_units": resnet.units, "resnet_factor": resnet.factor} if resnet else {})
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every field, each group before its fields; if there is a choice of groups, of all of them."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        yield f"{prefix}{each.name}"
+        for inner in (hints[each.name], *get_args(hints[each.name])):
+            if is_dataclass(inner):
+                yield from field_names(inner, f"{prefix}{each.name}.")
+
+
+def known_instead(given: str, prefix: str, root: type) -> str:
+    """`; did you mean ...?` for a name that `root` does not have below `prefix`; empty if none is similar."""
+    word = given.replace("-", "_").lower()
+    every = list(dict.fromkeys(field_names(root)))
+    if word in every and "." in word:
+        return f"; write it as {nested(word)}"
+    beside = [name.removeprefix(prefix) for name in every if name.rpartition(".")[0] == prefix.rstrip(".")]
+    if word in beside:
+        return f"; did you mean {word}?"
+    by_last = {name.rpartition(".")[2]: name for name in reversed(every)}  # the first field of this name wins
+    if word in by_last:
+        return f"; did you mean {nested(by_last[word])}?"
+    for close in get_close_matches(word, beside, n=1, cutoff=_CLOSE_BESIDE):
+        return f"; did you mean {close}?"
+    for close in get_close_matches(word, by_last, n=1, cutoff=_CLOSE_ELSEWHERE):
+        return f"; did you mean {nested(by_last[close])}?"
+    return ""
+
+
+def nested(name: str) -> str:
+    """A dotted name as YAML has it: `a.b` is `a: {b: ...}`."""
+    *groups, last = name.split(".")
+    return "".join(f"{group}: {{" for group in groups) + f"{last}: ..." + "}" * len(groups)
 
 
 def unknown_stage(word: str, stages: Sequence[str]) -> UserError:

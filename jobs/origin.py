@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jobs.recipes.smoke import SUFFIX
+from jobs.recipes.shorter import SUFFIX
 from jobs.record import Leaves, leaves_of, open_job
 from jobs.resolve import has_recipe, is_file, is_own, recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of

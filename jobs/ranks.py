@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Self
 
 from jobs import exit_codes
-from jobs.folders import make_folder
+from jobs.output import make_folder
 from pipeline.ranks.free_port import free_port
 from shards.errors import UserError
 from shards.output.terminal import message_text
@@ -38,6 +38,10 @@ _CODES_BY_WEIGHT = (
     exit_codes.CONTINUE,
     exit_codes.OUR_BUG,
 )
+log = logging.getLogger(__name__)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
+_TAIL_LINES, _MOST_TAILS = 20, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,12 +182,6 @@ def _end_with(parent: int) -> Callable[[], None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     return ask
-
-
-log = logging.getLogger(__name__)
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
-_TAIL_LINES, _MOST_TAILS = 20, 2
 
 
 def must_start(processes: int, environ: Mapping[str, str]) -> bool:

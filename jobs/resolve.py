@@ -1,7 +1,8 @@
 """Turns the second word of a command into a job: a recipe, a YAML file, a user's own recipe, a URL or a path.
 
 `my_recipes.py:my_vit` is the function my_vit of that file, which returns a job. The file is executed, like any script
-that a user names, and is found only by its path.
+that a user names, and is found only by its path. `patchline show` and `patchline diff` also take a word without a
+stage.
 """
 
 import importlib.util
@@ -17,14 +18,18 @@ from types import ModuleType
 from typing import Any
 
 from jobs.mistakes import similar, unknown_recipe
-from jobs.recipes.smoke import SUFFIX, smoke
+from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
-from jobs.warmup import shortened
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # no module of this name exists, whatever the file is called
+PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
+_TRAINING = WITH_SMOKE
+_TRIAL_STEPS = 20  # of verify-resume, without --steps
+WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
+SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
 
 def is_own(word: str) -> bool:
@@ -91,12 +96,6 @@ def _run(function: Callable[[], Any], path: Path) -> Any:
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.absolute())]
         lines = "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip()
         raise UserError(f"{path} failed:\n{lines.replace(str(path.absolute()), str(path))}") from error
-
-
-PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
-_TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # of verify-resume, without --steps
-WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 
 
 def default_job(stage: str, word: str) -> Any:
@@ -217,3 +216,38 @@ def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any
     from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
 
     return read_record(path, stage=stage, kind=job_class(stage), recipe=recipe)
+
+
+def split_stage(words: list[str]) -> tuple[str, list[str]]:
+    """The stage in the first word (empty: none), and the words after it."""
+    if words and words[0] in OF_TRAINING:
+        what = "a plan" if words[0] == PLAN else words[0]
+        raise UserError(f"{what} has no job of its own; leave out the word {words[0]}")
+    return (words[0], words[1:]) if words and words[0] in SHOWN else ("", words)
+
+
+def job_of(word: str, stage: str) -> Any:
+    """The job that a word means in a known stage."""
+    if stage not in SHOWN:
+        raise UserError(f"{word} is of the stage {stage!r}; allowed: {', '.join(SHOWN)}")
+    return default_job(stage, file_of(word))
+
+
+def stages_found(word: str) -> tuple[str, ...]:
+    """The stages that a word can belong to, at least one. UserError if there is none."""
+    stages = stages_of(file_of(word))
+    if stages:
+        return stages
+    if is_file(file_of(word)):
+        raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: pretrain`")
+    raise UserError(
+        f"{word!r} is neither a recipe of any stage nor a YAML file, a run directory or FILE.py:FUNCTION; "
+        "`patchline STAGE` lists the recipes of a stage"
+    )
+
+
+def file_of(word: str) -> str:
+    """The word itself, or the job.yaml of a run directory. Other folders do not count: a dataset may have the name of
+    its recipe."""
+    record = Path(word) / "job.yaml"
+    return str(record) if word and record.is_file() else word

@@ -10,6 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+WITH_SMOKE = ("pretrain", "finetune")
+_TRAINING = (
+    "--steps",
+    "--global-batch",
+    "--micro-batch",
+    "--schedule.learning-rate",
+    "--schedule.warmup-steps",
+    "--model.image-size",
+    "--engine.precision",
+    "--checkpoint.every-steps",
+    "--evaluation.url",
+    "--evaluation.every-steps",
+    "--device",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -64,23 +79,6 @@ class Tool:
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
-
-WITH_SMOKE = ("pretrain", "finetune")
-
-
-_TRAINING = (
-    "--steps",
-    "--global-batch",
-    "--micro-batch",
-    "--schedule.learning-rate",
-    "--schedule.warmup-steps",
-    "--model.image-size",
-    "--engine.precision",
-    "--checkpoint.every-steps",
-    "--evaluation.url",
-    "--evaluation.every-steps",
-    "--device",
-)
 
 STAGES = {
     "pack": Stage(
@@ -318,7 +316,7 @@ STAGES = {
     "preflight": Stage(
         summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
         module="jobs.cluster.preflight",
-        job=("jobs.settings.cluster", "PreflightJob"),
+        job=("jobs.settings.models", "PreflightJob"),
         examples=(
             "preflight --cluster cluster.yaml --run-dir /shared/runs --url s3://bucket/prefix --nodes 8",
             "preflight --cluster cluster.yaml --nodes 8 --deep",
@@ -347,6 +345,7 @@ STAGES = {
         examples=('completion bash  # eval "$(patchline completion bash)" in ~/.bashrc', "completion zsh"),
     ),
 }
+
 
 TOOLS = {
     "show": Tool(
@@ -443,6 +442,7 @@ TOOLS = {
         examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),
 }
+
 
 COMMANDS: Mapping[str, Stage | Tool] = {**STAGES, **TOOLS}
 

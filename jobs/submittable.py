@@ -9,9 +9,8 @@ from typing import Any
 
 from jobs.arguments import take_run_flags
 from jobs.flags import flags_of
-from jobs.lookup import file_of
 from jobs.mistakes import refuse_missing, refuse_secrets, similar
-from jobs.resolve import default_job
+from jobs.resolve import default_job, file_of
 from jobs.stages import STAGES
 from shards.errors import UserError
 from shards.schema.config_values import shown_value

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from jobs.cluster.settings import refuse_wrong_limit
-from jobs.job_files import read_config
 from jobs.mistakes import similar
+from jobs.record import read_config
 from jobs.submittable import SUBMITTED, submitted_stage
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value

@@ -14,9 +14,8 @@ from jobs.arguments import value_in
 from jobs.chains.file import INPUTS, STATE, ChainConfig, StepConfig
 from jobs.resolve import default_job
 from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name
-from jobs.train.sweep import swept_fields
+from jobs.train.sweep import best_of, swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
-from jobs.train.sweep_results import best_of
 from jobs.train.trials import make_room, refuse_others, score_of
 from shards.errors import UserError, WillNotSucceedError
 

@@ -20,7 +20,7 @@ from jobs.cluster.preflight_slurm import slurm_checks
 from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
 from jobs.cluster.slurm import ran
 from jobs.output import put, table_of_checks
-from jobs.settings.cluster import PreflightJob
+from jobs.settings.models import PreflightJob
 from pipeline.machine.checks import local_checks
 from shards.errors import UserError
 from shards.output.quantities import plural, size

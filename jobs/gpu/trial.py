@@ -21,8 +21,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.gpu.page import gpu_page, words_of
-from jobs.out_file import write_out
-from jobs.output import put
+from jobs.output import put, write_out
 from pipeline.config_values import Device
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
 from pipeline.ranks.free_port import free_port

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges
+from jobs.exit_codes import AnsweredInExchanges
 from jobs.models.weights_used import say_other_transform, say_weights_used
 from jobs.output import put
 from jobs.record import write_record

@@ -6,7 +6,7 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
 from jobs.models.model_card import FILE_NAME, IN_FOLDERS, Exported, card_text, training_of
-from jobs.out_file import write_to
+from jobs.output import write_to
 from jobs.record import write_record
 from jobs.settings.models import ExportJob
 from pipeline.models.conversion.convert import changed, open_for_use, save_as, usage_at

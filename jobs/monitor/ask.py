@@ -19,8 +19,8 @@ from jobs.chains.state import is_chain, refuse_chain
 from jobs.cluster.queue import JobFacts, is_copied, job_facts
 from jobs.cluster.queue_reasons import finding_of
 from jobs.cluster.slurm import queued_with
-from jobs.folders import work_in
-from jobs.job_files import MOST_BYTES
+from jobs.output import work_in
+from jobs.record import MOST_BYTES
 from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name
 from pipeline.runs.facts import RunFacts

@@ -12,7 +12,7 @@ from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.queue import submitted_in
 from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
-from jobs.folders import work_in
+from jobs.output import work_in
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from shards.errors import UserError
 from shards.output.terminal import printable_name

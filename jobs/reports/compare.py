@@ -11,8 +11,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.arguments import take_own_flags
-from jobs.out_file import PAGES, refuse_no_page, write_page
-from jobs.output import put
+from jobs.output import PAGES, put, refuse_no_page, write_page
 from jobs.reports.compare_facts import Point, gather, point_json, told_apart
 from jobs.reports.compare_page import render
 from jobs.reports.ls import folders_below

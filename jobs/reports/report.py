@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.out_file import refuse_no_page, write_page
-from jobs.output import WIDTH, fitted, put, wrapped
+from jobs.output import WIDTH, fitted, put, refuse_no_page, wrapped, write_page
 from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.report_page import lacks_confusions, render
 from jobs.reports.scores import NO_SCORES, ScoreSheet, read_scores

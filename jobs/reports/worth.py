@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.record import read_leaves
 from jobs.reports.compare_facts import Point, point_of
-from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of
+from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.facts import METRICS as METRICS_FILE

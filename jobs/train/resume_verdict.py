@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import resumed_from
+from pipeline.checkpoints.attempts import read_attempts
 from pipeline.runs.comparison import (
     CheckpointComparison,
     LossDifference,
@@ -29,6 +29,12 @@ from shards.output.terminal import printable_name
 
 ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}  # relative, of a loss
 _TIMES_UNBROKEN = 4.0
+_HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
+
+
+def resumed_from(run: StoredRun) -> list[int]:
+    """The step that each start of a run continued from, 0 for its beginning."""
+    return [attempt.resumed_from.step if attempt.resumed_from else 0 for attempt in read_attempts(run.store)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +119,6 @@ def rounding_of(precision: str, unbroken: Sequence[LossDifference]) -> float:
     where one of them has no finite loss, nothing follows for the others."""
     apart = [each.relative for each in unbroken if math.isfinite(each.relative)]
     return max([ROUNDING[precision], *(_TIMES_UNBROKEN * each for each in apart)])
-
-
-_HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
 
 
 def outcome_table(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> Table:

@@ -31,6 +31,11 @@ _READING = (
 )
 _HOW_READ = tuple(f"data.{name}" for name in _READING)
 _PATHS = ("initial.weights", "evaluation.url", "fewshot.url", "fewshot.test_url")
+log = logging.getLogger(__name__)
+Metric = Literal["accuracy", "mean_per_class"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_EARLIER = "earlier"
+_OFF = ("0", "0.0")
 
 
 def run_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool, extends: bool) -> list[Difference]:
@@ -55,13 +60,6 @@ def _is_free(change: Difference, *, extends: bool) -> bool:
         return place_of(change.before) == place_of(change.now)
     is_of_data = change.field == "model.num_classes" and change.now == 0
     return is_of_data or change.field.startswith(_HOW_READ) or (extends and change.field == WARMUP)
-
-
-log = logging.getLogger(__name__)
-Metric = Literal["accuracy", "mean_per_class"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-_EARLIER = "earlier"
-_OFF = ("0", "0.0")
 
 
 @dataclass(frozen=True, kw_only=True)

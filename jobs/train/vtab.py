@@ -29,6 +29,10 @@ from shards.files.json_lines import write_whole
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 
+log = logging.getLogger(__name__)
+USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
+_NUM_IMAGES = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
@@ -97,11 +101,6 @@ def mean_of(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> float | None:
     """The mean over the tasks; None if one of them has no score."""
     found = [row.accuracy for row in rows if row.task in tasks and row.accuracy is not None]
     return statistics.fmean(found) if len(found) == len(tasks) else None
-
-
-log = logging.getLogger(__name__)
-USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
-_NUM_IMAGES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

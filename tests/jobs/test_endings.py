@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.endings import end_of
-from jobs.interrupts import Interrupted
+from jobs.exit_codes import Interrupted, end_of
 from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.storage.s3_client import BadAnswerError
 
@@ -103,7 +102,7 @@ def test_what_nobody_foresaw_is_shown_whole(error: Exception, code: int, message
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.endings.has_no_reader", lambda _stream: True)
+    monkeypatch.setattr("jobs.exit_codes.has_no_reader", lambda _stream: True)
     end = end_of(BrokenPipeError(errno.EPIPE, "Broken pipe"))
     assert (end.code, end.message) == (141, "")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges, Interrupted, Interrupts, exit_code_of
+from jobs.exit_codes import AnsweredInExchanges, Interrupted, Interrupts, exit_code_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.interrupting import behind_a_proxy, started
 from tests.rigs.screens import Screen
@@ -32,7 +32,7 @@ def test_it_ends_at_once(name: str, code: int, loaded: str, said: str) -> None:
     """In code that Python cannot unwind, such as an import, or if the command has not ended after the first signal."""
     program = (
         "import os, signal\n"
-        "from jobs.interrupts import Interrupted, Interrupts\n"
+        "from jobs.exit_codes import Interrupted, Interrupts\n"
         f"with Interrupts() as interrupts: {loaded} os.kill(os.getpid(), signal.{name})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=CHECKOUT)
@@ -127,7 +127,7 @@ def test_afterwards_signals_are_as_before() -> None:
 def test_nothing_is_glued_to_the_echo_of_a_key() -> None:
     program = (
         "import os, signal, sys\n"
-        "from jobs.interrupts import Interrupts\n"
+        "from jobs.exit_codes import Interrupts\n"
         "with Interrupts() as interrupts:\n"
         "    interrupts.works()\n"
         "    os.write(2, b'^C')\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.job_files import MOST_BYTES, MOST_DEPTH, Fields, Items, Scalar, read_tree
+from jobs.record import MOST_BYTES, MOST_DEPTH, Fields, Items, Scalar, read_tree
 from shards.errors import UserError
 
 LAUGHS = "a: &a [x, x]\n" + "".join(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.lookup import SHOWN, file_of, job_of, split_stage, stages_found
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
+from jobs.resolve import SHOWN, file_of, job_of, split_stage, stages_found
 from shards.errors import UserError
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import out_file
-from jobs.out_file import refuse_no_page, write_out, write_page
+from jobs import output
+from jobs.output import refuse_no_page, write_out, write_page
 from shards.errors import UserError
 
 
@@ -42,6 +42,6 @@ def test_a_mistake_says_what_to_do_and_a_full_disk_is_a_fault_outside(
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, f"no room for {len(data)} bytes of {path}")
 
-    monkeypatch.setattr(out_file, "write_whole", full)
+    monkeypatch.setattr(output, "write_whole", full)
     with pytest.raises(OSError, match="no room"):
         write_out(tmp_path / "a.json", b"{}", todo="")

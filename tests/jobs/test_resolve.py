@@ -11,7 +11,7 @@ from jobs.data.verify import VerifyJob
 from jobs.planning.plan import PlanJob
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import cifar10_small, digits_smoke
-from jobs.recipes.smoke import smoke
+from jobs.recipes.shorter import smoke
 from jobs.record import write_record
 from jobs.resolve import default_job, stages_of
 from jobs.settings.models import EvaluateJob

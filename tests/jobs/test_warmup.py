@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from jobs.arguments import values_of
+from jobs.fitted import with_warmup
 from jobs.flags import flags_of
 from jobs.models.evaluate import EvaluateJob
 from jobs.recipes.pretrain import digits_smoke
-from jobs.warmup import scaled, shortened, with_warmup
+from jobs.recipes.shorter import scaled, shortened
 from pipeline.training.settings.schedule import ScheduleConfig
 from tests.rigs.processes import patchline
 from tests.rigs.training import TINY

@@ -26,8 +26,7 @@ from jobs.recipes.verify_resume import of_training
 from jobs.record import read_record
 from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import TrialTopology, planned_moments
-from jobs.train.verify_resume import verify
+from jobs.train.verify_resume import TrialTopology, planned_moments, verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import LoggersConfig
