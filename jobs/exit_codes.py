@@ -32,7 +32,7 @@ CONTINUE = 75  # stopped with a committed checkpoint; sites list it as RequeueEx
 WILL_NOT_SUCCEED = 78
 INTERRUPTED = 130  # by Ctrl-C, with nothing saved
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended
+_SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended
 _ROOM = "make room, and run the same command to continue"
 _ACCESS = "give this user access, and run the same command to continue"
 _ASK = "ask its owner for access, or do it as that user"
@@ -69,7 +69,7 @@ class Interrupted(KeyboardInterrupt):
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
     """130 after Ctrl-C, 143 after TERM, 138 after USR1 and 140 after USR2, as in shells."""
-    return SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
+    return _SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
 
 
 class Interrupts:
@@ -102,12 +102,12 @@ class Interrupts:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if not self._is_working:
             say("interrupted")
-            end_now(SHELL_ADDS + number)
+            end_now(_SHELL_ADDS + number)
         if self.interrupt:
             say("ended at once")
-            end_now(SHELL_ADDS + number)
+            end_now(_SHELL_ADDS + number)
         self.interrupt = Interrupted(number)
-        self._late = threading.Timer(DEADLINE_SECONDS, end_now, (SHELL_ADDS + number,))
+        self._late = threading.Timer(DEADLINE_SECONDS, end_now, (_SHELL_ADDS + number,))
         self._late.daemon = True
         self._late.start()
         if os.isatty(2):
@@ -142,11 +142,11 @@ class AnsweredInExchanges:
     def _notice(self, numbers: bytes) -> float | None:
         if not numbers:
             say("interrupted; run the same command to start again")
-            end_now(SHELL_ADDS + self._first)
+            end_now(_SHELL_ADDS + self._first)
         for number in numbers:
             if number in _SIGNALS:
                 if self._first:
-                    end_now(SHELL_ADDS + number)
+                    end_now(_SHELL_ADDS + number)
                 self._first = number
         return DEADLINE_SECONDS if self._first else None
 
@@ -183,7 +183,7 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
             todo = "Run the same command to continue, with fewer --workers"
             return End(code=CRASH, message=f"{message} {todo}")
         case BrokenPipeError() if has_no_reader(sys.stdout):  # `| head` has seen enough
-            return End(code=SHELL_ADDS + signal.SIGPIPE, message="")
+            return End(code=_SHELL_ADDS + signal.SIGPIPE, message="")
         case OSError(errno=number) if number in _TO_DO:
             where = f" at {error.filename}" if error.filename else ""
             return End(code=CRASH, message=f"error: {error.strerror}{where}; {_TO_DO[number]}")

@@ -1,6 +1,6 @@
 """Ctrl-C in every stage: one line, the documented code, no process left, and nothing that the same command trips over.
 
-Training and packing with several processes have tests of their own (tests/jobs/test_interrupts.py, test_processes.py).
+Training and packing with several processes have tests of their own (tests/jobs/test_exit_codes.py, test_processes.py).
 """
 
 import os
