@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 import pipeline.models.attention  # noqa: F401  (defines the operator of torch.ops.patchline)
 from benchmarks.measure import machine
 from benchmarks.rounds import cell, spread, write
-from pipeline.models.mlp import gelu_by_sigmoid
+from pipeline.models.layers import gelu_by_sigmoid
 
 # Images, heads, tokens, width of a head: B/16 at 224 and 384 px, H/14 at 224, L/16 at 512.
 SHAPES = ((8, 12, 197, 64), (4, 16, 257, 80), (4, 12, 577, 64), (2, 16, 1025, 64))

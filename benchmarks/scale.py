@@ -35,8 +35,7 @@ from benchmarks.measure import machine
 from benchmarks.scale_resume import aims_of
 from jobs.cli import main as patchline
 from jobs.recipes.plan import RECIPES
-from pipeline.planning.cost import cost_of
-from pipeline.planning.forecast import Forecast, forecast
+from pipeline.planning.forecast import Forecast, cost_of, forecast
 from pipeline.planning.step_time import (
     LAUNCH_SECONDS,
     UPDATE_SECONDS,

@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.torchvision_operators import import_torchvision
 from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
-from pipeline.models.pixels import centred
+from pipeline.models.layers import centred
 from pipeline.ranks import world
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig
 from pipeline.training.zero.batch_plan import plan_batch

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pipeline.models.config import Mode
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.positions import resample_position_embeddings
 
 FROM, TO = (14, 14), (24, 24)  # B/16 from 224 to 384 px
 MODES: tuple[Mode, ...] = ("paper", "bicubic", "timm")

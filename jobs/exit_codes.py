@@ -1,7 +1,7 @@
 """How a command ends: what each exit code tells a shell, a batch script or Slurm, and how errors and signals become
 one.
 
-A training run handles signals itself (pipeline/training/watchdog/signals.py). In other commands, the first signal ends
+A training run handles signals itself (pipeline/training/watchdog/stopping.py). In other commands, the first signal ends
 the process at once while it loads. While it works, the first signal is raised as KeyboardInterrupt, so that
 half-written files are cleaned up; a second signal, or 10 s, end it at once.
 """
@@ -18,8 +18,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from jobs.output import has_no_reader
-from pipeline.training.watchdog.signals import SignalWatcher, install
-from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, end_now, say
+from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
 from shards.errors import TransientError, UserError, WillNotSucceedError, disk_fault
 from shards.output.terminal import printable_name
 

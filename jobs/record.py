@@ -31,8 +31,7 @@ from jobs.recipes.shorter import scaled
 from jobs.stages import STAGES
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import write_whole
-from shards.local_file import at_home, read_local_file
+from shards.files.local_files import at_home, read_local_file, write_whole
 from shards.output.terminal import printable_name
 from shards.schema.config_values import allowed_instead, shown_text, whole_number, without_range
 

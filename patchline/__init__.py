@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from pipeline.data import train_batches as train_batches
     from pipeline.data.image_dataset import open_dataset as open_dataset
     from pipeline.evaluation.predictor import load_model as load_model
-    from pipeline.evaluation_transform import EvaluationTransform as EvaluationTransform
     from pipeline.models import ModelConfig as ModelConfig
     from pipeline.models import build_model as build_model
-    from pipeline.models.pos_embed import resample_position_embeddings as resample_position_embeddings
+    from pipeline.models.positions import resample_position_embeddings as resample_position_embeddings
     from pipeline.models.weights.folder import open_weights as open_weights
+    from pipeline.shared_settings import EvaluationTransform as EvaluationTransform
     from shards.errors import InvalidDataError as InvalidDataError
     from shards.errors import StorageError as StorageError
     from shards.errors import TransientError as TransientError
@@ -76,7 +76,7 @@ _MODULES = {
     **dict.fromkeys(("AugmentConfig", "DataConfig", "MixupConfig", "RandAugmentConfig"), "pipeline.data.config"),
     **dict.fromkeys(("mix_images", "mix_targets", "mix_weights"), "pipeline.data.mixup"),
     **dict.fromkeys(_ERRORS, "shards.errors"),
-    "EvaluationTransform": "pipeline.evaluation_transform",
+    "EvaluationTransform": "pipeline.shared_settings",
     "ModelConfig": "pipeline.models.config",
     "ReadConfig": "shards.config",
     "SampleOrder": "shards.order",
@@ -87,7 +87,7 @@ _MODULES = {
     "open_dataset": "pipeline.data.image_dataset",
     "open_weights": "pipeline.models.weights.folder",
     "recipes": "jobs",
-    "resample_position_embeddings": "pipeline.models.pos_embed",
+    "resample_position_embeddings": "pipeline.models.positions",
     "train_batches": "pipeline.data.stream",
 }
 _MARK_BYTES = 100  # within which the docstring of each of our packages names Patchline

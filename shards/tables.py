@@ -30,6 +30,13 @@ _OUR_NAMES = (
     ("ext", rf"^({'|'.join(PACKED_FORMATS)})\z", ", ".join(PACKED_FORMATS)),
 )
 _OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z", "a suffix without a path"))
+MOST_ROWS = 1 << 26
+_BATCH_ROWS = 1 << 16
+_MOST_COLUMNS = 64
+_MOST_ROW_BYTES = 1 << 20  # of a sample in rows.bin: 131,072 labels with weights
+_MOST_GROUPS = 1 << 16
+_MOST_VALUES = 1 << 28  # of a column, those inside lists included
+_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
 
 
 def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
@@ -157,15 +164,6 @@ def _refuse_others(found: NDArray[np.int64] | NDArray[np.int32], expected: NDArr
 def _first(wrong: NDArray[np.bool_]) -> int | None:
     """The first place that is true."""
     return int(wrong.argmax()) if wrong.any() else None
-
-
-MOST_ROWS = 1 << 26
-_BATCH_ROWS = 1 << 16
-_MOST_COLUMNS = 64
-_MOST_ROW_BYTES = 1 << 20  # of a sample in rows.bin: 131,072 labels with weights
-_MOST_GROUPS = 1 << 16
-_MOST_VALUES = 1 << 28  # of a column, those inside lists included
-_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from shards.local_file import at_home
+from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.splits import names_for, splits_among
 

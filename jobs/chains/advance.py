@@ -1,18 +1,19 @@
 """Takes a chain further: finds out what is complete and what is in the queue, and submits what comes next.
 
 Submission calls `advance`, and so does the gate behind each unit. It looks at the store, the markers and the queue, and
-submits what is missing, so that calling it again submits nothing twice.
+submits only what is missing, so calling it again submits nothing twice.
 """
 
 import logging
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.chains.checks import failed_alone, hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
+from jobs.chains.done import failed_alone, hopeless, idle_rounds, marks_of, missing_tasks, saved_steps
 from jobs.chains.state import (
     DONE,
     GATE,
@@ -27,25 +28,90 @@ from jobs.chains.state import (
     read_record_of,
     state_folder,
 )
-from jobs.chains.unit_jobs import gate_request, requests_of
-from jobs.chains.units import Unit, resolved, sweep_of
-from jobs.cluster.batch_script import Request, batch_script, stage_body, write_script
+from jobs.chains.steps import Unit, resolved, sweep_of
+from jobs.cluster.batch_script import Piece, Request, batch_script, pieces_of, stage_body, write_script
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.queue import submitted_in
 from jobs.cluster.settings import ClusterConfig, read_cluster
-from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted
+from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted, submitted_in
 from jobs.output import make_folder, work_in
-from jobs.submittable import SUBMIT_FOLDER, Override
+from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
 from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError, disk_fault
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.quantities import plural
 
+_MOST_RUNS = 24  # of one array: their names are in its comment, of which Slurm takes 1,023 letters
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # of a gate, while Slurm does not answer
 _PAUSE_SECONDS = 10.0
 _GATE_MARGIN = 30  # seconds: a gate's time limit is short
 _REFUSALS = 3  # of an answering Slurm, before a gate believes them
+
+
+def gate_request(unit: Unit, plan: ChainPlan, *, state: Path, tag: str, after: Sequence[int]) -> Request:
+    """The job that looks at the unit once all these jobs have ended, however they end."""
+    return Request(
+        words=("__gate", str(state.parent), unit.name),
+        name=f"{GATE}-{unit.name}",
+        comment=f"-,{plan.name},{tag}",
+        nodes=1,
+        time_limit=str(plan.gate_minutes),
+        folder=state / "jobs",
+        chdir=Path(plan.chdir),
+        has_ranks=False,
+        cpus=1,
+        dependency="afterany:" + ":".join(map(str, after)) if after else "",
+        state=str(state / "jobs" / tag),
+    )
+
+
+def requests_of(
+    unit: Unit, tasks: Sequence[int], plan: ChainPlan, *, state: Path, tag: str, most: int
+) -> list[tuple[Request, Piece]]:
+    """The jobs of these tasks of a unit: one, several that continue each other, or an array in pieces. `most`: tasks
+    that Slurm allows in one array."""
+    pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
+    if unit.num_tasks == 1:
+        pieces = [replace(pieces[0], array="")] * unit.links
+    return [
+        (_request(unit, piece, plan, state=state, tag=f"{tag}.p{number}"), piece) for number, piece in enumerate(pieces)
+    ]
+
+
+def _request(unit: Unit, piece: Piece, plan: ChainPlan, *, state: Path, tag: str) -> Request:
+    return Request(
+        words=unit.words[0],
+        name=plan.job_name(unit),
+        comment=",".join([*_runs_in(unit, piece), plan.name, tag]),
+        nodes=unit.nodes,
+        time_limit=unit.time,
+        folder=state / "jobs",
+        chdir=Path(plan.chdir),
+        has_ranks=SUBMITTED[unit.stage].has_ranks,
+        cpus=unit.cpus,
+        dependency="singleton" if unit.links > 1 else "",
+        array=piece.array,
+        tail=tuple(_tail(unit, piece)),
+        state=str(state / "jobs" / tag.rpartition(".")[0]),
+    )
+
+
+def _runs_in(unit: Unit, piece: Piece) -> list[str]:
+    """The names of the runs in a job, each with its task in an array."""
+    if not any(unit.names):
+        return ["-"]
+    return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
+
+
+def _tail(unit: Unit, piece: Piece) -> list[str]:
+    """Lines of shell that make the words those of the array's task."""
+    if not piece.array:
+        return []
+    lines = [f"patchline_task=$(({piece.offset} + SLURM_ARRAY_TASK_ID))"]
+    if unit.num_parts > 1:
+        return [*lines, f'set -- "$@" "--part=$patchline_task/{unit.num_parts}"']
+    cases = [f"    {task}) set -- {shlex.join(unit.words[task])} ;;" for task in piece.tasks]
+    return [*lines, "case $patchline_task in", *cases, "    *) exit 2 ;;", "esac"]
 
 
 @dataclass(frozen=True, kw_only=True)

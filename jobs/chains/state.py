@@ -9,23 +9,24 @@ done            when all units were complete
 
 import hashlib
 import json
+import os
 import secrets
 import shlex
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jobs.chains.file import STATE
-from jobs.chains.units import Unit
+from jobs.chains.steps import STATE, Unit
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import append_line
+from shards.files.local_files import append_line, read_local_file
 from shards.files.typed_json import read_record
-from shards.local_file import read_local_file
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
 _MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
+_LEVELS = 2  # a chain's run is by default in FOLDER/STEP or FOLDER/STEP/NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,10 @@ class ChainPlan:
     chdir: str
     command: tuple[str, ...]
     gate_minutes: int = 30  # a gate waits at most 10 of them for Slurm
+
+    def job_name(self, unit: Unit) -> str:
+        """The name of a unit's jobs. Links wait for each other by name, so the name must not occur in another chain."""
+        return f"{unit.name}-{self.name[-8:]}" if unit.links > 1 else unit.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,3 +178,54 @@ def add_job(state: Path, job: ChainJob) -> None:
 def ending(state: Path) -> str:
     """Why nothing more is submitted: gave-up, cancelled or done; empty if the chain goes on."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainTask:
+    """A job of a chain for one run. `job`: as Slurm names it, `12` or `12_3` of an array. `log`: its log once it has
+    started."""
+
+    job: str
+    log: Path
+
+
+def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
+    """Returns the jobs that a chain has submitted for a run since its last beginning, newest first; none if no chain
+    started the run, or if its files cannot be read. `logs`: known logs of the run, which lead to a chain elsewhere."""
+    place = Path(os.path.realpath(run_dir))
+    of_logs = [log.parents[2] for log in logs if log.parts[-3:-1] == (STATE, "jobs")]
+    for folder in dict.fromkeys((*place.parents[:_LEVELS], *of_logs)):
+        with suppress(OSError, UserError, ValueError):  # a damaged file of a chain tells nothing of the run
+            if is_chain(folder) and (found := list(_tasks(folder, place))):
+                return sorted(found, key=lambda task: int(task.job.partition("_")[0]), reverse=True)
+    return []
+
+
+def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
+    state = state_folder(folder)
+    plan, record = read_plan_of(state), read_record_of(state)
+    for unit in plan.units:
+        for number, run_dir in enumerate(unit.run_dirs()):
+            if run_dir and is_same_place(Path(plan.chdir) / run_dir, place):
+                for job in _jobs_of_task(unit, number, record):
+                    yield ChainTask(job=job, log=state / "jobs" / f"{plan.job_name(unit)}-{job}.out")
+
+
+def is_same_place(one: Path, other: Path) -> bool:
+    """Whether two paths are of one folder, which need not be there yet: through links, or two mounts of it."""
+    one, other = (Path(os.path.realpath(each)) for each in (one, other))
+    while one != other:
+        with suppress(OSError):
+            return one.samefile(other)
+        if one.name != other.name:
+            return False
+        one, other = one.parent, other.parent
+    return True
+
+
+def _jobs_of_task(unit: Unit, number: int, record: Record) -> list[str]:
+    """The jobs of one task of a unit, as Slurm names them."""
+    jobs = [job for job in record.jobs_of(unit.name) if job.job > 0]
+    if unit.num_tasks == 1:
+        return [str(job.job) for job in jobs]
+    return [f"{job.job}_{number - job.offset}" for job in jobs if number in job.tasks]

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from jobs.chains.state import CANCELLED, DONE, GAVE_UP, Record, ending, read_plan_of, read_record_of, state_folder
-from jobs.chains.units import Unit
-from jobs.cluster.queue import tasks_of
+from jobs.chains.steps import Unit
 from jobs.cluster.queue_reasons import QueueFinding, findings_of_tasks, num_tasks
-from jobs.cluster.slurm import QueuedJob, queued_with
+from jobs.cluster.slurm import QueuedJob, queued_with, tasks_of
 from jobs.output import advice, wrapped
 from shards.errors import UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 

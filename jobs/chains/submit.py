@@ -17,17 +17,25 @@ from typing import Annotated, Any
 
 from jobs import exit_codes
 from jobs.arguments import SHARED, take_own_flags, value_in
-from jobs.chains.checks import STOPPED_BY_HAND
-from jobs.chains.done import has_ended, refuse_stopped
-from jobs.chains.file import ChainConfig, StepConfig, read_chain
+from jobs.chains.done import STOPPED_BY_HAND, has_ended, refuse_stopped
+from jobs.chains.state import chain_tasks
+from jobs.chains.steps import ChainConfig, StepConfig, read_chain
 from jobs.chains.submit_chain import submit_chain
-from jobs.chains.unit_jobs import chain_tasks
 from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body, write_script
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.queue import SUBMISSIONS, submitted_in
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
-from jobs.cluster.slurm import QueuedJob, need_sbatch, queued_with, settled_with, silence, slurms_answer, submitted
+from jobs.cluster.slurm import (
+    SUBMISSIONS,
+    QueuedJob,
+    need_sbatch,
+    queued_with,
+    settled_with,
+    silence,
+    slurms_answer,
+    submitted,
+    submitted_in,
+)
 from jobs.cluster.submit_checks import (
     limits_of,
     refuse_local,
@@ -41,7 +49,7 @@ from jobs.output import make_folder, put, work_in
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from shards.errors import UserError
-from shards.files.json_lines import append_or_say
+from shards.files.local_files import append_or_say
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 

@@ -10,10 +10,8 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.arguments import value_in
-from jobs.chains.advance import Chain, advance, script_of
-from jobs.chains.checks import STOPPED_BY_HAND
-from jobs.chains.done import refuse_changed
-from jobs.chains.file import ChainConfig
+from jobs.chains.advance import Chain, advance, gate_request, requests_of, script_of
+from jobs.chains.done import STOPPED_BY_HAND, refuse_changed
 from jobs.chains.state import (
     CANCELLED,
     DONE,
@@ -27,8 +25,7 @@ from jobs.chains.state import (
     plan_json,
     state_folder,
 )
-from jobs.chains.unit_jobs import gate_request, requests_of
-from jobs.chains.units import Unit, units_of
+from jobs.chains.steps import ChainConfig, Unit, units_of
 from jobs.cluster.batch_script import Request, head_lines, script_summary, size_of
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words
@@ -47,7 +44,7 @@ from jobs.cluster.submit_checks import (
 from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 

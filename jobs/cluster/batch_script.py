@@ -13,6 +13,9 @@ from jobs.output import private_mode
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
+_BODIES = (Path(__file__).parents[1] / "stage.sbatch", Path(__file__).parents[2] / "slurm" / "stage.sbatch")
+_BODY_BEGINS = "# Run one stage of Patchline"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -71,10 +74,6 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-_BODIES = (Path(__file__).parents[1] / "stage.sbatch", Path(__file__).parents[2] / "slurm" / "stage.sbatch")
-_BODY_BEGINS = "# Run one stage of Patchline"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.cluster.batch_script import tasks_in
-from jobs.cluster.queue import JobFacts, NodeFacts
+from jobs.cluster.slurm import JobFacts, NodeFacts
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _HEALTHY = ("allocated", "mixed", "idle", "completing", "planned", "reserved")
 _LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", "MaxSubmit", "MaxWall")
+_NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # the reason and the exit code; the first may be empty
+_LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
+_MOST_SHOWN = 4
+_RUNS = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,8 @@ _WAITING = {
     ),
     "InvalidQOS": QueueFinding(words="has a QOS that is not allowed here", todo="scancel {job}, and correct `qos:`"),
 }
+
+
 _ENDED = {
     "TIMEOUT": QueueFinding(
         words="was ended at its time limit before it had stopped by itself",
@@ -80,8 +86,8 @@ _ENDED = {
         words="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"
     ),
 }
-_NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # the reason and the exit code; the first may be empty
-_LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
+
+
 _CODES = {
     2: QueueFinding(words="was refused for a mistake in its words or settings", todo=_LOG),
     75: QueueFinding(words="stopped with its work saved, and could not be requeued", todo="submit again to continue"),
@@ -174,10 +180,6 @@ def findings_of_nodes(nodes: Sequence[NodeFacts]) -> list[QueueFinding]:
         )
         found.append(QueueFinding(words=f"node {node.name} is {state}{silent}{reason}", todo=todo))
     return found
-
-
-_MOST_SHOWN = 4
-_RUNS = ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
 def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[QueueFinding]:

@@ -14,7 +14,7 @@ from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
 from shards.class_names import class_name
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.schema.config_values import shown_value
 
 __all__ = ["ImportJob", "labels_in_file", "refuse_misplaced", "run"]

@@ -22,11 +22,10 @@ from collections.abc import Callable
 from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.shared_settings import EvaluationTransform
+from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
-from pipeline.training.spikes import GuardConfig
 
 _BATCH = 2048
 _STEPS_PER_EPOCH = 625  # of ImageNet-1k: whole batches of 256 images in each of 8 ranks

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from jobs.recipes.paper_views import INCEPTION_448
 from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.config import EvaluatedData
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 
 
 def resize() -> EvaluateJob:

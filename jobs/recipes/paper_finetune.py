@@ -33,7 +33,7 @@ from dataclasses import replace
 from jobs.recipes.paper_datasets import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PETS
 from jobs.recipes.paper_views import CODE, PAPER
 from jobs.recipes.transfer import transfer_job
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from pipeline.training.settings.job import TrainingJob
 from shards.config import HeldOutConfig
 

@@ -17,7 +17,7 @@ JPEGs are decoded with TensorFlow's default, the fast integer DCT; ours with the
 from dataclasses import dataclass
 
 from pipeline.data.config import AugmentConfig
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 
 
 @dataclass(frozen=True, kw_only=True)

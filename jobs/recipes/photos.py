@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
+from pipeline.shared_settings import EvaluationTransform
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 

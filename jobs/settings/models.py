@@ -8,10 +8,10 @@ pipeline/training/settings/job.py.
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from pipeline.config_values import Device, LossName
 from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
 from pipeline.models.config import MOST_PIXELS, Gelu, ResNetEpsilons
 from pipeline.models.conversion.config import Change, Format, PixelName, Take
+from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
 from shards.errors import UserError

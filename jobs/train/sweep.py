@@ -24,9 +24,8 @@ from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
 from shards.errors import InvalidDataError, UserError, WillNotSucceedError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value

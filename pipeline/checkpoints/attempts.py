@@ -19,7 +19,7 @@ from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
 from pipeline.data.skipped import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
-from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import sealed, unsealed
 from shards.pool import each_at_once
 from shards.store import MissingObjectError, Store
 

@@ -11,10 +11,8 @@ from typing import Annotated
 
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
 from shards.errors import InvalidDataError
-from shards.files.json_lines import write_whole
-from shards.files.seal import sealed, unsealed
-from shards.files.typed_json import read_record
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file, write_whole
+from shards.files.typed_json import read_record, sealed, unsealed
 from shards.schema.config_values import Range, shown_value
 
 FILE_NAME = "best.json"

@@ -4,10 +4,10 @@
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.json          what this rank wrote, for the manifest
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
 
-A manifest carries a digest of itself (shards/files/seal.py), which is compared before anything in it counts. Equal
-fragments that follow each other in the ranks' files are one entry, so that 550,000 fragments of ViT-H/14 on 512 ranks
-take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: with Muon,
-those of the blocks' matrices are others than those of the rest.
+A manifest carries a digest of itself (shards/files/typed_json.py), which is compared before anything in it counts.
+Equal fragments that follow each other in the ranks' files are one entry, so that 550,000 fragments of ViT-H/14 on 512
+ranks take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: with
+Muon, those of the blocks' matrices are others than those of the rest.
 """
 
 import math
@@ -22,7 +22,7 @@ from pipeline.checkpoints.rank_file_out import FileRecord, file_name, rank_of
 from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.position import StreamPosition
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
-from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import sealed, unsealed
 from shards.schema.config_values import shown_value
 
 MASTER = "master"

@@ -19,8 +19,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, BinaryIO, ClassVar, Protocol
 
-from shards.files.seal import sealed, unsealed
-from shards.files.typed_json import read_record
+from shards.files.typed_json import read_record, sealed, unsealed
 from shards.schema.config_values import Range, shown_value
 from shards.store import Store
 

@@ -35,7 +35,7 @@ from PIL import Image
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import Pixels, image_faults
 from pipeline.data.window_resize import area_resize, cover_resize, cut_off_resize, plain_resize
-from pipeline.evaluation_transform import EvaluationTransform, central_short_side
+from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.hashing import CROPS, uniforms
 
 AUGMENT_VERSION = 2

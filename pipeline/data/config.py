@@ -6,7 +6,7 @@ Configurations only: the command line reads them without loading torch, OpenCV o
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.evaluation_transform import ResizeFilter, refuse_antialiased_area
+from pipeline.shared_settings import ResizeFilter, refuse_antialiased_area
 from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values

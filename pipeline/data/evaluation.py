@@ -16,7 +16,7 @@ from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.class_names import class_name, listed
 from shards.config import ReadConfig
 from shards.dataset import Dataset

@@ -20,7 +20,7 @@ from PIL import Image
 
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
 from pipeline.data.transform import evaluation_view
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.class_names import listed
 from shards.dataset import Dataset
 from shards.dataset import open_dataset as open_packed

@@ -24,7 +24,7 @@ from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder, ViewSettings
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.randaugment import OPERATIONS, Strength
 from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.orientation import UPRIGHT, Turn
 

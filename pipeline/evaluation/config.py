@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.config import HeldOutConfig, SubsetConfig
 from shards.errors import UserError
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value

@@ -12,9 +12,9 @@ from PIL import Image
 
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
-from pipeline.evaluation.counts import answers
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.evaluation.targets import answers
 from pipeline.ranks.collectives import gather_json
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import Dataset
 from shards.hashing import EXAMPLES, hash_array
 

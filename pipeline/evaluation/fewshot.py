@@ -1,7 +1,12 @@
 """Few-shot accuracy of a frozen representation: a linear classifier from a few images of each class.
 
 The classifier is fitted by ridge regression and, as a cross-check, by a linear probe, over several choices of images.
-First all ranks read the images in `represented`; then one rank computes `measured`: numbers in, numbers out.
+First all ranks compute the representations (`represented`); then one rank computes `measured`, a pure function.
+
+The representation is what goes into the model's head. For a ViT it is y of equation 4 (the class token after the last
+LayerNorm, or the mean over all tokens), after the hidden layer of pre-training if the model has one: big_vision's
+`pre_logits`. For a BiT ResNet it is the mean over the last map. For a model of masked patches it is the mean over the
+patches after the last LayerNorm, since the class token of such a model is not trained.
 
 Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are among the
 10 of the same seed, whatever else is asked for, and nothing depends on the order in which samples are read.
@@ -9,30 +14,78 @@ Each class's samples are ranked by a keyed hash of their ids, and the first k ar
 
 import statistics
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.evaluation import BeforeBatch, raised
+from pipeline.data.config import Share
+from pipeline.data.evaluation import BeforeBatch, evaluation_batches, raised, taken
+from pipeline.evaluation.classifiers import fit_probe, fit_ridge
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining, FewshotTransform
-from pipeline.evaluation.features import features_of
-from pipeline.evaluation.probe import fit_probe
-from pipeline.evaluation.ridge import fit_ridge
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.build import Model
+from pipeline.ranks.collectives import gather_rows
 from pipeline.ranks.world import World
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import SHOTS, hash_array
 from shards.host_copy import LocalRanks
 from shards.output.progress import Progress
 from shards.output.terminal import printable_name
-from shards.part import opened_parts
-from shards.single_labels import labels_of, refuse_too_few
+from shards.part import labels_of, opened_parts, refuse_too_few
 
 Ids = NDArray[np.int64]
+_WHAT = "a few-shot measurement"
+
+
+def features_of(
+    model: Model,
+    dataset: Dataset,
+    sample_ids: NDArray[np.int64],
+    *,
+    transform: EvaluationTransform,
+    batch_size: int,
+    world: World,
+    before_batch: BeforeBatch = raised,
+) -> torch.Tensor:
+    """float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
+
+    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
+    BeforeBatch.
+    """
+    batches = evaluation_batches(
+        dataset,
+        batch_size=batch_size,
+        image_size=model.config.image_size,
+        transform=transform,
+        share=Share(global_batch=batch_size * world.num_ranks, rank=world.rank, num_ranks=world.num_ranks),
+        threads=world.num_threads,
+        sample_ids=sample_ids,
+    )
+    kept = []
+    total = sample_ids.size if world.is_first else 0
+    with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
+        for batch, _ in taken(batches, before_batch):
+            rows_BD = gather_rows(before_head(model, batch.images.to(world.device))[0].float())
+            if world.is_first:
+                kept.append(rows_BD.cpu())
+                progress.advance(min(len(rows_BD), progress.total - progress.done))
+    return torch.cat(kept)[: sample_ids.size] if kept else torch.zeros(0, 0)
+
+
+def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[B, D], what goes into the head, and the model's output. The whole model is called: ZeRO-3 gathers parameters for
+    the modules that are called."""
+    kept: list[torch.Tensor] = []
+    hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    try:
+        output = model(images_BHW3)
+    finally:
+        hook.remove()
+    return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0], output
 
 
 def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
@@ -46,9 +99,6 @@ def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids
     firsts = np.cumsum(nums) - nums
     chosen: Ids = ranked[firsts[:, None] + np.arange(shots)]
     return chosen
-
-
-_WHAT = "a few-shot measurement"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from pipeline.config_values import Device
 from pipeline.data.decode import DecodeError, Pixels, image_faults
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
@@ -29,10 +28,11 @@ from pipeline.models.conversion.convert import open_for_use, refuse_no_head
 from pipeline.models.weights.folder import filled_model
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world
+from pipeline.shared_settings import Device
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import WIDEST_LIMITS
-from shards.images.flatten import flattened
-from shards.images.image_file import read_image_file
+from shards.images.image_header import read_image_file
+from shards.images.resize import flattened
 from shards.pool import Pool
 
 BATCH = 16  # images that are decoded and predicted together

@@ -17,17 +17,18 @@ from pipeline.data.evaluation import label_map
 from shards.class_names import class_name
 from shards.dataset import Dataset
 from shards.errors import UserError
+from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 from shards.reading.read import locate_row
 from shards.schema.config_values import shown_value
 
 Targets = Callable[[Batch], torch.Tensor]
-"""The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
-
 _MOST_BYTES = 64 << 20
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
 _LEAST_AGREEMENT = 0.5  # share of ReaL's lists that have the image's own label: 0.9; by chance below 0.01
+
+
+"""The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
 
 
 def by_name(dataset: Dataset, labels: Sequence[str]) -> Targets:
@@ -143,3 +144,11 @@ def _read(path: str, flag: str) -> object:
         return parse_json(read_local_file(Path(path), most_bytes=_MOST_BYTES))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {flag} {path}: {error}; give a JSON file") from error
+
+
+def answers(logits_BK: torch.Tensor, targets_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns for each image the class that the model says, whether the image has a target (`targets_BL` is padded with
+    -1), and whether it is right."""
+    # The first of equal logits, as argmax: topk may take any of them.
+    said_B, is_scored_B = logits_BK.argmax(dim=1), (targets_BL >= 0).any(dim=1)
+    return said_B, is_scored_B, (said_B[:, None] == targets_BL).any(dim=1) & is_scored_B

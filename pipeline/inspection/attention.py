@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 
-from pipeline.models.attention_pooling import AttentionPool
-from pipeline.models.pos_embed import Grid
+from pipeline.models.layers import AttentionPool
+from pipeline.models.positions import Grid
 from pipeline.models.vit import Attention, AxialAttention, ViT
 
 Shares = Callable[[int, torch.Tensor], None]

@@ -1,26 +1,34 @@
-"""The figures of one model and the numbers in them: each function draws what the model has, and says what it has not.
+"""The figures of one model and the numbers in them. Each function draws what the model has, and logs what it lacks.
 
-Shape letters: B images, H W rows and columns, L layers, h heads.
+The shift figure shows how much the output changes when an image moves: convolutions build that in, a Vision
+Transformer learns it. Its source is Zhang, "Making Convolutional Networks Shift-Invariant Again" (2019), section 4: how
+often two shifts of an image get the same class. The cosine similarity of the features before the head is a finer
+measure, and exists for any model.
+
+Shape letters: B images, H W rows and columns, L layers, h heads; for shifts W the width of an image with its margin,
+S the side that the model takes, N shifts.
 """
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from pipeline.evaluation.fewshot import represented
 from pipeline.evaluation.predictor import Predictor
 from pipeline.inspection import figures
 from pipeline.inspection.attention import looked_at, uniform_distance
-from pipeline.inspection.filters import patch_filters, principal_components
-from pipeline.inspection.shifts import consistency, shifts_for
-from pipeline.models.position_similarity import levels, picture, similarities
+from pipeline.inspection.weight_pictures import levels, patch_filters, picture, principal_components, similarities
+from pipeline.models.build import Model
 from pipeline.models.vit import ViT
 from shards.errors import UserError
 from shards.output.progress import Progress
 
+_MOST_SHIFTS = 16
 log = logging.getLogger(__name__)
 Facts = dict[str, Any]
 MOST_SHOWN = 8  # images with their rollout
@@ -28,6 +36,38 @@ _MOST_BYTES = 256 << 20  # of one layer's attention weights
 _MOST_BATCH = 16
 _MOST_SHIFTED = 32  # images, each of which is computed 17 times
 _PAPERS_RATIO = 384 / 224  # of the size that the paper fine-tunes at to that of pre-training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consistency:
+    """What is left of the output at each shift: `similar`, the cosine of the features with those of the image where it
+    was, float32[N, B]; `is_same`, whether the class is the same, bool[N, B]."""
+
+    similar: torch.Tensor
+    is_same: torch.Tensor
+
+
+def shifts_for(image_size: int, *, stride: int) -> range:
+    """Shifts in pixels, from 0 to two patches or half an image, at most 17 of them."""
+    most = max(1, min(2 * stride, image_size // 2))
+    return range(0, most + 1, max(1, -(-most // _MOST_SHIFTS)))
+
+
+def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consistency:
+    """Compares each crop of S columns with the first, which begins at the left edge; rows are those of the centre."""
+    size = model.config.image_size
+    top = (images_BWW3.shape[1] - size) // 2
+    similar, is_same = [], []
+    with torch.no_grad():
+        for shift in shifts:
+            crop = images_BWW3[:, top : top + size, shift : shift + size]
+            features_BD, logits = represented(model, crop.contiguous())
+            features_BD, classes = features_BD.float(), logits.argmax(dim=-1)
+            if shift == 0:
+                first_BD, first = features_BD, classes
+            similar.append(torch.nn.functional.cosine_similarity(features_BD, first_BD, dim=1))
+            is_same.append(classes == first)
+    return Consistency(similar=torch.stack(similar).cpu(), is_same=torch.stack(is_same).cpu())
 
 
 def draw_filters(model: ViT, folder: Path) -> Facts:

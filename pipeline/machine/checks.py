@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.ranks.host_memory import available_bytes
-from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
+from pipeline.training.zero.loading import TESTED, deepspeed_version
 from shards.output.quantities import size
 
 Status = Literal["ok", "warning", "fault"]

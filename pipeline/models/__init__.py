@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from pipeline.models.bit import BiT
     from pipeline.models.build import Model, build_model, checkpoint_blocks, compile_blocks, shapes_of, unfilled_model
+    from pipeline.models.resnet import BiT
     from pipeline.models.vit import ViT
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _BUILD = ("Model", "build_model", "checkpoint_blocks", "compile_blocks", "shapes_of", "unfilled_model")
-_MODULES = {"BiT": "bit", "ViT": "vit", **dict.fromkeys(_BUILD, "build")}
+_MODULES = {"BiT": "resnet", "ViT": "vit", **dict.fromkeys(_BUILD, "build")}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from pipeline.config_values import LossName
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.flops import convolutions_of
 from pipeline.models.resnet import NUM_GROUPS, UnitSize, same_padding, units_by_stage
+from pipeline.shared_settings import LossName
 
 _FP32, _INT64 = 4, 8
 _MOST_TOKENS_ON_CPU = 640  # attention.py's own gradient takes bf16 up to here, and keeps no sums of its softmax

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 
-from pipeline.config_values import LossName
+from pipeline.shared_settings import LossName
 
 
 def classification_loss(

@@ -12,8 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, MaskedTarget, ModelConfig
-from pipeline.models.head import LinearHead
-from pipeline.models.pixels import centred
+from pipeline.models.layers import LinearHead, centred
 
 _BITS, _LEVELS, _MOST_PIXEL = 3, 8, 255
 _CHANNELS = ("red", "green", "blue")

@@ -1,10 +1,18 @@
-"""Shared by hybrids and BiT: stages of units, convolutions with standardised weights, group norm, their epsilons.
+"""ResNets: the front part of a hybrid, and BiT, the paper's baselines.
 
-"Weight Standardization" (Qiao et al., 2019), as in vision_transformer's models_resnet.py and BiT's models.py. The
-published implementations differ in the position and size of epsilon; weights reproduce their logits only with their
-own.
+Both have group norm and standardised weights: "Weight Standardization" (Qiao et al., 2019). The published
+implementations differ in the position and size of epsilon; weights reproduce their logits only with their own.
 
-Shape letters: B images, H W positions, C channels, O channels out, I channels in, k kernel.
+A hybrid ("An Image is Worth 16x16 Words", section 3.1) takes each position of the ResNet's map as a patch. Its units
+are post-activation bottlenecks with SAME padding, as in vision_transformer's models_resnet.py; the transformer that
+follows is in vit.py.
+
+BiT ("Big Transfer", Kolesnikov et al., 2020) has pre-activation bottlenecks (ResNet-v2) and the same padding on all
+sides, as in BiT's models.py, at the root too (where zeros, not minus infinity, surround the map before pooling). R18
+and R34, which BiT does not have, are basic units in the same form, as timm's PreActBasic (resnetv2.py) with BiT's
+layers.
+
+Shape letters: B images, H W positions, C channels, O channels out, I channels in, k kernel, D features, K classes.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +23,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.models.config import ResNetEpsilons, ResNetSize
+from pipeline.models.config import ModelConfig, ResNetEpsilons, ResNetSize
+from pipeline.models.layers import LinearHead, centred
 
 NUM_GROUPS = 32
 
@@ -30,10 +39,14 @@ class Epsilons:
 
 
 _TIMM = Epsilons(group_norm=1e-5, in_variance=1e-8)
+
+
 HYBRID_EPSILONS: dict[ResNetEpsilons, Epsilons] = {
     "paper": Epsilons(group_norm=1e-6, beside_deviation=1e-5),  # vit_jax/models_resnet.py
     "timm": _TIMM,
 }
+
+
 BIT_EPSILONS: dict[ResNetEpsilons, Epsilons] = {
     "paper": Epsilons(group_norm=1e-5, in_variance=1e-10),  # bit_pytorch/models.py
     "timm": _TIMM,
@@ -134,3 +147,125 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Positions to add before and after."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
+
+
+class HybridResNet(nn.Module):
+    """[B, H, W, 3] in [-1, 1] -> [B, H / stride, W / stride, C]. `checkpoint_blocks`: as in ViT."""
+
+    def __init__(self, size: ResNetSize, *, epsilons: ResNetEpsilons) -> None:
+        super().__init__()
+        eps = HYBRID_EPSILONS[epsilons]
+        self.checkpoint_blocks = False
+        self.conv_root = StandardConv((3, size.root_width, 7), stride=2, same=True, epsilons=eps)
+        self.norm_root = group_norm(size.root_width, eps)
+        self.stages = stages_of(size, PostActivationUnit, eps)
+
+    def forward(self, x_BHWC: torch.Tensor) -> torch.Tensor:
+        x_BCHW = x_BHWC.permute(0, 3, 1, 2)
+        x_BCHW = F.relu(self.norm_root(self.conv_root(x_BCHW)))
+        x_BCHW = F.max_pool2d(pad_same(x_BCHW, 3, 2, value=float("-inf")), kernel_size=3, stride=2)
+        x_BCHW = through_stages(self.stages, x_BCHW, recompute=self.checkpoint_blocks)
+        return x_BCHW.permute(0, 2, 3, 1)
+
+
+class PostActivationUnit(nn.Module):
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1; the last norm (gn3) starts at zero, so it adds nothing."""
+
+    def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
+        super().__init__()
+        channels, inner, outer, stride = size.channels, size.inner, size.outer, size.stride
+        self.conv1 = StandardConv((channels, inner, 1), epsilons=epsilons)
+        self.norm1 = group_norm(inner, epsilons)
+        self.conv2 = StandardConv((inner, inner, 3), stride=stride, same=True, epsilons=epsilons)
+        self.norm2 = group_norm(inner, epsilons)
+        self.conv3 = StandardConv((inner, outer, 1), epsilons=epsilons)
+        self.norm_out = group_norm(outer, epsilons)
+        self.conv_proj = (
+            StandardConv((channels, outer, 1), stride=stride, same=True, epsilons=epsilons)
+            if size.is_projected
+            else None
+        )
+        self.norm_proj = group_norm(outer, epsilons) if size.is_projected else None
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = F.relu(self.norm1(self.conv1(x_BCHW)))
+        y_BCHW = F.relu(self.norm2(self.conv2(y_BCHW)))
+        y_BCHW = self.norm_out(self.conv3(y_BCHW))
+        if self.conv_proj is not None and self.norm_proj is not None:
+            x_BCHW = self.norm_proj(self.conv_proj(x_BCHW))
+        return F.relu(x_BCHW + y_BCHW)
+
+
+class BiT(nn.Module):
+    """uint8[B, H, W, 3] images -> float32[B, K] logits. `checkpoint_blocks`: as in ViT."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.resnet
+        if not config.is_bit or size is None:
+            raise ValueError(f"{config.name} is none of BiT's ResNets")
+        eps = BIT_EPSILONS[config.resnet_epsilons]
+        self.config, self.checkpoint_blocks = config, False
+        self.conv_root = StandardConv((3, size.root_width, 7), stride=2, epsilons=eps)
+        self.stages = stages_of(size, BasicPreActivationUnit if size.is_basic else PreActivationUnit, eps)
+        self.norm = group_norm(size.width, eps)
+        self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
+
+    def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+        """float32[B, K] logits."""
+        logits_BK: torch.Tensor = self.head(self.features(images_BHW3))
+        return logits_BK
+
+    def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+        """The mean over all positions of the last map: [B, D]."""
+        x_BCHW = centred(images_BHW3, self.head.weight.dtype).permute(0, 3, 1, 2)
+        x_BCHW = F.max_pool2d(F.pad(self.conv_root(x_BCHW), (1, 1, 1, 1)), kernel_size=3, stride=2)
+        x_BCHW = through_stages(self.stages, x_BCHW, recompute=self.checkpoint_blocks)
+        return F.relu(self.norm(x_BCHW)).mean(dim=(2, 3))
+
+
+class PreActivationUnit(nn.Module):
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU; a projected shortcut also
+    starts after the first norm and ReLU."""
+
+    def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
+        super().__init__()
+        channels, inner, outer, stride = size.channels, size.inner, size.outer, size.stride
+        self.norm1 = group_norm(channels, epsilons)
+        self.conv1 = StandardConv((channels, inner, 1), epsilons=epsilons)
+        self.norm2 = group_norm(inner, epsilons)
+        self.conv2 = StandardConv((inner, inner, 3), stride=stride, epsilons=epsilons)
+        self.norm3 = group_norm(inner, epsilons)
+        self.conv3 = StandardConv((inner, outer, 1), epsilons=epsilons)
+        self.conv_proj = (
+            StandardConv((channels, outer, 1), stride=stride, epsilons=epsilons) if size.is_projected else None
+        )
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = F.relu(self.norm1(x_BCHW))
+        shortcut_BCHW = x_BCHW if self.conv_proj is None else self.conv_proj(y_BCHW)
+        y_BCHW = self.conv1(y_BCHW)
+        y_BCHW = self.conv2(F.relu(self.norm2(y_BCHW)))
+        result: torch.Tensor = shortcut_BCHW + self.conv3(F.relu(self.norm3(y_BCHW)))
+        return result
+
+
+class BasicPreActivationUnit(nn.Module):
+    """Two 3x3 convolutions (the first with the stride), each after its norm and ReLU; the shortcut as above."""
+
+    def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
+        super().__init__()
+        channels, outer, stride = size.channels, size.outer, size.stride
+        self.norm1 = group_norm(channels, epsilons)
+        self.conv1 = StandardConv((channels, outer, 3), stride=stride, epsilons=epsilons)
+        self.norm2 = group_norm(outer, epsilons)
+        self.conv2 = StandardConv((outer, outer, 3), epsilons=epsilons)
+        self.conv_proj = (
+            StandardConv((channels, outer, 1), stride=stride, epsilons=epsilons) if size.is_projected else None
+        )
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y_BCHW = F.relu(self.norm1(x_BCHW))
+        shortcut_BCHW = x_BCHW if self.conv_proj is None else self.conv_proj(y_BCHW)
+        result: torch.Tensor = shortcut_BCHW + self.conv2(F.relu(self.norm2(self.conv1(y_BCHW))))
+        return result

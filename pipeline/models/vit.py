@@ -12,16 +12,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.models.attention import attend
-from pipeline.models.attention_pooling import AttentionPool
 from pipeline.models.config import ModelConfig
-from pipeline.models.head import LinearHead
-from pipeline.models.hybrid import HybridResNet
+from pipeline.models.layers import MLP, AttentionPool, LinearHead, centred
 from pipeline.models.masked import ColourHead, Mask
-from pipeline.models.mlp import MLP
-from pipeline.models.pixels import centred
-from pipeline.models.pos_embed import Grid, resample_axis_embeddings, resample_position_embeddings
-from pipeline.models.position_layers import Positions, RelativePositions, from_axes, position_tables, sines
-from pipeline.models.rotary import rotated, rotations
+from pipeline.models.positions import (
+    Grid,
+    Positions,
+    RelativePositions,
+    from_axes,
+    position_tables,
+    resample_axis_embeddings,
+    resample_position_embeddings,
+    rotated,
+    rotations,
+    sines,
+)
+from pipeline.models.resnet import HybridResNet
 
 Kept = tuple[torch.Tensor, torch.Tensor]  # int64[K]: the images for which attention and MLP of a block are computed
 

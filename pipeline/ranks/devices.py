@@ -26,8 +26,8 @@ from typing import Annotated
 import torch
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # its stub does not export it
 
-from pipeline.config_values import Device
 from pipeline.ranks.arrival import missing_message
+from pipeline.shared_settings import Device
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
 from shards.schema.config_values import Range, shown_value

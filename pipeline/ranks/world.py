@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
 
-from pipeline.config_values import Device
 from pipeline.ranks.arrival import hosts_of
 from pipeline.ranks.devices import (
     Bf16,
@@ -39,6 +38,7 @@ from pipeline.ranks.environment import (
     threads_from,
 )
 from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
+from pipeline.shared_settings import Device
 from shards.errors import TransientError, UserError
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """What a run chooses by its device: the precision, which it keeps once it has started, and whether blocks are compiled.
 
-Every rank chooses alike (rank_agreement.py).
+Every rank chooses alike (prepare.py).
 """
 
 import logging

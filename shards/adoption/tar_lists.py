@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.output.quantities import plural
 from shards.schema.config_values import whole_number
 from shards.sources.archives import NO_TAR, is_tar_name

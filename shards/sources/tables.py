@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
-from shards.local_file import at_home
+from shards.files.local_files import at_home
 from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import open_found

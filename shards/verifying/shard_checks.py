@@ -19,9 +19,8 @@ from isal.isal_zlib import crc32
 from PIL import Image
 
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.damage import jpeg_damage, png_damage
 from shards.images.decoding_cost import refuse_costly
-from shards.images.jpeg_damage import jpeg_damage
-from shards.images.png_damage import png_damage
 from shards.index import IndexRow, ShardCommit
 from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard

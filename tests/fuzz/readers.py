@@ -21,8 +21,7 @@ from pipeline.models.build import shapes_of
 from pipeline.models.conversion.convert import open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights.folder import Weights, filled_model, open_weights
-from pipeline.runs.facts import read_facts
-from pipeline.runs.state import STATES
+from pipeline.runs.facts import STATES, read_facts
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.logger_choice import logger_id
 from pipeline.training.reporting.logger_thread import lines_between

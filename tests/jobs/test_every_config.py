@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from jobs import help as pages
 from jobs.arguments import values_of
-from jobs.chains.file import ChainConfig, StepConfig
+from jobs.chains.steps import ChainConfig, StepConfig
 from jobs.cluster.settings import ClusterConfig
 from jobs.flags import Flag, flags_of, groups_of, sentences
 from jobs.mistakes import required_flags

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.file import read_chain
+from jobs.chains.steps import read_chain
 from jobs.cli import main
 from jobs.cluster.settings import read_cluster
 

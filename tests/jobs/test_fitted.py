@@ -18,13 +18,13 @@ from jobs.recipes.shorter import scaled, shortened
 from jobs.record import write_record
 from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import open_for_use, save_as
 from pipeline.models.masked import output_names
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from pipeline.shared_settings import EvaluationTransform
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 from shards.dataset import open_dataset

@@ -15,10 +15,10 @@ from jobs.recipes.shorter import smoke
 from jobs.record import write_record
 from jobs.resolve import SHOWN, default_job, file_of, job_of, split_stage, stages_found, stages_of
 from jobs.settings.models import EvaluateJob
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 
 OWN = """

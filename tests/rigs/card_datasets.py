@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from shards.card.pictures import MATCHES_RULES
+from shards.card.facts import MATCHES_RULES
 from shards.index import (
     BLOCKS_SCHEMA,
     LABELS_SCHEMA,

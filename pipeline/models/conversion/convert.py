@@ -13,10 +13,9 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.conversion import plain, timm
 from pipeline.models.conversion.config import Change, Format
-from pipeline.models.conversion.description_file import json_object
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
 from pipeline.models.conversion.npz import open_npz, save_npz
-from pipeline.models.conversion.open_file import SUFFIXES, open_tensor_file, without_prefixes
+from pipeline.models.conversion.open_file import SUFFIXES, open_sharded, open_tensor_file, without_prefixes
 from pipeline.models.conversion.pixel_range import (
     PIXELS,
     PixelRange,
@@ -28,11 +27,10 @@ from pipeline.models.conversion.pixel_range import (
     of_timm,
     processor_of,
 )
-from pipeline.models.conversion.safetensors_file import open_sharded
 from pipeline.models.conversion.sizes import Hints, refuse_absurd
-from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.tensor_file import TensorFile, json_object
 from pipeline.models.conversion.timm_architectures import architecture_by_file, of_script, usual_pixels
-from pipeline.models.position_layers import from_axes, sines
+from pipeline.models.positions import from_axes, sines
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import (
     AXES,
@@ -46,7 +44,7 @@ from pipeline.models.weights.folder import (
     refuse_no_classifier,
     save_weights,
 )
-from pipeline.models.weights.tensor_checks import TensorByName, refuse_not_finite
+from pipeline.models.weights.safetensors import TensorByName, refuse_not_finite
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import UserError
 from shards.schema.config_values import shown_value

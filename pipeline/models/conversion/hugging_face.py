@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 
-from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from pipeline.models.build import shapes_of
 from pipeline.models.config import Gelu, ModelConfig
-from pipeline.models.conversion.declared import Pair, grid_of, pair_of
 from pipeline.models.conversion.layout import (
     Layout,
     TensorMapping,
@@ -31,18 +29,21 @@ from pipeline.models.conversion.layout import (
 )
 from pipeline.models.conversion.sizes import (
     Hints,
+    Pair,
     TransformerShapes,
     Usual,
     assumed,
     count,
+    grid_of,
+    pair_of,
     shapes_in_file,
     transformer_config,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.folder import Weights, write_folder
-from pipeline.models.weights.labels import texts_of, unique_labels
-from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from pipeline.models.weights.safetensors import TensorByName
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
+from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.weights.tensor_checks import Shapes, TensorByName, refuse_misfits, refuse_not_finite
+from pipeline.models.weights.safetensors import Shapes, TensorByName, refuse_misfits, refuse_not_finite
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 

@@ -14,12 +14,12 @@ import torch
 from pipeline.models.config import MOST_LAYERS, ModelConfig
 from pipeline.models.conversion import npz_bit, npz_vit
 from pipeline.models.conversion.layout import read_layout, without_class_row, write_layout
-from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.zip_file import write_npz
 from pipeline.models.weights.folder import Weights
-from pipeline.models.weights.tensor_checks import MOST_TENSORS, TensorByName
+from pipeline.models.weights.safetensors import MOST_TENSORS, TensorByName
 from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from pipeline.models.conversion.sizes import (
     units_of,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.position_layers import from_axes, sines
+from pipeline.models.positions import from_axes, sines
 from shards.errors import UserError
 
 USUAL = Usual(gelu="tanh", layer_norm_epsilon=1e-6, resnet_epsilons="paper")

@@ -18,9 +18,9 @@ import torch
 
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import PixelName
-from pipeline.models.conversion.description_file import json_object
+from pipeline.models.conversion.tensor_file import json_object
 from pipeline.models.weights.folder import PIXELS_FILE
-from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.safetensors import TensorByName
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 

@@ -21,13 +21,13 @@ from pipeline.models.config import (
     Size,
 )
 from pipeline.models.conversion.config import PixelName, Take
-from pipeline.models.conversion.declared import Pair
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import HEAD
-from pipeline.models.weights.tensor_checks import Shapes
+from pipeline.models.weights.safetensors import Shapes
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
+Pair = tuple[int, int]  # height, width
 # The usual number: ViT-b/32 (vit_b32_half) has the width of S/16 and S/32, but twice their heads.
 HEADS_BY_WIDTH = {size.width: size.num_heads for name, size in SIZES.items() if name != "vit_b32_half"}
 ROOT_WIDTH = 64
@@ -38,6 +38,22 @@ _USUAL_IMAGE_SIZES = frozenset(
     {32, 112, 128, 160, 192, 196, 224, 256, 288, 320, 336, 378, 384, 392, 432, 448, 480, 512, 518, 560, 576, 592, 640}
 )
 _MOST_PARAMETERS = 10**11
+
+
+def pair_of(value: Any, *, key: str, where: str) -> Pair:
+    """Height and width, from one number for both or from two. Raises UserError for anything else."""
+    pair = [value, value] if not isinstance(value, list | tuple) else value
+    if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
+        raise UserError(
+            f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: a number of pixels of 1 or more, "
+            "or two (height, width)"
+        )
+    return pair[0], pair[1]
+
+
+def grid_of(image: Pair, patch: Pair) -> Pair:
+    """Patches down and across; the convolution that embeds them drops incomplete patches."""
+    return image[0] // patch[0], image[1] // patch[1]
 
 
 @dataclass(frozen=True, kw_only=True)

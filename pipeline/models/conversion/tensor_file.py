@@ -1,4 +1,4 @@
-"""Named tensors in a file of any format: the shape of each, and a function that reads one. Nothing is unpickled.
+"""Named tensors in a file of any format, and the JSON file that describes them. Nothing is unpickled.
 
 Shapes come from headers and tensors are read one by one, so a file of another model is refused before it is read.
 """
@@ -10,10 +10,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from pipeline.models.weights.tensor_checks import Shapes, TensorByName
+from pipeline.models.weights.folder import MOST_DESCRIPTION_BYTES
+from pipeline.models.weights.safetensors import Shapes, TensorByName
 from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import read_local_file
+from shards.files.typed_json import parse_json
 
 # Raised by the libraries that read damaged, encrypted or hostile files, for headers and values alike.
 FILE_ERRORS = (
@@ -93,3 +97,17 @@ class TensorFile:
         """The same tensors under other names (new name -> the name here); tensors that are not named are left out."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
         return replace(self, shapes=shapes, read=lambda name: self.read(names[name]))
+
+
+def json_object(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file. Raises UserError if it cannot be read, or holds something else."""
+    try:
+        with readable(repr(str(path))):
+            content = parse_json(read_local_file(path, most_bytes=MOST_DESCRIPTION_BYTES))
+    except UserError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise UserError(f"{str(path)!r} is no JSON ({error.__cause__}); fetch it again") from error
+        raise
+    if not isinstance(content, dict):
+        raise UserError(f"{str(path)!r} is no JSON object; fetch it again")
+    return content

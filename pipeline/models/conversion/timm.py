@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.evaluation_transform import EvaluationTransform, ResizeFilter, central_short_side
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.layout import (
@@ -43,9 +42,9 @@ from pipeline.models.conversion.timm_config import (
     without_register_rows,
 )
 from pipeline.models.weights.folder import Weights, write_folder
-from pipeline.models.weights.labels import texts_of, unique_labels
-from pipeline.models.weights.tensor_checks import TensorByName
-from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from pipeline.models.weights.safetensors import TensorByName
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
+from pipeline.shared_settings import EvaluationTransform, ResizeFilter, central_short_side
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 
 from pipeline.models.config import Gelu, ModelConfig
-from pipeline.models.conversion.declared import Pair, grid_of, pair_of
 from pipeline.models.conversion.sizes import (
     USUAL_LAYER_SCALE,
     Hints,
+    Pair,
     TransformerShapes,
     Usual,
     bit_config,
     count,
+    grid_of,
     hybrid_of,
+    pair_of,
     resnet_of,
     transformer_config,
     units_of,

@@ -13,9 +13,9 @@ import torch
 from pipeline.models.conversion.config import Take
 from pipeline.models.conversion.tensor_file import TensorFile, bare_name, readable, whole_numbers_error
 from pipeline.models.conversion.zip_file import open_zip
-from pipeline.models.weights.tensor_checks import refuse_absurd_tensors
+from pipeline.models.weights.safetensors import refuse_absurd_tensors
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import open_local_file
+from shards.files.local_files import open_local_file
 
 _ZIP = b"PK\x03\x04"
 _USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "student")

@@ -16,14 +16,19 @@ import torch
 
 from pipeline.models.build import Model, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
-from pipeline.models.weights.labels import completed_labels
-from pipeline.models.weights.safetensors import open_safetensors, parts_of
+from pipeline.models.weights.safetensors import (
+    Shapes,
+    TensorByName,
+    open_safetensors,
+    parts_of,
+    refuse_misfits,
+    refuse_not_finite,
+)
 from pipeline.models.weights.safetensors_head import head_of
-from pipeline.models.weights.tensor_checks import Shapes, TensorByName, refuse_misfits, refuse_not_finite
-from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, usage_of
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, completed_labels, usage_of
 from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import at_home, read_local_file
 from shards.files.typed_json import parse_json, record_from
-from shards.local_file import at_home, read_local_file
 from shards.schema.config_values import shown_value
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"

@@ -1,14 +1,21 @@
-"""How weights are used: the meaning of their logits, and how images are prepared for them. Kept in config.json."""
+"""How weights are used: the meaning of their logits, how images are prepared for them, and the names of their classes.
 
-from collections.abc import Mapping
+config.json has all three. Names are made unique and complete: ImageNet's own list has two cranes, a bird and a machine.
+Evaluation and fine-tuning find classes by their names, so a name that two classes share would be counted wrong.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config_values import LossName
-from pipeline.evaluation_transform import EvaluationTransform
-from shards.errors import UserError
+from pipeline.shared_settings import EvaluationTransform, LossName
+from shards.class_names import listed
+from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import record_from
-from shards.schema.config_values import refuse_wrong_values
+from shards.schema.config_values import refuse_wrong_values, shown_value
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +44,36 @@ def usage_of(description: Mapping[str, Any]) -> Usage:
         return record_from(Usage, said, where="usage.")
     except UserError as error:
         raise UserError(f"usage.{error}") from error
+
+
+def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
+    """Unique names: a repeated name gets its id in brackets, and a warning is logged. Ids do not change."""
+    taken = set(labels)
+    seen: set[str] = set()
+    named = []
+    for number, label in enumerate(labels):
+        name = label
+        while name in seen or (name != label and name in taken):
+            name = f"{name} ({number})"
+        seen.add(name)
+        named.append(name)
+    again = [name for name, label in zip(named, labels, strict=True) if name != label]
+    if again:
+        log.warning("%s: %d names are of a class before, too; they have ids: %s", where, len(again), listed(again))
+    return tuple(named)
+
+
+def texts_of(names: Sequence[object], *, where: str) -> tuple[str, ...]:
+    """Names of a config.json: texts, or whole numbers, as they are written. InvalidDataError for anything else."""
+    for number, name in enumerate(names):
+        if type(name) is not str and type(name) is not int:
+            raise InvalidDataError(
+                f"the name of class {number} in config.json beside {where!r} is {shown_value(name)}; allowed: a text"
+            )
+    return tuple(str(name) for name in names)
+
+
+def completed_labels(labels: tuple[str, ...], *, num_classes: int, where: str) -> tuple[str, ...]:
+    """One name per class: if the dataset has fewer names, the other classes are called "unnamed 12"."""
+    unnamed = tuple(f"unnamed {number}" for number in range(len(labels), num_classes))
+    return unique_labels((*labels[:num_classes], *unnamed), where=where)

@@ -8,7 +8,8 @@ import pytest
 
 from jobs import exit_codes
 from jobs.chains import advance
-from jobs.chains.checks import idle_rounds
+from jobs.chains.advance import requests_of
+from jobs.chains.done import idle_rounds
 from jobs.chains.state import (
     GATE,
     ChainJob,
@@ -20,8 +21,7 @@ from jobs.chains.state import (
     read_record_of,
     state_folder,
 )
-from jobs.chains.unit_jobs import requests_of
-from jobs.chains.units import Unit
+from jobs.chains.steps import Unit
 from shards.errors import StorageError, UnreachableError
 from tests.rigs.processes import patchline
 from tests.rigs.small_disk import small_disk

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from jobs.chains import submit
-from jobs.chains.checks import failed_alone, hopeless
-from jobs.chains.file import ChainConfig, StepConfig
+from jobs.chains.done import failed_alone, hopeless
 from jobs.chains.state import ChainJob, ChainPlan, plan_json
-from jobs.chains.units import Unit, resolved, units_of
+from jobs.chains.steps import ChainConfig, StepConfig, Unit, resolved, units_of
 from jobs.train.trials import TrialScore
 from shards.errors import UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
@@ -53,7 +52,7 @@ def test_the_best_values_are_put_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     _, tries, seeds, _ = units(tmp_path, *GRID)
     accuracies: dict[str, float | None] = {"learning-rate=.01": 0.5, "learning-rate=.03": 0.6}
     monkeypatch.setattr(
-        "jobs.chains.units.score_of",
+        "jobs.chains.steps.score_of",
         lambda trial, _: TrialScore(trial=trial, state="done", accuracy=accuracies[trial.folder.name]),
     )
     assert resolved(tries, override) is tries

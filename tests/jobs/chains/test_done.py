@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains.checks import missing_tasks
-from jobs.chains.done import is_scored_by, refuse_changed, refuse_stopped
-from jobs.chains.units import Unit
+from jobs.chains.done import is_scored_by, missing_tasks, refuse_changed, refuse_stopped
+from jobs.chains.steps import Unit
 from jobs.cli import _overridden as overridden
 from jobs.recipes.evaluate import RECIPES as EVALUATIONS
 from jobs.recipes.pretrain import RECIPES
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
 from jobs.submittable import job_of_words
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import programs
 from tests.rigs.processes import patchline

@@ -8,10 +8,9 @@ import pytest
 
 from jobs.chains.state import ChainJob, add_job, add_line, plan_json, state_folder
 from jobs.chains.status import status_of_chain
-from jobs.chains.units import Unit
+from jobs.chains.steps import Unit
 from tests.jobs.chains.test_state import PLAN
-from tests.jobs.cluster.test_queue import ARRAY, RUNNING
-from tests.jobs.cluster.test_slurm import SILENT, UNKNOWN, programs
+from tests.jobs.cluster.test_slurm import ARRAY, RUNNING, SILENT, UNKNOWN, programs
 from tests.jobs.reports.test_ls import make
 from tests.rigs.processes import patchline
 

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from jobs.chains.file import ChainConfig
 from jobs.chains.state import PLAN, RECORD, ending, state_folder
+from jobs.chains.steps import ChainConfig, units_of
 from jobs.chains.submit_chain import graph_of
-from jobs.chains.units import units_of
 from jobs.cluster.settings import ClusterConfig
-from tests.jobs.chains.test_units import PACK, REPORT, SCORES, SWEEP, TRAIN
+from tests.jobs.chains.test_steps import PACK, REPORT, SCORES, SWEEP, TRAIN
 from tests.jobs.cluster.test_slurm import SILENT, programs
 from tests.rigs.processes import patchline
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.cluster.queue import JobFacts, NodeFacts
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes, findings_of_tasks, num_tasks
+from jobs.cluster.slurm import JobFacts, NodeFacts
 
 JOB = JobFacts(
     job="12",

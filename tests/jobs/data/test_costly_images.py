@@ -11,7 +11,7 @@ from pipeline.data import DataConfig, train_batches
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.data.image_dataset import ImageDataset
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, WillNotSucceedError
 from shards.images.config import ImageLimits

@@ -13,19 +13,18 @@ from safetensors.torch import load_file, save_file
 
 from jobs import exit_codes
 from jobs.data import pack
-from jobs.models.evaluate import EvaluateJob, run, score_text
-from jobs.models.weights_used import say_other_transform, say_weights_used
+from jobs.models.evaluate import EvaluateJob, run, say_other_transform, say_weights_used, score_text
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData
 from pipeline.evaluation.predictor import load_model
 from pipeline.evaluation.scores import Scores
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import save_as
 from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource

@@ -14,11 +14,11 @@ from jobs.models.export_weights import ExportJob, run
 from jobs.models.import_weights import ImportJob
 from jobs.models.import_weights import run as run_import
 from jobs.record import read_record
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
 from pipeline.models.weights.folder import open_weights, save_weights
 from pipeline.models.weights.usage import DEFAULT_USAGE
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import InvalidDataError, UserError
 from tests.rigs.limited import limited_patchline
 

@@ -11,11 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jobs.models.inspect import image_files
 from jobs.settings.models import InspectJob
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.masked import colour_names
 from pipeline.models.weights.folder import open_weights, save_weights
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import EvaluationTransform
 from tests.jobs.models.test_evaluate import TINY, weights_that_say
 from tests.pipeline.inspection.test_model_figures import photographs
 from tests.rigs.processes import Ended, patchline

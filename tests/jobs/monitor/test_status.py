@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.cluster.test_queue import RUNNING
-from tests.jobs.cluster.test_slurm import SILENT, UNKNOWN, programs
+from tests.jobs.cluster.test_slurm import RUNNING, SILENT, UNKNOWN, programs
 from tests.jobs.reports.test_ls import make
 from tests.rigs.processes import patchline
 

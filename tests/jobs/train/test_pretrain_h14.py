@@ -17,8 +17,8 @@ import torch
 
 from jobs.ranks import Ranks, start_ranks
 from jobs.recipes.paper_jft import vit_h14_jft
+from pipeline.models.build import initial_tensor
 from pipeline.models.flops import num_parameters
-from pipeline.models.initial import initial_tensor
 from pipeline.models.weights.folder import open_weights
 from pipeline.ranks.world import bf16_of
 from pipeline.training.reporting.metrics import read_metrics

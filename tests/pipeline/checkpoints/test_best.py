@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.checkpoints.best import Best, read_best, write_best
 from shards.errors import InvalidDataError
-from shards.files.seal import sealed
+from shards.files.typed_json import sealed
 
 BEST = Best(
     step=8,

@@ -21,7 +21,7 @@ from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World
 from shards.errors import UserError
-from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import sealed, unsealed
 from shards.store import open_store
 from tests.pipeline.training.test_run import continue_from
 from tests.rigs.checkpoints import checkpoints_of

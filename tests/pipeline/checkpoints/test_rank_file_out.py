@@ -17,7 +17,7 @@ from pipeline.checkpoints.rank_file_out import (
     report_to_json,
     write_rank_file,
 )
-from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import sealed, unsealed
 from shards.store import Store, open_store
 
 FOLDER = "step-00000004/attempt-0001-a"

@@ -25,7 +25,7 @@ from pipeline.data.augment import (
 )
 from pipeline.data.config import AugmentConfig
 from pipeline.data.transform import evaluation_view_of_pixels
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.pipeline.models.parity import imported
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.data.config import AugmentConfig, DataConfig
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from pipeline.data.decode import DecodeError, Pixels, decode_stored
-from shards.output.command_output import command_output
+from shards.output.terminal import command_output
 from tests.rigs.hostile import HOSTILE
 from tests.rigs.images import image_bytes, png_with_profile
 

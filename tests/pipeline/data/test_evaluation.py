@@ -13,7 +13,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.data.transform import evaluation_view
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
 from shards.reading.read import read_sample

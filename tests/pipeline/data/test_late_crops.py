@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from pipeline.data.augment import draw_crop, draws_of, training_viewport
 from pipeline.data.config import AugmentConfig
 from pipeline.data.transform import crop_decoder, evaluation_view, train_view
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.orientation import TAG, TURNS
 from tests.pipeline.data.test_transform import Sample, draws, evaluated, trained
 from tests.rigs.images import image_bytes

@@ -28,7 +28,7 @@ from pipeline.data.transform import (
     evaluation_view_of_pixels,
     train_view,
 )
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
 from tests.rigs.images import image_bytes

@@ -17,7 +17,7 @@ from pipeline.data.augment import draws_of
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.transform import crop_decoder, evaluation_view, train_view
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 
 BYTES_A_PIXEL, OTHER_BYTES = 24, 200_000_000
 SIZE = 224

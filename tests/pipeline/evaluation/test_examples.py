@@ -11,9 +11,9 @@ from PIL import Image
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.examples import Example, Examples, pictures
 from pipeline.evaluation.scores import evaluate
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import build_model
 from pipeline.ranks.world import World
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from tests.pipeline.evaluation.test_scores import NUM_SAMPLES, TINY, packed
 from tests.rigs.processes import run_ranks

@@ -13,10 +13,10 @@ from PIL.PngImagePlugin import PngInfo
 from pipeline.data.config import Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.evaluation.predictor import BATCH, Predictor, load_model
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.reading.read import read_sample

@@ -22,7 +22,7 @@ from pipeline.evaluation.targets import (
     read_class_map,
     read_lists,
 )
-from pipeline.evaluation_transform import EvaluationTransform
+from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.sources.folders import FolderSource

@@ -17,11 +17,11 @@ from pipeline.inspection.attention import (
     pool_weights,
     uniform_distance,
 )
-from pipeline.models.attention_pooling import AttentionPool
 from pipeline.models.build import Model
 from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import open_any, save_as
 from pipeline.models.conversion.sizes import Hints
+from pipeline.models.layers import AttentionPool
 from pipeline.models.vit import Attention, ViT
 from pipeline.models.weights.folder import filled_model
 from tests.pipeline.models.parity import imported

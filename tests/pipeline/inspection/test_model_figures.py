@@ -1,4 +1,4 @@
-"""What is drawn of each kind of model, with numbers that fit it."""
+"""The figures of models whose answer is known: sinusoids, and shifts that change nothing without positions."""
 
 import logging
 from pathlib import Path
@@ -10,13 +10,22 @@ import torch
 from PIL import Image
 
 from pipeline.evaluation.predictor import Predictor
-from pipeline.inspection.model_figures import draw_attention, draw_filters, draw_positions, draw_shifts
+from pipeline.inspection.model_figures import (
+    consistency,
+    draw_attention,
+    draw_filters,
+    draw_positions,
+    draw_shifts,
+    shifts_for,
+)
+from pipeline.inspection.weight_pictures import similarities
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.position_similarity import similarities
 from pipeline.models.vit import ViT
 from pipeline.models.weights.usage import Usage
 from shards.errors import UserError
 from tests.pipeline.models.test_vit import random_model
+
+BIT = ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32)
 
 
 def predictor_of(model: Any) -> Predictor:
@@ -115,9 +124,6 @@ def test_sinusoids_have_the_known_similarity_and_keep_it_at_the_corners() -> Non
     torch.testing.assert_close(similar[5][::4, ::4, ::4, ::4], similar[3][::2, ::2, ::2, ::2])
 
 
-BIT = ModelConfig(name="bit_r50x1", num_classes=5, resnet_units=(1, 1), image_size=32)
-
-
 @pytest.mark.parametrize("model", [random_model(), build_model(BIT)], ids=["vit", "bit"])
 def test_shifts_start_with_the_image_itself(tmp_path: Path, model: Any) -> None:
     found = draw_shifts(predictor_of(model), photographs(tmp_path, 19), tmp_path)  # more than a batch
@@ -135,3 +141,34 @@ def test_features_that_are_not_finite_are_said(tmp_path: Path) -> None:
         dict(model.named_parameters())["norm.weight"].fill_(float("nan"))
     with pytest.raises(UserError, match="features are not finite: its weights are too large or damaged"):
         draw_shifts(predictor_of(model), photographs(tmp_path, 1), tmp_path)
+
+
+def similar_at(shifts: range, **fields: Any) -> torch.Tensor:
+    """Of images that repeat after their own width, so that a shift by a patch moves each patch to the next place."""
+    model = random_model(pooling="average", **fields)  # 3 x 3 patches of 4 px
+    if model.embed.position is not None:
+        with torch.no_grad():
+            model.embed.position.mul_(20)
+    size = model.config.image_size
+    rows = torch.randint(0, 256, (2, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images = torch.cat([rows, rows], dim=2)
+    images = torch.cat([images, images], dim=1)[:, :, : 2 * size]
+    return consistency(model, images, shifts).similar
+
+
+def test_shifts_by_whole_patches_change_nothing_without_positions() -> None:
+    without = similar_at(range(0, 9, 2), position="none")
+    assert without[[0, 2, 4]] == pytest.approx(torch.ones(3, 2).numpy(), abs=1e-5)
+    assert without[[1, 3]].max() < 0.9999
+    learned = similar_at(range(0, 9, 2))
+    assert learned[0] == pytest.approx(torch.ones(2).numpy(), abs=1e-5)
+    assert learned[[1, 2, 3, 4]].max() < 0.9999
+
+
+@pytest.mark.parametrize(
+    ("image_size", "stride", "last", "num"),
+    [(224, 16, 32, 17), (224, 32, 64, 17), (32, 4, 8, 9), (12, 4, 6, 7), (1, 1, 1, 2), (518, 14, 28, 15)],
+)
+def test_shifts_reach_two_patches(image_size: int, stride: int, last: int, num: int) -> None:
+    shifts = shifts_for(image_size, stride=stride)
+    assert (shifts[0], shifts[-1], len(shifts)) == (0, last, num)

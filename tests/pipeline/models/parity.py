@@ -19,7 +19,7 @@ import torch
 from benchmarks.torchvision_operators import import_torchvision
 from pipeline.models import Model, ModelConfig, build_model, unfilled_model
 from pipeline.models.config import Mode
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.positions import resample_position_embeddings
 from tests.pipeline.models.names_elsewhere import bit_as_timm, vit_as_hugging_face, vit_as_timm
 
 BOUND = 2e-5

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from sklearn.utils.class_weight import compute_class_weight
 
-from pipeline.config_values import LossName
 from pipeline.models.loss import balanced_weights, classification_loss, multi_hot, targets_of, weighted_targets
+from pipeline.shared_settings import LossName
 
 LABELS = torch.tensor([[1, 3], [0, -1], [-1, -1], [4, 4]])
 

@@ -1,14 +1,22 @@
-"""Standardised weights, their epsilons, and TensorFlow's padding."""
+"""ResNets of hybrids and of BiT against the simplest implementation. test_parity.py compares them with timm's."""
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from pipeline.models import ModelConfig, ViT, build_model, shapes_of
 from pipeline.models.config import ResNetSize
 from pipeline.models.resnet import (
     BIT_EPSILONS,
     HYBRID_EPSILONS,
+    BasicPreActivationUnit,
+    BiT,
     Epsilons,
+    HybridResNet,
+    PostActivationUnit,
+    PreActivationUnit,
     StandardConv,
     UnitSize,
     group_norm,
@@ -18,6 +26,8 @@ from pipeline.models.resnet import (
 from pipeline.models.resnet import same_padding as padding_of
 
 PLAIN = Epsilons(group_norm=1e-6)
+SIZES: dict[str, Any] = {"image_size": 32, "depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "num_classes": 3}
+TINY = ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(1, 2), head_bias=-10.0)
 
 
 def filled(convolution: StandardConv, *, scale: float = 1.0) -> StandardConv:
@@ -99,3 +109,131 @@ def test_every_stage_is_twice_as_wide_and_all_but_the_first_begin_with_a_stride(
     assert second == [UnitSize(channels=512, inner=256, stride=2)]
     assert third == [UnitSize(channels=1024, inner=512, stride=2)] + [UnitSize(channels=2048, inner=512, stride=1)] * 2
     assert [unit.is_projected for unit in (*first, *second, *third)] == [True, False, True, True, False, False]
+
+
+def hybrid_convolution(convolution: StandardConv, x_BCHW: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    weight: torch.Tensor = convolution.weight
+    weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / (
+        weight.std((1, 2, 3), correction=0, keepdim=True) + 1e-5
+    )
+    if weight.shape[-1] == 1:
+        return F.conv2d(x_BCHW, weight, stride=stride)
+    return F.conv2d(F.pad(x_BCHW, (0, 1, 0, 1) if stride == 2 else (1, 1, 1, 1)), weight, stride=stride)
+
+
+def test_a_unit_is_three_convolutions_each_with_its_norm_and_a_projected_shortcut() -> None:
+    unit = PostActivationUnit(UnitSize(channels=64, inner=32, stride=2), HYBRID_EPSILONS["paper"])
+    torch.nn.init.normal_(unit.norm_out.bias)
+    x = torch.randn(2, 64, 8, 8)
+    y = F.relu(F.group_norm(hybrid_convolution(unit.conv1, x), 32, unit.norm1.weight, unit.norm1.bias, 1e-6))
+    y = F.relu(F.group_norm(hybrid_convolution(unit.conv2, y, stride=2), 32, eps=1e-6))
+    y = F.group_norm(hybrid_convolution(unit.conv3, y), 32, unit.norm_out.weight, unit.norm_out.bias, 1e-6)
+    assert unit.conv_proj is not None
+    shortcut = F.group_norm(hybrid_convolution(unit.conv_proj, x, stride=2), 32, eps=1e-6)
+    torch.testing.assert_close(unit(x), F.relu(shortcut + y))
+
+
+def test_a_unit_of_the_same_width_has_no_projection_and_at_first_adds_nothing() -> None:
+    model = build_model(ModelConfig(name="r50_vit_b16", **SIZES | {"image_size": 4}, resnet_units=(2,)))
+    assert isinstance(model, ViT)
+    assert model.embed.resnet is not None
+    unit = model.embed.resnet.get_submodule("stages.0.1")
+    x = torch.randn(1, 256, 4, 4)
+    assert torch.equal(unit(x), F.relu(x))
+
+
+def test_stages_halve_the_map_and_double_the_channels() -> None:
+    resnet = HybridResNet(ResNetSize(units=(1, 1, 1)), epsilons="paper")
+    assert resnet(torch.randn(2, 64, 96, 3)).shape == (2, 4, 6, 1024)
+
+
+def test_the_root_alone_halves_the_map_twice() -> None:
+    resnet = HybridResNet(ResNetSize(units=()), epsilons="paper")
+    assert resnet(torch.randn(2, 64, 96, 3)).shape == (2, 16, 24, 64)
+
+
+def test_a_place_of_the_map_is_a_patch() -> None:
+    """R50+ViT-B/16: 32 px are 2 x 2 positions of 1024 channels."""
+    shapes = shapes_of(ModelConfig(name="r50_vit_b16", **SIZES))
+    assert shapes["embed.patch.weight"] == (32, 1024)
+    assert shapes["embed.position"] == (1, 1 + 2 * 2, 32)
+    assert shapes["embed.resnet.conv_root.weight"] == (64, 3, 7, 7)
+    units = {tuple(name.split(".")[3:5]) for name in shapes if "resnet.stages" in name}
+    assert len(units) == 3 + 4 + 9
+
+
+def bit_convolution(convolution: StandardConv, x_BCHW: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    weight: torch.Tensor = convolution.weight
+    mean, variance = weight.mean((1, 2, 3), keepdim=True), weight.var((1, 2, 3), correction=0, keepdim=True)
+    weight = (weight - mean) / torch.sqrt(variance + 1e-10)
+    return F.conv2d(x_BCHW, weight, stride=stride, padding=weight.shape[-1] // 2)
+
+
+def test_a_unit_norms_and_activates_before_each_convolution_and_before_the_projection() -> None:
+    unit = PreActivationUnit(UnitSize(channels=64, inner=32, stride=2), BIT_EPSILONS["paper"])
+    x = torch.randn(2, 64, 8, 8)
+    first = F.relu(F.group_norm(x, 32, eps=1e-5))
+    y = bit_convolution(unit.conv1, first)
+    y = bit_convolution(unit.conv2, F.relu(F.group_norm(y, 32, eps=1e-5)), stride=2)
+    y = bit_convolution(unit.conv3, F.relu(F.group_norm(y, 32, eps=1e-5)))
+    assert unit.conv_proj is not None
+    torch.testing.assert_close(unit(x), bit_convolution(unit.conv_proj, first, stride=2) + y)
+
+
+def test_a_unit_of_the_same_width_adds_to_what_came_in() -> None:
+    unit = PreActivationUnit(UnitSize(channels=128, inner=32, stride=1), BIT_EPSILONS["paper"])
+    assert unit.conv_proj is None
+    torch.nn.init.zeros_(unit.conv3.weight)
+    x = torch.randn(1, 128, 4, 4)
+    assert torch.equal(unit(x), x)
+
+
+def test_a_basic_unit_is_two_convolutions_each_after_its_norm() -> None:
+    size = UnitSize(channels=64, inner=96, stride=2, is_basic=True)
+    unit = BasicPreActivationUnit(size, BIT_EPSILONS["paper"]).double()
+    x = torch.randn(2, 64, 7, 7, dtype=torch.float64)
+    first = F.relu(F.group_norm(x, 32, eps=1e-5))
+    y = bit_convolution(unit.conv1, first, stride=2)
+    y = bit_convolution(unit.conv2, F.relu(F.group_norm(y, 32, eps=1e-5)))
+    assert unit.conv_proj is not None
+    assert y.shape == (2, 96, 4, 4)
+    torch.testing.assert_close(unit(x), bit_convolution(unit.conv_proj, first, stride=2) + y)
+
+
+def test_a_basic_unit_of_the_same_width_adds_to_what_came_in() -> None:
+    unit = BasicPreActivationUnit(UnitSize(channels=64, inner=64, stride=1, is_basic=True), BIT_EPSILONS["paper"])
+    assert unit.conv_proj is None
+    torch.nn.init.zeros_(unit.conv2.weight)
+    x = torch.randn(1, 64, 4, 4)
+    assert torch.equal(unit(x), x)
+
+
+def test_features_are_the_mean_of_the_last_normed_map() -> None:
+    model = build_model(TINY)
+    assert isinstance(model, BiT)
+    images = torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
+    x = bit_convolution(model.conv_root, ((images.float() - 127.5) / 127.5).permute(0, 3, 1, 2), stride=2)
+    x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)  # a zero around the map, as BiT has it
+    for number in range(2):
+        for unit in model.stages[number].children():
+            x = unit(x)
+    expected = F.relu(F.group_norm(x, 32, eps=1e-5)).mean((2, 3))
+    torch.testing.assert_close(model.features(images), expected)
+    assert expected.shape == (2, 512)
+    assert torch.equal(model(images), torch.full((2, 3), -10.0)), "a zero head says its constant"
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (33, 40), (32, 64)])
+def test_images_of_any_size(height: int, width: int) -> None:
+    assert build_model(TINY)(torch.zeros(1, height, width, 3, dtype=torch.uint8)).shape == (1, 3)
+
+
+def test_a_bf16_model_has_fp32_logits() -> None:
+    model = build_model(TINY).to(torch.bfloat16)
+    images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
+    assert (model.features(images).dtype, model(images).dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_another_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="vit_b16 is none of BiT's"):
+        BiT(ModelConfig(name="vit_b16"))

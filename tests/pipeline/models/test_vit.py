@@ -13,11 +13,8 @@ from numpy.typing import NDArray
 from scipy.special import erf
 
 from pipeline.models import ModelConfig, ViT, build_model, shapes_of
-from pipeline.models.head import LinearHead
-from pipeline.models.mlp import gelu_by_sigmoid
-from pipeline.models.pixels import centred
-from pipeline.models.pos_embed import resample_position_embeddings
-from pipeline.models.rotary import rotated, rotations
+from pipeline.models.layers import LinearHead, centred, gelu_by_sigmoid
+from pipeline.models.positions import resample_position_embeddings, rotated, rotations
 
 Array = NDArray[np.float64]
 TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patch": 4, "depth": 2, "width": 24}

@@ -21,10 +21,8 @@ from pipeline.training.prepare import prepare
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.rewind import plan_rewind, why_not
-from pipeline.training.settings.job import EngineConfig
-from pipeline.training.spikes import GuardConfig
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.settings.job import EngineConfig, GuardConfig
+from pipeline.training.watchdog.stopping import Signals, Stopping
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.kills import run_and_kill, step_at_least

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from jobs.exit_codes import end_of
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
-from pipeline.models.weights.tensor_checks import refuse_not_finite
+from pipeline.models.weights.safetensors import refuse_not_finite
 from pipeline.training.loop import Loop
 from pipeline.training.run import _retried
 from pipeline.training.saving.finish import read_done

@@ -13,8 +13,8 @@ import torch
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import ModelConfig, build_model
-from pipeline.models.initial import initial_tensor
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.build import initial_tensor
+from pipeline.models.positions import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
 from pipeline.training import device_choices, start

@@ -20,8 +20,7 @@ from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError
 from shards.manifest import index_path
-from shards.mixing import Mixture
-from shards.order import BlockSlice, SampleOrder, WindowId
+from shards.order import BlockSlice, Mixture, SampleOrder, WindowId
 from shards.reading.read import (
     FIRST_READS,
     RawBatch,

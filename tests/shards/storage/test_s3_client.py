@@ -20,7 +20,7 @@ import urllib3
 from botocore.response import StreamingBody
 
 from shards.errors import StorageError, UnreachableError, UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_client import Body, ClientOfProcess, RequestFault, fault_of, storage_errors

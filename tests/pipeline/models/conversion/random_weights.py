@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.build import Model
 from pipeline.models.weights.folder import Weights, filled_model
-from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.safetensors import TensorByName
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 16, "num_classes": 3, "patch": 4, "depth": 2, "width": 12}
 TINY |= {"mlp_width": 20, "num_heads": 2}

@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from patchline import load_model
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.config import Mode
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.convert import changed, open_any, open_for_use, save_as, usage_at, usage_for
 from pipeline.models.conversion.sizes import Hints
-from pipeline.models.pos_embed import resample_position_embeddings
+from pipeline.models.positions import resample_position_embeddings
 from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,

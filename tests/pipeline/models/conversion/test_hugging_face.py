@@ -13,7 +13,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from pipeline.data.transform import evaluation_view_of_pixels
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.convert import usage_for
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
@@ -21,6 +20,7 @@ from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights.folder import PIXELS_FILE, Weights, filled_model
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,

@@ -17,8 +17,8 @@ from pipeline.models.conversion.layout import (
     without_class_row,
     write_layout,
 )
-from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
+from pipeline.models.conversion.zip_file import write_npz
 from shards.errors import UserError
 
 

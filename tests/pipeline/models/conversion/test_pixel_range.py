@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from pipeline.evaluation_transform import EvaluationTransform
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.hugging_face import image_processor
 from pipeline.models.conversion.pixel_range import (
@@ -21,6 +20,7 @@ from pipeline.models.conversion.pixel_range import (
     of_timm,
 )
 from pipeline.models.weights.folder import PIXELS_FILE
+from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 
 OURS = image_processor(224, EvaluationTransform())

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from pipeline.models.config import BIT_RESNETS, HYBRID_RESNETS, NAMES, SIZES, ModelConfig
-from pipeline.models.conversion.declared import grid_of, pair_of
 from pipeline.models.conversion.sizes import (
     Hints,
     TransformerShapes,
     Usual,
     bit_config,
     count,
+    grid_of,
+    pair_of,
     resnet_of,
     shapes_in_file,
     side_of,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.models.conversion.npz_file import write_npz
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.tensor_file import FILE_ERRORS, readable
+from pipeline.models.conversion.zip_file import write_npz
 from shards.errors import UserError
 
 VALUES = {"a/b": torch.randn(2, 3), "c": torch.randn(4), "empty": torch.zeros(0, 3)}

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from jobs.data import pack
 from pipeline.data.transform import evaluation_view_of_pixels
-from pipeline.evaluation_transform import EvaluationTransform, central_short_side
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm, save_timm
 from pipeline.models.weights.folder import Weights, filled_model
+from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.errors import UserError
 from shards.sources.digits import DigitsSource
 from tests.pipeline.models.conversion.random_weights import (

@@ -25,7 +25,7 @@ from pipeline.models.conversion.convert import changed, open_any
 from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import Weights, filled_model, open_weights, write_folder
-from pipeline.models.weights.tensor_checks import TensorByName
+from pipeline.models.weights.safetensors import TensorByName
 from tests.pipeline.models.conversion import random_weights
 from tests.pipeline.models.conversion.random_weights import VIT
 from tests.pipeline.models.conversion.test_convert import exported, hints_for

@@ -20,7 +20,7 @@ from tests.rigs.processes import program, run_ranks
 PROGRAM = """
 import sys, torch
 from pipeline.models import ModelConfig, ViT, shapes_of
-from pipeline.models.initial import initial_tensor
+from pipeline.models.build import initial_tensor
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine, EngineConfig
 from pipeline.training.zero.optimizer import OptimizerConfig
@@ -60,7 +60,7 @@ leave()
 AVERAGING = """
 import sys, torch
 from pipeline.models import ModelConfig, ViT, shapes_of
-from pipeline.models.initial import initial_tensor
+from pipeline.models.build import initial_tensor
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine, EngineConfig
 from pipeline.models.loss import classification_loss
@@ -138,7 +138,7 @@ leave()
 DISCARDING = """
 import sys, torch
 from pipeline.models import ModelConfig, ViT, shapes_of
-from pipeline.models.initial import initial_tensor
+from pipeline.models.build import initial_tensor
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine, EngineConfig
 from pipeline.models.loss import classification_loss

@@ -1,0 +1,353 @@
+"""The steps of a chain: as CHAIN.yaml names them, and as units, which are the jobs that are submitted together.
+
+slurm/chain.example.yaml shows the file. A step that is a sweep becomes two units: an array of tries, then the best of
+them with each seed. The best values are known only after the tries, so the gate behind the tries puts them into the
+arguments of the repetitions. The folders are those of `patchline sweep`, so the same sweep can continue without Slurm.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+from jobs.arguments import value_in
+from jobs.cluster.settings import refuse_wrong_limit
+from jobs.mistakes import similar
+from jobs.record import read_config
+from jobs.resolve import default_job
+from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, submitted_stage
+from jobs.train.sweep import best_of, swept_fields
+from jobs.train.sweep_plan import SweepPlan, plan_of
+from jobs.train.trials import make_room, refuse_others, score_of
+from shards.errors import UserError, WillNotSucceedError
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
+
+STATE = "chain"  # the folder of the chain's own state, in the folder of the chain
+INPUTS = ("data", "weights", "run")
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_FLAG = re.compile(r"--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
+PHASES = ("scan", "plan", "shards", "merge")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """One step: a stage, what it works on, and the jobs that it gets."""
+
+    name: str
+    """Its name: small letters, digits, - and _. What it writes goes to FOLDER/NAME."""
+    stage: str
+    """pack, verify, pretrain, finetune, evaluate, fewshot or report."""
+    recipe: str = ""
+    """The recipe, as on the command line."""
+    flags: tuple[str, ...] = ()
+    """More flags of the stage, such as --steps=1000."""
+    variants: tuple[tuple[str, ...], ...] = ()
+    """Several runs of the step that differ in these flags: an array of jobs, each in FOLDER/NAME/NUMBER."""
+    sweep: tuple[str, ...] = ()
+    """Words of `patchline sweep`, such as --schedule.learning-rate, '.003', '.01', --select-on, URL."""
+    data: str = ""
+    """The step whose dataset it takes."""
+    weights: str = ""
+    """The step whose weights it takes; if that has variants, this step has one run for each."""
+    run: str = ""
+    """The step whose run is reported."""
+    after: tuple[str, ...] = ()
+    """The steps that must be complete before; empty: the one before it."""
+    nodes: Annotated[int, Range(1, 100_000)] = 1
+    """Nodes of each job."""
+    time: str = ""
+    """Time limit of each job; empty: that of the cluster's settings."""
+    cpus: Annotated[int, Range(0, 4096, zero="the cluster's")] = 0
+    """CPUs of each process; packing uses as many workers."""
+    tasks: Annotated[int, Range(1, 1_000_000)] = 1
+    """Tasks that share a packing: an array of jobs."""
+    at_once: Annotated[int, Range(0, 1_000_000, zero="all")] = 0
+    """Tasks or variants that run at the same time."""
+    links: Annotated[int, Range(1, 1000)] = 1
+    """Jobs in a row that continue a training run where requeueing is forbidden."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="steps.")
+        if not _NAME.fullmatch(self.name) or self.name == STATE:
+            raise UserError(
+                f"name is {shown_value(self.name)}; allowed: small letters, digits, - and _, a letter first, at most "
+                f"32 of them, and not {STATE!r}"
+            )
+        takes = submitted_stage(self.stage).takes
+        for name in INPUTS:
+            if getattr(self, name) and name not in takes:
+                raise UserError(
+                    f"step {self.name}: {self.stage} takes no `{name}:`; allowed: {', '.join(takes) or 'none'}"
+                )
+        for flag in (*self.flags, *(flag for variant in self.variants for flag in variant)):
+            if not _FLAG.fullmatch(flag):
+                raise UserError(f"step {self.name}: flags has {shown_value(flag)}; allowed: --name=value or --switch")
+        if self.time:
+            refuse_wrong_limit(self.time, what=f"step {self.name}: time")
+        for name, stages in (("tasks", ("pack",)), ("links", ("pretrain", "finetune"))):
+            if getattr(self, name) > 1 and self.stage not in stages:
+                raise UserError(
+                    f"step {self.name}: {name} is of {' and '.join(stages)}, not of {self.stage}; leave it out"
+                )
+        if self.sweep and (self.stage not in ("pretrain", "finetune") or self.variants or self.links > 1):
+            raise UserError(f"step {self.name}: sweep is of pretrain and finetune, without variants and links")
+        if self.variants and self.links > 1:
+            raise UserError(
+                f"step {self.name}: links is of one run, not of variants; leave it out: the gate submits again each "
+                "variant that is not complete"
+            )
+        if self.variants and not SUBMITTED[self.stage].has_ranks:
+            raise UserError(f"step {self.name}: {self.stage} has no variants; write a step for each")
+        if self.nodes > 1 and not SUBMITTED[self.stage].has_ranks:
+            raise UserError(f"step {self.name}: {self.stage} runs on one node; leave out `nodes`, or use `tasks`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainConfig:
+    """A chain: its folder and its steps."""
+
+    folder: str = ""
+    """Folder of the chain, on storage that all nodes share: its state is in FOLDER/chain, a step's output in
+    FOLDER/NAME."""
+    rounds: Annotated[int, Range(0, 100)] = 3
+    """How often in a row what is missing of a step is submitted again without anything new."""
+    steps: tuple[StepConfig, ...] = ()
+    """The steps, each after those that it needs."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+        if not self.folder or "://" in self.folder or not self.folder.isprintable():
+            raise UserError(f"folder is {shown_value(self.folder)}; give a folder that all nodes share")
+        if not self.steps:
+            raise UserError("steps is missing: the list of steps, as in `patchline example chain.yaml`")
+        known: list[str] = []
+        for step in self.steps:
+            if step.name in known:
+                raise UserError(f"two steps have the name {step.name}; give each its own")
+            for other in (*step.after, *(getattr(step, name) for name in INPUTS)):
+                if other and other not in known:
+                    near = similar(other, known)
+                    meant = f"did you mean {near[0]}? " if near else ""
+                    raise UserError(
+                        f"step {step.name} names {shown_value(other)}; {meant}allowed: a step before it: "
+                        f"{', '.join(known) or 'there is none'}"
+                    )
+            known.append(step.name)
+
+
+def read_chain(path: Path) -> ChainConfig:
+    """The chain in a YAML file. UserError, with the line, for what is wrong."""
+    example = "the output of `patchline example chain.yaml`"
+    of_step = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
+    optional = {"StepConfig": of_step, "ChainConfig": ("rounds",)}
+    return read_config(
+        path, ChainConfig, example=example, todo=f"give a chain, such as your copy of {example}", optional=optional
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Jobs of one kind. `words`: those of the command, one for all tasks that share a packing (`num_parts` of them),
+    or one for each run. `after`: the units that must be complete before."""
+
+    name: str
+    step: str
+    stage: str
+    words: tuple[tuple[str, ...], ...]
+    after: tuple[str, ...] = ()
+    num_parts: int = 1
+    at_once: int = 0
+    nodes: int = 1
+    time: str = ""
+    cpus: int = 0
+    links: int = 1
+    may_fail: bool = False
+    """Whether a run that cannot succeed ends alone, as one of a sweep's tries; else it ends the chain."""
+    best_of: tuple[str, ...] = ()
+    """The arguments of a sweep whose best values replace the first ones in these words, once its tries are over."""
+    names: tuple[str, ...] = ()
+    """The names in the queue of the jobs of each of its runs, empty for a stage without a run directory: from where
+    the chain was submitted, since a link may point elsewhere on a node."""
+
+    @property
+    def num_tasks(self) -> int:
+        """The tasks of its array; 1: no array."""
+        return max(self.num_parts, len(self.words))
+
+    def outputs(self) -> list[str]:
+        """The folder or URL that each of its words writes to, empty for a stage that writes nothing."""
+        flag = SUBMITTED[self.stage].out
+        return [value_in(words, flag) if flag else "" for words in self.words]
+
+    def run_dirs(self) -> list[str]:
+        """The run directory of each of its words, empty for a stage without one."""
+        return [value_in(words, "--run-dir") for words in self.words]
+
+
+def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
+    """All units, each after those that it needs. UserError for steps that do not fit each other."""
+    units: list[Unit] = []
+    last: dict[str, Unit] = {}  # of each step
+    before: tuple[str, ...] = ()
+    for step in chain.steps:
+        needed = dict.fromkeys((*(step.after or before), *(getattr(step, name) for name in INPUTS)))
+        unit = Unit(
+            name=step.name,
+            step=step.name,
+            stage=step.stage,
+            words=_words(step, Path(chain.folder), last),
+            after=tuple(last[name].name for name in needed if name),
+            at_once=step.at_once,
+            nodes=step.nodes,
+            time=step.time,
+            cpus=step.cpus,
+            links=step.links,
+        )
+        if step.sweep:
+            units += _sweep_units(unit, step.sweep)
+        elif step.stage == "pack" and step.tasks > 1:
+            units += _packing_units(unit, step.tasks)
+        else:
+            units.append(unit)
+        last[step.name] = units[-1]
+        before = (step.name,)
+    _refuse_shared(units)
+    _refuse_state(units, (Path(chain.folder) / STATE).resolve())
+    return tuple(replace(unit, names=tuple(one and run_name(one) for one in unit.run_dirs())) for unit in units)
+
+
+def _packing_units(unit: Unit, num_tasks: int) -> list[Unit]:
+    """A unit for each phase of the packing. The tasks share two of them."""
+    units: list[Unit] = []
+    for phase in PHASES:
+        is_array = phase in ("scan", "shards")
+        one = replace(
+            unit,
+            name=f"{unit.name}.{phase}",
+            words=((*unit.words[0], f"--phase={phase}"),),
+            after=(units[-1].name,) if units else unit.after,
+            num_parts=num_tasks if is_array else 1,
+            at_once=unit.at_once if is_array else 0,
+        )
+        units.append(one)
+    return units
+
+
+def sweep_of(words: Sequence[str]) -> SweepPlan:
+    """The sweep of these words, those after `patchline sweep`."""
+    return plan_of(words, default_job(words[0], words[1]))
+
+
+def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
+    """The tries, if there is a grid, and the repetitions of the best of them."""
+    if len(unit.words) > 1:
+        raise UserError(
+            f"step {unit.step}: a sweep is of one command, and its `weights:` are of {len(unit.words)} runs"
+        )
+    command = (*unit.words[0], *sweep)
+    plan = sweep_of(command)
+    if plan.phase or plan.is_dry:
+        raise UserError(f"step {unit.step}: a sweep in jobs takes no --phase, --part or --dry-run; leave it out")
+    units: list[Unit] = []
+    if tries := plan.tries():
+        words = tuple(trial.words for trial in tries)
+        units.append(replace(unit, name=f"{unit.name}.tries", words=words, may_fail=True))
+    if repetitions := plan.repetitions(plan.first_values()):
+        words = tuple(trial.words for trial in repetitions)
+        after = (units[-1].name,) if units else unit.after
+        units.append(replace(unit, name=f"{unit.name}.seeds", words=words, after=after, best_of=command))
+    return units
+
+
+def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tuple[str, ...], ...]:
+    """The arguments of each of the step's runs. `last`: the last unit of each step before it."""
+    row, second = SUBMITTED[step.stage], step.recipe
+    takes = dict(row.takes)
+    if step.stage == "evaluate" and second:  # evaluate RECIPE --weights W, as in earlier versions
+        takes["weights"] = "--weights"
+    given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
+    for name in INPUTS:
+        source = getattr(step, name)
+        if not source:
+            continue
+        wanted = "data" if name == "data" else "run"
+        stage = last[source].stage
+        if SUBMITTED[stage].gives != wanted:
+            what = "dataset" if wanted == "data" else "run"
+            raise UserError(f"step {step.name}, {name}: {source} is a step of {stage}, which makes no {what}")
+        paths = [f"{out}/weights" if name == "weights" else out for out in last[source].outputs()]
+        if len(paths) > 1 and step.variants:
+            raise UserError(f"step {step.name} and step {source} both have variants; write a step for each run")
+        given = [list(extra) for extra in given for _ in paths] if len(given) == 1 else given
+        flag = takes[name]
+        for place, extra in enumerate(given):
+            path = paths[place % len(paths)]
+            extra.insert(0, path if flag == SECOND else f"{flag}={path}")
+    is_second_taken = any(getattr(step, name) and flag == SECOND for name, flag in takes.items())
+    if bool(second) == is_second_taken:
+        allowed = ", or ".join(f"`{name}:`" for name, flag in takes.items() if flag == SECOND)
+        raise UserError(f"step {step.name} needs {'either ' + allowed + ' or ' if allowed else ''}`recipe:`")
+    words = []
+    for place, extra in enumerate(given):
+        head = [step.stage, *([second] if second else [extra.pop(0)])]
+        rest = [*step.flags, *extra, *_workers(step)]
+        if row.out and not value_in(rest, row.out):
+            out = folder / step.name / str(place) if len(given) > 1 else folder / step.name
+            rest.append(f"{row.out}={out}")
+        words.append((*head, *rest))
+    return tuple(words)
+
+
+def _workers(step: StepConfig) -> list[str]:
+    has_some = any(flag.partition("=")[0] == "--workers" for flag in step.flags)
+    return [f"--workers={step.cpus}"] if step.cpus and step.stage in ("pack", "verify") and not has_some else []
+
+
+def _refuse_state(units: Sequence[Unit], state: Path) -> None:
+    """UserError if a step writes to the folder of the chain's own state."""
+    for unit in units:
+        for out in unit.outputs():
+            if out and "://" not in out and Path(out).resolve().is_relative_to(state):
+                flag = SUBMITTED[unit.stage].out
+                raise UserError(
+                    f"step {unit.step} writes to {out}, where the chain keeps its state; give another {flag}"
+                )
+
+
+def _refuse_shared(units: Sequence[Unit]) -> None:
+    """UserError if two steps, or two variants of one, write to one folder."""
+    seen: dict[str, tuple[str, str]] = {}
+    for unit in units:
+        for number, out in enumerate(unit.outputs()):
+            if not out:
+                continue
+            place = place_of(out)
+            writer = (unit.step, f"{unit.name}/{number}" if unit.stage != "pack" else "")
+            other, _ = seen.setdefault(place, writer)
+            if seen[place] != writer:
+                both = f"{other} and {unit.step} both" if other != unit.step else f"two variants of {unit.step}"
+                raise UserError(f"{both} write to {out}; give each its own folder")
+
+
+def resolved(unit: Unit, override: Override) -> Unit:
+    """The unit with the best values in its words, if it repeats the best of a sweep; else the unit. Repetitions of what
+    was the best before are put aside. WillNotSucceedError if no try has a score, or if a run has other values."""
+    if not unit.best_of:
+        return unit
+    plan = sweep_of(unit.best_of)
+    try:
+        refuse_others(plan.tries(), override)
+    except UserError as error:
+        raise WillNotSucceedError(str(error)) from error
+    best = best_of([score_of(trial, override) for trial in plan.tries()])
+    if plan.grid and best is None:
+        raise WillNotSucceedError(
+            f"no try of the sweep {plan.folder} has a score; see the logs of its runs, or sweep other values"
+        )
+    trials = plan.repetitions(best.trial.values if best else ())
+    try:
+        make_room(trials, override, free=swept_fields(plan, override))
+    except UserError as error:
+        raise WillNotSucceedError(str(error)) from error
+    return replace(unit, words=tuple(trial.words for trial in trials))

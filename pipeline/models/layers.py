@@ -1,0 +1,100 @@
+"""Layers that several models share: pixels in [-1, 1], the MLP, the classifier, and attention pooling.
+
+The classifier of every model is linear, initially zero, and fp32 whatever the precision of the rest. In attention
+pooling, a learned token attends to all patches ("Scaling Vision Transformers", Zhai et al., 2022; MAPHead in
+big_vision's models/vit.py, AttentionPoolLatent in timm).
+
+Shape letters: B images, N tokens or patches, D width, M MLP width, K classes, h heads, d width of a head.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from pipeline.models.config import ModelConfig
+
+MIDDLE = 127.5
+
+
+def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 or float[B, H, W, 3] in 0..255 -> [B, H, W, 3] in [-1, 1]; computed in fp32, returned in `dtype`."""
+    return ((images_BHW3.float() - MIDDLE) / MIDDLE).to(dtype)
+
+
+class MLP(nn.Module):
+    """Two dense layers with a GELU between (in the JAX code its tanh approximation), dropout after each."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        size = config.size
+        self.dense1 = nn.Linear(size.width, size.mlp_width)
+        self.dense2 = nn.Linear(size.mlp_width, size.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.gelu = tanh_gelu if config.gelu == "tanh" else F.gelu
+
+    def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
+        hidden_BNM = self.dropout(self.gelu(self.dense1(z_BND)))
+        out_BND: torch.Tensor = self.dropout(self.dense2(hidden_BNM))
+        return out_BND
+
+
+def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU of any shape by its tanh approximation (Hendrycks and Gimpel, 2016): x / 2 (1 + tanh u)."""
+    if torch.compiler.is_compiling():
+        return gelu_by_sigmoid(x)
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): it makes a compiled MLP a tenth
+    faster, since an exponential costs less than a tanh (benchmarks/kernels.py). In fp32 or better, then rounded."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (wide * torch.sigmoid(twice_u)).to(x.dtype)
+
+
+class LinearHead(nn.Linear):
+    """Linear classifier whose product, bias and constant are fp32 whatever the weights' precision."""
+
+    def __init__(self, width: int, num_classes: int, *, constant: float) -> None:
+        if num_classes < 1:
+            raise ValueError("num_classes is 0: take it from the dataset before the model is built")
+        super().__init__(width, num_classes)
+        self.constant = constant
+
+    def forward(self, y_BD: torch.Tensor) -> torch.Tensor:
+        """[B, D] -> float32[B, K]."""
+        return F.linear(y_BD.float(), self.weight.float(), self.bias.float()) + self.constant
+
+
+class AttentionPool(nn.Module):
+    """[B, N, D] patches after the last norm -> [B, D]: attention of the probe to them, then x + MLP(LayerNorm(x)). As
+    in big_vision, without dropout."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width, self.num_heads = config.size.width, config.size.num_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, width))
+        self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.mlp = MLP(replace(config, dropout=0.0))
+
+    def forward(self, x_BND: torch.Tensor) -> torch.Tensor:
+        q_Bh1d, k_BhNd, v_BhNd = self.parts(x_BND)
+        a_Bh1d = F.scaled_dot_product_attention(q_Bh1d, k_BhNd, v_BhNd)
+        # (B, h, 1, d) -> (B, D)
+        y_BD = self.out(a_Bh1d.transpose(1, 2).flatten(1))
+        result: torch.Tensor = y_BD + self.mlp(self.norm(y_BD))
+        return result
+
+    def parts(self, x_BND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The probe's query, the same for each image, [B, h, 1, d], and keys and values, [B, h, N, d]."""
+        batch, num_patches, _ = x_BND.shape
+        q_11hd = self.query(self.probe).reshape(1, 1, self.num_heads, -1)
+        # (B, N, 2 * D) -> (2, B, h, N, d)
+        kv_2BhNd = self.key_value(x_BND).reshape(batch, num_patches, 2, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        return q_11hd.transpose(1, 2).expand(batch, -1, -1, -1), kv_2BhNd[0], kv_2BhNd[1]

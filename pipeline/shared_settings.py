@@ -1,0 +1,57 @@
+"""Settings that models, data and training share, above all how images are prepared for an evaluation.
+
+This module loads no torch, since the command line reads it.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from shards.errors import UserError
+from shards.schema.config_values import Range, refuse_wrong_values
+
+Device = Literal["auto", "cpu", "cuda"]
+LossName = Literal["softmax", "sigmoid"]
+ClassWeights = Literal["equal", "balanced"]
+# How an image is resized. bilinear: as the paper's code does, or as Pillow with antialiasing. area: every output pixel
+# is the average of the pixels that it covers, as big_vision resizes before a crop. bicubic: as Pillow does.
+ResizeFilter = Literal["bilinear", "area", "bicubic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationTransform:
+    """How an image is brought to the model's size, with nothing random."""
+
+    mode: Literal["resize", "central_crop", "fewshot"] = "resize"
+    """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre; fewshot:
+    resize to a larger square, then cut out the centre, as big_vision's few-shot evaluation, which cuts plain bilinear
+    values off to whole grey levels."""
+    short_side: Annotated[int, Range(0, zero="256/224 of the model's size")] = 0
+    """Pixels of the short side, or of the square, before the centre is cut out; at least the model's size; 0: 256/224
+    of it, the paper's proportion."""
+    antialias: bool = False
+    """Average over all pixels that an output pixel covers, as in training."""
+    filter: ResizeFilter = "bilinear"
+    """How the image is resized: bilinear, area (big_vision's: the average of all pixels that an output pixel covers;
+    enlarged images get blocks), or bicubic (Pillow's, which antialiases by itself)."""
+    border: Annotated[int, Range(0, 64)] = 0
+    """Pixels to cut off at each side first: ObjectNet's images have a red border, of which others cut off 2 or 3."""
+    exif: bool = True
+    """Turn images upright by their EXIF orientation; the paper's code does not. `predict` always does."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="transform.")
+        refuse_antialiased_area(antialias=self.antialias, resize_filter=self.filter, where="transform.")
+
+
+def central_short_side(transform: EvaluationTransform, image_size: int) -> int:
+    """The pixels that the short side is resized to before the central crop of `image_size`."""
+    return max(image_size, transform.short_side or round(image_size * 256 / 224))
+
+
+def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
+    """UserError if antialiasing is asked of a filter that averages by itself: the switch would do nothing."""
+    if antialias and resize_filter != "bilinear":
+        raise UserError(
+            f"{where}antialias is on with {where}filter {resize_filter}, which averages by itself; switch "
+            f"{where}antialias off, or set {where}filter to bilinear"
+        )

@@ -1,0 +1,174 @@
+"""Steps of a chain: what a file may say, and the units that they become."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.chains.steps import ChainConfig, StepConfig, read_chain, units_of
+from jobs.submittable import run_name
+from shards.errors import UserError
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "slurm" / "chain.example.yaml"
+PACK = StepConfig(name="pack", stage="pack", recipe="digits", tasks=4, at_once=2, cpus=3)
+TRAIN = StepConfig(name="train", stage="pretrain", recipe="digits_smoke", data="pack", nodes=2, flags=("--steps=9",))
+SWEEP = StepConfig(
+    name="sweep",
+    stage="finetune",
+    recipe="digits_48",
+    data="pack",
+    weights="train",
+    variants=(("--seed=1",), ("--seed=2",)),
+)
+SCORES = StepConfig(name="scores", stage="evaluate", recipe="resize", data="pack", weights="sweep")
+REPORT = StepConfig(name="report", stage="report", run="train", after=("train",))
+
+
+def test_the_example_is_valid() -> None:
+    chain = read_chain(EXAMPLE)
+    assert [step.name for step in chain.steps] == ["pack", "checked", "pretrain", "finetune", "evaluate", "report"]
+    assert chain.steps[3].variants == (("--schedule.learning-rate=0.01",), ("--schedule.learning-rate=0.03",))
+    assert not chain.steps[4].recipe, (
+        "a recipe would be the old form of evaluate, and replace the weights' own evaluation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("steps: []", "folder is missing", id="no folder"),
+        pytest.param("folder: f\nsteps: []", "steps is missing", id="no steps"),
+        pytest.param("folder: s3://b/f\nsteps: [{name: a, stage: report}]", "a folder that all nodes share", id="S3"),
+        pytest.param("folder: f\nstepz: []\nsteps: []", "unknown field stepz; did you mean steps?", id="a field"),
+        pytest.param(
+            "folder: f\nsteps: [{name: a, stage: pack, taks: 3}]", "unknown field steps.0.taks", id="of a step"
+        ),
+        pytest.param("folder: f\nsteps: [{name: a}]", "steps.0.stage is missing", id="no stage"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pretrian}]", "did you mean pretrain?", id="a stage"),
+        pytest.param("folder: f\nsteps: [{name: A b, stage: pack}]", "name is 'A b'; allowed: small", id="a name"),
+        pytest.param("folder: f\nsteps: [{name: chain, stage: pack}]", "and not 'chain'", id="the state's name"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pack, data: b}]", "pack takes no `data:`", id="input"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pack, flags: [x]}]", "allowed: --name=value", id="flags"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pack, time: soon}]", "time is 'soon'", id="time"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pretrain, tasks: 3}]", "tasks is of pack", id="tasks"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pack, nodes: 3}]", "runs on one node", id="nodes"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pack, variants: [[--x]]}]", "no variants", id="variants"),
+        pytest.param("folder: f\nsteps: [{name: a, stage: pack}, {name: a, stage: pack}]", "two steps", id="twice"),
+        pytest.param(
+            "folder: f\nsteps: [{name: pack, stage: pack}, {name: b, stage: verify, data: pakc}]",
+            "names 'pakc'; did you mean pack? allowed: a step before it: pack",
+            id="another step",
+        ),
+        pytest.param("- a", "has no fields", id="a list"),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "chain.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as found:
+        read_chain(path)
+    assert message in str(found.value)
+    assert str(path) in str(found.value)
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"none\.yaml cannot be read: No such file or directory; give a chain, such as .*patchline example",
+    ):
+        read_chain(tmp_path / "none.yaml")
+
+
+def chain(*steps: StepConfig) -> ChainConfig:
+    return ChainConfig(folder="/shared/my chain", steps=steps)
+
+
+def test_a_whole_chain() -> None:
+    units = {unit.name: unit for unit in units_of(chain(PACK, TRAIN, SWEEP, SCORES, REPORT))}
+    assert list(units) == [
+        *("pack.scan", "pack.plan", "pack.shards", "pack.merge", "train", "sweep", "scores", "report"),
+    ]
+    assert units["pack.shards"].words == (
+        ("pack", "digits", "--workers=3", "--out=/shared/my chain/pack", "--phase=shards"),
+    )
+    assert [units[f"pack.{phase}"].num_tasks for phase in ("scan", "plan", "shards", "merge")] == [4, 1, 4, 1]
+    assert units["train"].after == ("pack.merge",)
+    assert units["sweep"].run_dirs() == ["/shared/my chain/sweep/0", "/shared/my chain/sweep/1"]
+    assert "--initial.weights=/shared/my chain/train/weights" in units["sweep"].words[1]
+    assert "--weights=/shared/my chain/sweep/1/weights" in units["scores"].words[1]
+    assert (units["report"].words, units["report"].after) == ((("report", "/shared/my chain/train"),), ("train",))
+
+
+def test_folders_that_are_given_count() -> None:
+    given = StepConfig(name="t", stage="pretrain", recipe="r", flags=("--run-dir=/elsewhere", "--data.url=d"))
+    report = StepConfig(name="report", stage="report", run="t")
+    units = units_of(chain(given, report))
+    assert units[1].words == (("report", "/elsewhere"),)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ((PACK, StepConfig(name="r", stage="report", run="pack")), "makes no run"),
+        ((PACK, TRAIN, StepConfig(name="v", stage="verify", data="train")), "makes no dataset"),
+        ((StepConfig(name="p", stage="pack"),), "needs `recipe:`"),
+        ((PACK, StepConfig(name="v", stage="verify", data="pack", recipe="x")), "needs either `data:` or `recipe:`"),
+        (
+            (
+                PACK,
+                TRAIN,
+                SWEEP,
+                StepConfig(name="e", stage="evaluate", recipe="r", weights="sweep", variants=(("--a",), ("--b",))),
+            ),
+            "both have",
+        ),
+        (
+            tuple(StepConfig(name=n, stage="pretrain", recipe="r", flags=("--run-dir=/one",)) for n in ("a", "b")),
+            "a and b both write to /one",
+        ),
+        (
+            tuple(
+                StepConfig(name=n, stage="pretrain", recipe="r", flags=(f"--run-dir={path}",))
+                for n, path in (("a", "/one/"), ("b", "/x/../one"))
+            ),
+            "a and b both write to /x/../one",
+        ),
+        (
+            tuple(
+                StepConfig(name=n, stage="pack", recipe="digits", tasks=tasks, flags=(f"--out={url}",))
+                for n, tasks, url in (("a", 2, "s3://b/x"), ("b", 1, "s3://b/x/"))
+            ),
+            "a and b both write to s3://b/x/",
+        ),
+        (
+            (
+                StepConfig(
+                    name="a", stage="pretrain", recipe="r", flags=("--run-dir=/z",), variants=(("--x",), ("--y",))
+                ),
+            ),
+            "two variants of a write to /z",
+        ),
+    ],
+)
+def test_steps_that_do_not_fit(steps: tuple[StepConfig, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        units_of(chain(*steps))
+
+
+@pytest.mark.parametrize("run_dir", ["chain", "chain/", "x/../chain/jobs", "link"])
+def test_no_step_writes_to_the_folder_of_the_chains_state(tmp_path: Path, run_dir: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "chain")
+    step = StepConfig(name="a", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/{run_dir}",))
+    with pytest.raises(UserError, match=r"step a writes to .*, where the chain keeps its state; give another --run"):
+        units_of(ChainConfig(folder=str(tmp_path), steps=(step,)))
+    beside = StepConfig(name="a", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/chains",))
+    assert units_of(ChainConfig(folder=str(tmp_path), steps=(beside,)))
+
+
+def test_runs_have_the_names_of_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    direct, linked = (
+        units_of(chain(StepConfig(name="t", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/{name}/1",))))
+        for name in ("runs", "link")
+    )
+    assert direct[0].names == linked[0].names == (run_name(f"{tmp_path}/link/../runs/1"),)
+    assert units_of(chain(PACK))[0].names == ("",)
