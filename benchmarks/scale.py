@@ -46,7 +46,7 @@ from pipeline.training.zero.batch_plan import shared_lanes
 from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.order import SampleOrder
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import StreamReader
 from shards.storage.local import LocalStore
 
 GPUS = (1, 8, 64, 128, 256, 512)

@@ -99,13 +99,12 @@ ORDER = {
         "index",
         "tables",
         "manifest sources",
-        "tfds",
         "class_labels",
         "class_names images",
         "store",
         "files host_copy",
         "storage",
-        "config parquet",
+        "config parquet_pieces",
         "order pages pool schema",
         "errors hashing orientation sample_rows",
         "output",
@@ -114,9 +113,9 @@ ORDER = {
 
 # Folders of shards/ that a room above must not import. Stages of jobs/ run packing, adoption, verifying and the card.
 PRIVATE = {
-    "pipeline": {"adoption", "card", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
+    "pipeline": {"adoption", "card", "packing", "parquet_pieces", "sources", "storage", "verifying"},
     "jobs": {"storage"},
-    "patchline": {"adoption", "card", "images", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
+    "patchline": {"adoption", "card", "images", "packing", "parquet_pieces", "sources", "storage", "verifying"},
 }
 
 # Where modules are imported by their names as text, of which the tests here see nothing: tables, for speed.
@@ -128,7 +127,7 @@ BY_NAME = (
 # Library -> where it may be imported: files or folders, relative to the checkout.
 DOORS = {
     "boto3": ("shards/storage/s3_client.py",),
-    "botocore": ("shards/storage/s3_client.py", "shards/storage/s3_credentials.py"),
+    "botocore": ("shards/storage/s3_client.py",),
     "webdataset": ("shards/",),
     "pyarrow": ("shards/",),
     "sklearn": ("shards/sources/digits.py",),

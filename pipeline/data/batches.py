@@ -36,8 +36,16 @@ from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
 from shards.order import SampleOrder
-from shards.reading.read import RawBatch, RawSample, SampleReader, read_sample, refetched, verified
-from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
+from shards.reading.read import (
+    TRAFFIC_NAMES,
+    RawBatch,
+    RawSample,
+    SampleReader,
+    StreamReader,
+    read_sample,
+    refetched,
+    verified,
+)
 
 log = logging.getLogger(__name__)
 NUM_VALID_REQUESTS = 2  # a batch's buffer is refilled on the second request after its own

@@ -1,15 +1,21 @@
-"""Refuses folders and files named like splits, which would otherwise become classes or be mixed in one dataset."""
+"""What the names of folders and files say: the class of an image, its split, or that no image is read from them.
 
+Folders and files named like splits are refused: they would become classes, or be mixed in one dataset. Files that a
+source does not read are counted, and archives, which may hold images, are named in a warning.
+"""
+
+import logging
 import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from shards.class_names import class_name
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import shown_value
-from shards.sources.entry import Entry, printable
+from shards.sources.entry import IMAGE_SUFFIXES, Entry, printable
 
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -21,6 +27,12 @@ _BESIDE_SPLITS = frozenset(("unlabeled", "unlabelled", "extra", "holdout", "hold
 SPLIT_COLUMN = "split"
 _MOST_SHOWN = 6
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also of mnistTrain
+log = logging.getLogger(__name__)
+ClassLevel = Literal["auto", "first", "deepest", "path"]
+_FLAG = "--source.class-level"
+_MOST_WARNINGS = 10
+_ARCHIVE = re.compile(r"\.(?:zip|rar|7z|tar|tgz|tbz2|txz|tar\.\w+)$", re.IGNORECASE)
+_LONGEST_SUFFIX = 8
 
 
 def split_of(name: str) -> str:
@@ -161,3 +173,97 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
         found[split] = plural(len(files), "file")
         example = example or f"--source.files {shlex.quote(files[0])}{' ...' if len(files) > 1 else ''} --split {split}"
     refuse_several(found, what="--source.files are", todo=f"pack each as its own dataset, for example: {example}")
+
+
+class ClassPaths:
+    """Names the classes of a collection by their folders, and remembers what could be meant otherwise.
+
+    `auto` takes the first folder, as `first` does, and warns if images lie in folders further down.
+    """
+
+    def __init__(self, level: ClassLevel) -> None:
+        self._level = level
+        self._named: dict[str, str] = {}
+        self._holds: dict[str, str] = {}
+        self._nested: dict[str, tuple[str, str]] = {}
+        self._num_merged = 0
+
+    def class_of(self, folders: str, *, num_first: int = 1) -> str:
+        """The class of the images in a folder, such as `a/airfield`. The first `num_first` names are the first level,
+        whose last one is the class; warns if two folders get one name."""
+        parts = folders.split("/")
+        own = "/".join(parts[:num_first])
+        where = own if self._level in ("auto", "first") else folders
+        name = class_name(printable(where if self._level == "path" else where.rpartition("/")[2]))
+        if (other := self._named.setdefault(name, where)) != where:
+            self._named[name] = where
+            self._mention_merged(other, where)
+        if self._level == "auto" and (held := self._holds.setdefault(name, folders)) != folders:
+            self._nested.setdefault(name, (held, folders))
+        return name
+
+    def mention_nested(self, *, root: str) -> None:
+        """Warns if classes have images in several folders, which could be the classes."""
+        if not self._nested:
+            return
+        name, (one, other) = next(iter(self._nested.items()))
+        log.warning(
+            "%s: %s with images in two folders or more, such as %s with %s and %s; they stay one class each; if the "
+            "sub-folders are the classes, give %s deepest, or path for their whole path; to keep it so: %s first",
+            root,
+            plural(len(self._nested), "class"),
+            ascii(name),
+            ascii(printable(one)),
+            ascii(printable(other)),
+            _FLAG,
+            _FLAG,
+        )
+
+    def _mention_merged(self, one: str, other: str) -> None:
+        self._num_merged += 1
+        if self._num_merged > _MOST_WARNINGS:
+            return
+        if one.rpartition("/")[2] == other.rpartition("/")[2]:
+            message = f"the folders %s and %s are one class; {_FLAG} path keeps them apart"
+        else:
+            message = "the folders %s and %s are one class: they differ only in spaces or in their Unicode form"
+        log.warning(message, ascii(one), ascii(other))
+
+
+class PassedOver:
+    """Counts the files that a source passes over, by suffix. `why`: what they lack, such as "with no image suffix"."""
+
+    def __init__(self, *, why: str) -> None:
+        self._why = why
+        self._others, self._held = Counter[str](), Counter[str]()
+        self._examples: dict[str, str] = {}
+
+    def add(self, name: str) -> None:
+        """Counts a file by its name. Archives, and images where none are read, are named."""
+        suffix = _suffix(name)
+        if is_archive(name) or suffix.lower() in IMAGE_SUFFIXES:
+            self._held[suffix] += 1
+            self._examples.setdefault(suffix, printable(name))
+        else:
+            self._others[suffix] += 1
+
+    def mention(self, root: str) -> None:
+        """Logs what was passed over below `root`."""
+        for suffix, count in sorted(self._held.items()):
+            message = "%s: passed over %s %s, such as %s; no image in them is packed; repack them if they belong to it"
+            log.warning(message, printable(root), plural(count, f"{suffix} file"), self._why, self._examples[suffix])
+        if self._others:
+            kinds = ", ".join(f"{count} {suffix}" for suffix, count in sorted(self._others.most_common(5)))
+            files = plural(self._others.total(), "file")
+            log.info("%s: skipped %s %s: %s", printable(root), files, self._why, kinds)
+
+
+def is_archive(name: str) -> bool:
+    """Whether a file is named like an archive, compressed or not."""
+    return _ARCHIVE.search(name) is not None
+
+
+def _suffix(name: str) -> str:
+    """A file name from its last dot, as a kind of file."""
+    _, dot, suffix = name.rpartition("/")[2].rpartition(".")
+    return f".{printable(suffix)}" if dot and len(suffix) < _LONGEST_SUFFIX else "without a suffix"
