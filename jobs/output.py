@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from shards.errors import UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name, unescaped, wrapped_text
 
 if TYPE_CHECKING:
