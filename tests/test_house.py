@@ -74,10 +74,11 @@ ORDER = {
         "writer",
         "saves",
         "checkpoint",
-        "commit fragments shares stored",
-        "attempts best rank_file_in",
+        "shares",
+        "commit rank_file_in stored",
+        "attempts",
         "manifest writer_messages",
-        "config gone range_plan rank_file_out saved_job",
+        "config rank_file_out",
     ),
     "pipeline/models": (
         "conversion",
@@ -152,7 +153,7 @@ BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
 # torch, and neither has what they import.
 WITHOUT_TORCH = (
     *("jobs.chains.submit", "jobs.chains.advance", "jobs.monitor.status", "pipeline.models.weights.safetensors_head"),
-    *("pipeline.checkpoints.writer.client", "pipeline.checkpoints.writer.process", "pipeline.checkpoints.best"),
+    *("pipeline.checkpoints.writer.client", "pipeline.checkpoints.writer.process", "pipeline.checkpoints.stored"),
 )
 # Names of a module that change while a process runs: only what a fork or the end of the process must reach.
 MODULE_STATE = {("shards/storage/fork_lock.py", "_LOCKS"), ("shards/pool.py", "_POOLS")}

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.batches import Batch
+from pipeline.data.batches import Batch, label_matrix, weight_matrix
 from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
-from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
 from pipeline.shared_settings import EvaluationTransform
 from shards.class_names import class_name, listed

@@ -34,8 +34,8 @@ from pipeline.models.conversion.convert import open_for_use
 from pipeline.models.weights.fit import fit_weights, has_other_patches
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.planning.step_time import slow_stage_3
-from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, bf16_of
 from pipeline.training.device_choices import will_compile
 from pipeline.training.fitting.fit import Budget, budget_of

@@ -12,9 +12,9 @@ from jobs.data.index import run as run_index
 from jobs.record import read_leaves
 from jobs.resolve import file_job, stages_of
 from jobs.settings.data import IndexJob
-from pipeline.checkpoints.best import read_best
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import CheckpointManifest
+from pipeline.checkpoints.stored import read_best
 from pipeline.data.decode import DecodeError, decode_stored
 from pipeline.data.stream import train_batches
 from pipeline.models.build import shapes_of

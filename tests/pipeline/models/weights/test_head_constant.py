@@ -18,7 +18,7 @@ from PIL import Image
 from jobs.models.import_weights import run as import_weights
 from jobs.settings.models import ImportJob
 from patchline import load_model
-from pipeline.checkpoints.best import read_best
+from pipeline.checkpoints.stored import read_best
 from pipeline.models import Model, ModelConfig, unfilled_model
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.convert import changed, open_any
