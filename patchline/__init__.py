@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 
 # Without __all__, help(patchline) is the text above instead of many pages about every class.
 if TYPE_CHECKING:
-    import jobs.recipes.evaluate
     import jobs.recipes.finetune
     import jobs.recipes.pack
     import jobs.recipes.plan
@@ -91,7 +90,7 @@ _MODULES = {
     "train_batches": "pipeline.data.stream",
 }
 _MARK_BYTES = 100  # within which the docstring of each of our packages names Patchline
-_STAGES = ("evaluate", "finetune", "pack", "plan", "pretrain", "verify_resume")
+_STAGES = ("finetune", "pack", "plan", "pretrain", "verify_resume")
 
 
 def __getattr__(name: str) -> Any:

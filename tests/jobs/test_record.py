@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from jobs.mistakes import field_names
-from jobs.recipes import evaluate, finetune, pack, pretrain
+from jobs.recipes import finetune, pack, pretrain
 from jobs.recipes.pretrain import RECIPES as PRETRAIN
 from jobs.record import (
     MOST_BYTES,
@@ -35,7 +35,6 @@ RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "pack": pack.RECIPES,
     "pretrain": pretrain.RECIPES,
     "finetune": finetune.RECIPES,
-    "evaluate": evaluate.RECIPES,
 }
 ALL = [(stage, name) for stage, recipes in RECIPES.items() for name in recipes]
 LAUGHS = "a: &a [x, x]\n" + "".join(
