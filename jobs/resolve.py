@@ -154,27 +154,22 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 def _job_of_training(of: str, word: str) -> Any:
     """The job of a plan or a trial, of any training job."""
-    recipes = recipes_of(of)
-    if word in recipes:
-        return recipes[word]()
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
+        from jobs.recipes.of_training import plan_of, trial_of  # noqa: PLC0415 - loads every recipe's module
+
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
-        if of == VERIFY_RESUME:
-            from jobs.recipes.verify_resume import of_training as trial_of  # noqa: PLC0415 - loads every recipe
-
-            return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
-        from jobs.recipes.plan import of_training  # noqa: PLC0415 - loads every recipe's module
-
-        return of_training(word, job)
+        if of == PLAN:
+            return plan_of(word, job)
+        return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
     if stages:
         what = "record" if is_file(word) else "recipe"
         wanted = "a plan is" if of == PLAN else "verify-resume takes those"
         raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; {wanted} of {' or '.join(_TRAINING)}")
     if is_file(word):
         raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: {_TRAINING[0]}`")
-    raise unknown_recipe(word, of, list(recipes))
+    raise unknown_recipe(word, of, list(recipes_of(of)))
 
 
 def is_file(word: str) -> bool:

@@ -209,7 +209,7 @@ STAGES = {
         summary="show what a recipe costs: parameters, operations, memory, days",
         module="jobs.planning.plan",
         job=("jobs.settings.models", "PlanJob"),
-        recipes="jobs.recipes.plan",
+        recipes="jobs.recipes.of_training",
         usual=(
             *("--gpu", "--num-gpus", "--nodes", "--gpus-per-node", "--max-time", "--price"),
             *("--failures-per-node-day", "--simulate", "--out", "--days", "--num-images", "--num-classes"),
@@ -228,7 +228,7 @@ STAGES = {
         summary="kill a short run of a recipe, continue it, and compare every bit",
         module="jobs.train.verify_resume",
         job=("jobs.settings.models", "VerifyResumeJob"),
-        recipes="jobs.recipes.verify_resume",
+        recipes="jobs.recipes.of_training",
         loads_torch=True,
         required=("--data.url",),
         usual=(

@@ -142,7 +142,6 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
         ("pack", "it is a folder, which --source.root takes; allowed:"),
         ("pretrain", "it is a folder, which --data.url takes; allowed:"),
         ("finetune", "it is a folder, which --data.url takes; allowed:"),
-        ("evaluate", "it is a folder, which --weights takes; allowed:"),
         ("plan", "; allowed:"),
     ],
 )
