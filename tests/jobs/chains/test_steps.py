@@ -91,7 +91,7 @@ def test_a_whole_chain() -> None:
     assert units["train"].after == ("pack.merge",)
     assert units["sweep"].run_dirs() == ["/shared/my chain/sweep/0", "/shared/my chain/sweep/1"]
     assert "--initial.weights=/shared/my chain/train/weights" in units["sweep"].words[1]
-    assert "--weights=/shared/my chain/sweep/1/weights" in units["scores"].words[1]
+    assert "/shared/my chain/sweep/1/weights" in units["scores"].words[1]
     assert (units["report"].words, units["report"].after) == ((("report", "/shared/my chain/train"),), ("train",))
 
 

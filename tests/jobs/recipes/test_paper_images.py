@@ -1,15 +1,13 @@
 """How images are prepared in the papers' recipes, written down independently; and recipes of JFT and ImageNet-21k are
-read once by any number of ranks from 8 to 512, within a host's memory.
-"""
+read once by any number of ranks from 8 to 512, within a host's memory."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from jobs.recipes import augreg_finetune, paper_finetune, paper_imagenet, paper_jft, paper_vtab
+from jobs.recipes import augreg_finetune, paper_finetune, paper_imagenet, paper_jft, paper_vtab, pretrain
 from jobs.recipes.paper_images import CODE, INCEPTION_448, PAPER, PRETRAINING, RESMALL_448, Views
-from jobs.recipes.pretrain import PRETRAINING_RECIPES
 from pipeline.data.augment import Crop, Viewport, evaluation_viewport, training_viewport
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.order import SampleOrder
@@ -41,8 +39,8 @@ def test_recipes_of_large_datasets_serve_8_to_512_ranks() -> Iterator[str]:
         read_bytes=sizes * IMAGE_BYTES,
     )
     bounds = dict[tuple[int, int, int, int], int]()
-    for name in (name for name in PRETRAINING_RECIPES if "_jft" in name or "_i21k" in name):
-        job = PRETRAINING_RECIPES[name]()
+    for name in (name for name in pretrain.RECIPES if "_jft" in name or "_i21k" in name):
+        job = pretrain.RECIPES[name]()
         data, batch = job.data, job.global_batch
         if data.lanes * data.window_blocks < 256:
             yield f"{name} shuffles {data.lanes * data.window_blocks} blocks, fewer than by default"
