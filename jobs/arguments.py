@@ -295,10 +295,10 @@ def value_in(words: Sequence[str], flag: str) -> str:
 def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str]:
     """The words with the command's second word first, even if it was given as a flag; for help, it may be empty."""
     stage = STAGES[name]
-    if stage.recipes and not stage.field:
+    if stage.recipes:
         return words
     if is_help or not stage.field:
-        return words if stage.recipes and words and not words[0].startswith("-") else ["", *words]
+        return ["", *words]
     flag = f"--{stage.field}"
     if stage.is_optional:
         return ["", flag, *words] if words and words[0][:1] not in ("", "-") else ["", *words]

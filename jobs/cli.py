@@ -32,7 +32,7 @@ from jobs.mistakes import (
 )
 from jobs.output import put, work_in
 from jobs.ranks import must_start, run_ranks, tell_torchrun
-from jobs.resolve import default_job, has_recipe
+from jobs.resolve import default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from shards.errors import StorageError, UnreachableError
 from shards.files.local_files import at_home
@@ -176,8 +176,6 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
     if _rank() == 0 and (note := kept_sizes(job, words)):
         log.warning(note)
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
-    if stage == "evaluate" and has_recipe(stage, word) and _rank() == 0:
-        log.info("evaluate RECIPE --weights WEIGHTS is the old form; the next version has only evaluate WEIGHTS")
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
     name = STAGES[stage].module
@@ -242,7 +240,7 @@ def _no_second_word(stage: str, *, requested: bool) -> int:
 
 
 def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
-    return recipes_of(stage) if STAGES[stage].recipes and not STAGES[stage].field else {}
+    return recipes_of(stage) if STAGES[stage].recipes else {}
 
 
 def _show(text: str, *, requested: bool) -> int:

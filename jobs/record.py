@@ -15,13 +15,14 @@ reading a job, and checks only the YAML.
 """
 
 import errno
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 
@@ -45,7 +46,6 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _MOST_FAULTS = 8  # that a message lists
 Config = TypeVar("Config")
 _WRONG = object()  # in place of a faulty value, until the whole file is read
-_MOST_LEAVES = 4096  # a job has about 120
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, unless PyYAML was built without it
 Leaves = dict[str, str]
 log = logging.getLogger(__name__)
@@ -54,8 +54,7 @@ _MOST_SHOWN = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scalar:
+class Scalar(NamedTuple):  # of which a record has a hundred: a dataclass would take as long as reading the YAML
     """A single value as it is written; `is_plain`: without quotes."""
 
     text: str
@@ -98,8 +97,7 @@ def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") 
     except InvalidDataError as error:
         raise InvalidDataError(f"{error}; a job is a YAML file of about 4 KiB") from error
     try:
-        node = _TreeLoader(content).get_single_node()
-        return Scalar(text="", is_plain=True, line=1) if node is None else _tree(node)
+        return _tree_of(content, yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise UserError(f"{path} is not YAML that a job can be read from: {line}{error.problem}") from error
@@ -107,49 +105,53 @@ def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") 
         raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
 
 
-class _TreeLoader(yaml.SafeLoader):
-    """Composes nodes without aliases and tags, to a bounded depth."""
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            raise _problem(f"the alias *{event.anchor}; write out what it stands for", event)
-        if event.tag is not None:
-            raise _problem(f"the tag {event.tag}; leave it out", event)
-        if self.depth == MOST_DEPTH:
-            raise _problem(f"nested deeper than {MOST_DEPTH} levels", event)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+def _tree_of(content: bytes, loader: Any) -> Tree:
+    """The only document of a YAML text. yaml.YAMLError if it is none, or has aliases, tags or duplicate keys, or is
+    nested deeper than a job may be."""
+    events = yaml.parse(content, Loader=loader)
+    next(events)  # the start of the stream
+    if isinstance(next(events), yaml.StreamEndEvent):
+        return Scalar(text="", is_plain=True, line=1)
+    tree = _tree(next(events), events, depth=0)
+    next(events)  # the end of the document
+    if not isinstance(after := next(events), yaml.StreamEndEvent):
+        raise _problem("but found another document", after)
+    return tree
 
 
-def _problem(problem: str, node: Any) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+def _tree(event: Any, events: Iterator[Any], *, depth: int) -> Tree:
+    """The value that begins with this event; those that follow come from `events`."""
+    line = event.start_mark.line + 1
+    if isinstance(event, yaml.AliasEvent):
+        raise _problem(f"the alias *{event.anchor}; write out what it stands for", event)
+    if event.tag is not None:
+        raise _problem(f"the tag {event.tag}; leave it out", event)
+    if depth == MOST_DEPTH:
+        raise _problem(f"nested deeper than {MOST_DEPTH} levels", event)
+    if isinstance(event, yaml.ScalarEvent):
+        text = at_home(event.value) if "/" in event.value else event.value  # `~` alone is YAML's null
+        return Scalar(text=text, is_plain=not event.style, line=line)
+    if isinstance(event, yaml.SequenceStartEvent):
+        own = itertools.takewhile(lambda one: not isinstance(one, yaml.SequenceEndEvent), events)
+        return Items(items=tuple(_tree(one, events, depth=depth + 1) for one in own), line=line)
+    return _fields(events, line, depth=depth + 1)
 
 
-def _tree(node: yaml.Node) -> Tree:
-    line = node.start_mark.line + 1
-    if isinstance(node, yaml.ScalarNode):
-        text = at_home(node.value) if "/" in node.value else node.value  # `~` alone is YAML's null
-        return Scalar(text=text, is_plain=node.style is None, line=line)
-    if isinstance(node, yaml.SequenceNode):
-        return Items(items=tuple(_tree(item) for item in node.value), line=line)
-    return _fields(node, line)
-
-
-def _fields(node: yaml.Node, line: int) -> Fields:
+def _fields(events: Iterator[Any], line: int, *, depth: int) -> Fields:
     entries: dict[str, Tree] = {}
     lines: dict[str, int] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
+    while not isinstance(key := next(events), yaml.MappingEndEvent):
+        name = _tree(key, events, depth=depth)
+        if not isinstance(name, Scalar):
             raise _problem("a field's name is a word, here it is a list or a group", key)
         if key.value in entries:
             raise _problem(f"{key.value} is given on line {lines[key.value]} already; remove one", key)
-        entries[key.value], lines[key.value] = _tree(value), key.start_mark.line + 1
+        entries[key.value], lines[key.value] = _tree(next(events), events, depth=depth), name.line
     return Fields(entries=entries, lines=lines, line=line)
+
+
+def _problem(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,13 +339,13 @@ def read_leaves(path: Path) -> Leaves:
 
     Raises OSError, and InvalidDataError if it is not a record.
     """
-    data = read_local_file(path, most_bytes=MOST_BYTES)
+    data, leaves = read_local_file(path, most_bytes=MOST_BYTES), Leaves()
     try:
-        leaves = dict(_leaves(data))
+        _put_leaves(leaves, "", _tree_of(data, _Loader))
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InvalidDataError(f"it is not YAML: {line}{error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise InvalidDataError(f"it is not YAML: {str(error).partition(chr(10))[0]}") from error
     if "stage" not in leaves or not any(name.startswith("job.") for name in leaves):
         raise InvalidDataError("it has no stage and job, as a run's record has")
@@ -361,45 +363,14 @@ def leaves_of(job: Any) -> Leaves:
     return dict(_of_values("", asdict(job)))
 
 
-@dataclass
-class _Open:
-    """A mapping or a list that is being read. `name`: of its current item, a number in a list."""
-
-    is_list: bool
-    name: str
-    wants_name: bool
-
-    def next_item(self) -> None:
-        """The current item is complete."""
-        self.name = str(int(self.name) + 1) if self.is_list else ""
-        self.wants_name = not self.is_list
-
-
-def _leaves(data: bytes) -> Iterator[tuple[str, str]]:
-    """The scalars, with their paths. ValueError if they are too many or too deep; nothing here recurs."""
-    opened: list[_Open] = []
-    num_leaves = 0
-    for event in yaml.parse(data, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it has an alias")
-        if isinstance(event, yaml.CollectionEndEvent):
-            opened.pop()
-        elif opened and opened[-1].wants_name and isinstance(event, yaml.ScalarEvent):
-            opened[-1].name, opened[-1].wants_name = event.value, False
-            continue
-        elif isinstance(event, yaml.ScalarEvent):
-            num_leaves += 1
-            if num_leaves > _MOST_LEAVES:
-                raise ValueError(f"it has more than {_MOST_LEAVES:,} values")
-            yield ".".join(one.name for one in opened), event.value
-        elif isinstance(event, yaml.CollectionStartEvent):
-            is_list = isinstance(event, yaml.SequenceStartEvent)
-            if len(opened) == MOST_DEPTH or (opened and opened[-1].wants_name):
-                raise ValueError("it is nested too deeply, or has a group as a name")
-            opened.append(_Open(is_list=is_list, name="0" if is_list else "", wants_name=not is_list))
-            continue
-        if opened:
-            opened[-1].next_item()
+def _put_leaves(found: Leaves, path: str, tree: Tree) -> None:
+    """Puts the single values in a tree into `found`, by their paths."""
+    if isinstance(tree, Scalar):
+        found[path] = tree.text
+        return
+    items = tree.entries.items() if isinstance(tree, Fields) else enumerate(tree.items)
+    for name, inner in items:
+        _put_leaves(found, f"{path}.{name}" if path else str(name), inner)
 
 
 def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:

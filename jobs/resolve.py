@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jobs.mistakes import similar, unknown_recipe
+from jobs.mistakes import unknown_recipe
 from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
@@ -104,16 +104,16 @@ def default_job(stage: str, word: str) -> Any:
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
         return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
+    record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
-        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
-        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
-        is_job = is_own(word) or is_file(word) or has_recipe(stage, word)
-        if stage == "evaluate" and not is_job and not (is_run and _is_evaluation(record)):
-            return _evaluation_of(word)
+        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe may have its name
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
+    if stage == "evaluate" and word:
+        is_evaluation = record.is_file() and _is_evaluation(record)
+        return _read(stage, record, recipe=None) if is_evaluation else _evaluation_of(word)
     field = STAGES[stage].field
     return job_class(stage)(**({field: word} if field and word else {}))
 
@@ -127,14 +127,9 @@ def _is_evaluation(record: Path) -> bool:
 
 def _evaluation_of(weights: str) -> Any:
     """The evaluation of these weights: images are prepared, and logits read, as they say."""
-    job = job_class("evaluate")(weights=weights)
-    if not weights:
-        return job
     from pipeline.models.conversion.convert import usage_for  # noqa: PLC0415 - torch, which help can do without
 
-    if not Path(weights).exists() and "/" not in weights and similar(weights, list(recipes_of("evaluate"))):
-        raise unknown_recipe(weights, "evaluate", list(recipes_of("evaluate")))
-    usage = usage_for(weights)
+    job, usage = job_class("evaluate")(weights=weights), usage_for(weights)
     return replace(job, loss=usage.loss, data=replace(job.data, transform=usage.transform))
 
 
@@ -159,27 +154,22 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 def _job_of_training(of: str, word: str) -> Any:
     """The job of a plan or a trial, of any training job."""
-    recipes = recipes_of(of)
-    if word in recipes:
-        return recipes[word]()
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
+        from jobs.recipes.of_training import plan_of, trial_of  # noqa: PLC0415 - loads every recipe's module
+
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
-        if of == VERIFY_RESUME:
-            from jobs.recipes.verify_resume import of_training as trial_of  # noqa: PLC0415 - loads every recipe
-
-            return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
-        from jobs.recipes.plan import of_training  # noqa: PLC0415 - loads every recipe's module
-
-        return of_training(word, job)
+        if of == PLAN:
+            return plan_of(word, job)
+        return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
     if stages:
         what = "record" if is_file(word) else "recipe"
         wanted = "a plan is" if of == PLAN else "verify-resume takes those"
         raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; {wanted} of {' or '.join(_TRAINING)}")
     if is_file(word):
         raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: {_TRAINING[0]}`")
-    raise unknown_recipe(word, of, list(recipes))
+    raise unknown_recipe(word, of, list(recipes_of(of)))
 
 
 def is_file(word: str) -> bool:

@@ -38,7 +38,7 @@ class Stage:
     recipes: str = ""
     """Where RECIPES is, name -> function that returns a job, if the second word is a recipe or a YAML file."""
     field: str = ""
-    """The job's field that the second word sets if it is no recipe. With `recipes`, these are of earlier versions."""
+    """The job's field that the second word sets, in a stage without recipes."""
     takes_file: bool = False
     """Whether the second word may be a YAML file with every field instead."""
     is_optional: bool = False
@@ -57,7 +57,7 @@ class Stage:
     @property
     def usage(self) -> str:
         """What follows the command, as its usage shows it."""
-        if self.recipes and not self.field:
+        if self.recipes:
             return "RECIPE|FILE.yaml"
         if not self.field or self.is_optional:
             return ""
@@ -165,7 +165,6 @@ STAGES = {
         summary="measure the accuracy of a run's weights on a dataset",
         module="jobs.models.evaluate",
         job=("jobs.settings.models", "EvaluateJob"),
-        recipes="jobs.recipes.evaluate",
         field="weights",
         takes_file=True,
         loads_torch=True,
@@ -210,7 +209,7 @@ STAGES = {
         summary="show what a recipe costs: parameters, operations, memory, days",
         module="jobs.planning.plan",
         job=("jobs.settings.models", "PlanJob"),
-        recipes="jobs.recipes.plan",
+        recipes="jobs.recipes.of_training",
         usual=(
             *("--gpu", "--num-gpus", "--nodes", "--gpus-per-node", "--max-time", "--price"),
             *("--failures-per-node-day", "--simulate", "--out", "--days", "--num-images", "--num-classes"),
@@ -229,7 +228,7 @@ STAGES = {
         summary="kill a short run of a recipe, continue it, and compare every bit",
         module="jobs.train.verify_resume",
         job=("jobs.settings.models", "VerifyResumeJob"),
-        recipes="jobs.recipes.verify_resume",
+        recipes="jobs.recipes.of_training",
         loads_torch=True,
         required=("--data.url",),
         usual=(

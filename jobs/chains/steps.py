@@ -262,10 +262,7 @@ def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
 
 def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tuple[str, ...], ...]:
     """The arguments of each of the step's runs. `last`: the last unit of each step before it."""
-    row, second = SUBMITTED[step.stage], step.recipe
-    takes = dict(row.takes)
-    if step.stage == "evaluate" and second:  # evaluate RECIPE --weights W, as in earlier versions
-        takes["weights"] = "--weights"
+    row, second, takes = SUBMITTED[step.stage], step.recipe, SUBMITTED[step.stage].takes
     given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
     for name in INPUTS:
         source = getattr(step, name)

@@ -18,9 +18,8 @@ Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes.paper_datasets import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PETS, PaperDataset
-from jobs.recipes.paper_views import PAPER
-from jobs.recipes.transfer import transfer_job, warmup_steps_of
+from jobs.recipes.paper_finetune import transfer_job, warmup_steps_of
+from jobs.recipes.paper_images import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PAPER, PETS, PaperDataset
 from pipeline.data.config import MixupConfig
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig

@@ -13,8 +13,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import IMAGENET_1K
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes.paper_images import IMAGENET_1K, PRETRAINING
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig

@@ -19,7 +19,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
+from jobs.recipes.paper_images import IMAGENET_1K, IMAGENET_21K, for_many_ranks
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig

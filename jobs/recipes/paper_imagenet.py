@@ -1,11 +1,11 @@
 """Pre-training on ImageNet-21k and ImageNet-1k: "An Image is Worth 16x16 Words", Table 3 and appendix B.1. AugReg's
-recipes are in augreg.py and augreg_released.py.
+recipes are in augreg.py.
 
 Batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1, 224 px. ImageNet-21k: linear decay to 1e-5, weight decay 0.03,
 sigmoid loss, head bias -10, hidden layer, no clipping: as the authors confirm for B/16 (vision_transformer, issue 2).
 ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
 Steps are of 14.2 million and 1,281,167 images. For a copy of another size, take the --steps that
-`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_views.py. [unverified], not
+`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_images.py. [unverified], not
 published: whether any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for
 which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer. Section 4.3 says that
 weight decay, dropout and label smoothing were tuned for the smaller datasets, and no value of smoothing is published:
@@ -20,8 +20,7 @@ Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes.paper_images import IMAGENET_1K, IMAGENET_21K, PRETRAINING, for_many_ranks
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig

@@ -11,14 +11,13 @@ dropout; that their heads also begin at -10 is our choice.
 Precision differs: the paper's code keeps activations in fp32, of which TPUs take the products in bf16; here activations
 are bf16, with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
 Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. How
-images are prepared is in paper_views.py.
+images are prepared is in paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import JFT, for_many_ranks
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes.paper_images import JFT, PRETRAINING, for_many_ranks
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import BIT_RESNETS, ModelConfig

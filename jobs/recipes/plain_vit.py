@@ -9,14 +9,13 @@ copy of another size, take the --steps that `patchline plan RECIPE --num-images 
 What differs: big_vision holds out the last 1 % of TFDS's order, we hold out whole blocks by a hash. Its model computes
 in fp32, of which TPUs take the products in bf16, and keeps Adam's first moment in bf16 (--optimizer.first-moment bf16
 does so, too); here activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in
-paper_views.py.
+paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import IMAGENET_1K_99
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes.paper_images import IMAGENET_1K_99, PRETRAINING
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig

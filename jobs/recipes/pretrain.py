@@ -1,5 +1,5 @@
 """Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, those for
+paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, those for
 photographs of your own in photos.py."""
 
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from jobs.recipes import (
     augreg,
-    augreg_released,
     bit_imagenet,
     deit3,
     paper_ablations,
@@ -188,7 +187,7 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **paper_jft.RECIPES,
     **paper_imagenet.RECIPES,
     **augreg.RECIPES,
-    **augreg_released.RECIPES,
+    **augreg.RELEASED,
     **paper_ablations.RECIPES,
     **plain_vit.RECIPES,
     **photos.RECIPES,

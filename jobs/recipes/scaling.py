@@ -7,15 +7,14 @@ steps, clipping at 1, weight decay of 0.03 x 8e-4 that follows the schedule, 100
 inception crop, flip, and the central 224 of a short side of 256 to evaluate.
 What differs: the file has big_vision's Adafactor (factored second moments, whose decay rises to 0.999, and a first
 moment of 0.9 in bf16, taken after the division); the recipes have AdamW at 0.9 and 0.999, with its first moment in
-bf16, too. Images are prepared as in paper_views.py. JFT-3B is not public; the paper says "nearly three billion" images.
-Not trained here.
+bf16, too. Images are prepared as in paper_images.py. JFT-3B is not public; the paper says "nearly three billion"
+images. Not trained here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from collections.abc import Callable
 
-from jobs.recipes.paper_datasets import for_many_ranks
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes.paper_images import PRETRAINING, for_many_ranks
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import SIZES, ModelConfig

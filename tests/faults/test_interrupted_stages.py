@@ -28,7 +28,7 @@ STAGES = {
     "index": "index TARS --index-url OUT",
     "verify": "verify PACKED",
     "card": "card PACKED",
-    "evaluate": "evaluate resize --weights WEIGHTS --data.url PACKED --run-dir OUT --device cpu",
+    "evaluate": "evaluate WEIGHTS --data.url PACKED --run-dir OUT --device cpu",
     "predict": "predict WEIGHTS IMAGE --device cpu",
     "export": "export WEIGHTS --out OUT --format timm",
     "import": "import WEIGHTS --out OUT",

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from jobs.mistakes import field_names
-from jobs.recipes import evaluate, finetune, pack, pretrain
+from jobs.recipes import finetune, pack, pretrain
 from jobs.recipes.pretrain import RECIPES as PRETRAIN
 from jobs.record import (
     MOST_BYTES,
@@ -35,7 +35,6 @@ RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "pack": pack.RECIPES,
     "pretrain": pretrain.RECIPES,
     "finetune": finetune.RECIPES,
-    "evaluate": evaluate.RECIPES,
 }
 ALL = [(stage, name) for stage, recipes in RECIPES.items() for name in recipes]
 LAUGHS = "a: &a [x, x]\n" + "".join(
@@ -365,10 +364,9 @@ def test_items_of_lists_have_numbers(tmp_path: Path) -> None:
         pytest.param("", "it has no stage and job", id="empty"),
         pytest.param("stage: pretrain\n", "it has no stage and job", id="half of it"),
         pytest.param("stage: pretrain\njob: {a: [1\n", "it is not YAML: line", id="cut off"),
-        pytest.param("a: &x 1\nb: *x\n", "an alias", id="an alias"),
-        pytest.param("[" * 5000, "nested too deeply", id="deep"),
-        pytest.param("{" * 5000, "nested too deeply", id="groups as names"),
-        pytest.param("job:\n" + "- 1\n" * 5000, "more than 4,096 values", id="many"),
+        pytest.param("a: &x 1\nb: *x\n", r"the alias \*x", id="an alias"),
+        pytest.param("[" * 5000, "nested deeper than", id="deep"),
+        pytest.param("{" * 5000, "nested deeper than", id="groups as names"),
         pytest.param("\x00\x01", "it is not YAML", id="binary"),
         pytest.param("a" * (1 << 19), "larger than", id="large"),
     ],

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import main
 from jobs.data.pack import PackJob
 from jobs.data.verify import VerifyJob
 from jobs.planning.plan import PlanJob
@@ -67,14 +66,6 @@ def test_weights_are_evaluated_as_their_own_evaluation_was(tmp_path: Path) -> No
     assert default_job("evaluate", later) == EvaluateJob(weights=later)
     write_record(tmp_path / "scores", stage="evaluate", job=EvaluateJob(weights="w"))
     assert default_job("evaluate", str(tmp_path / "scores")) == EvaluateJob(weights="w")
-    with pytest.raises(UserError, match="did you mean resize"):
-        default_job("evaluate", "resise")
-
-
-def test_recipes_of_evaluate_are_the_old_form(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert main(["evaluate", "central_crop", "--weights", str(tmp_path), "--data.url", "d"]) == 2
-    assert "is the old form" in caplog.text
 
 
 def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:
