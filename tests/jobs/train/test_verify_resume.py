@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs.recipes.verify_resume import of_training
 
 from jobs.ranks import Ranks
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import digits_smoke
-from jobs.recipes.verify_resume import of_training
 from jobs.record import read_record
 from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
