@@ -6,7 +6,6 @@ stage.
 """
 
 import importlib.util
-import inspect
 import re
 import sys
 import traceback
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from jobs.mistakes import unknown_recipe
+from jobs.recipes import recipes_in
 from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
@@ -46,7 +46,7 @@ def own_job(word: str, *, kinds: tuple[type, ...], has_smoke: bool) -> Any:
     if match is None:
         raise UserError(f"{word} is not FILE.py:FUNCTION")
     path, name = Path(match["file"]), match["name"] or ""
-    recipes = _recipes(_loaded(path))
+    recipes = recipes_in(vars(_loaded(path)))
     is_small = has_smoke and name not in recipes and name.removesuffix(SUFFIX) in recipes
     recipe = recipes.get(name.removesuffix(SUFFIX) if is_small else name)
     if recipe is None:
@@ -71,21 +71,6 @@ def _loaded(path: Path) -> ModuleType:
     sys.modules[name] = module  # where the file's dataclasses look up names
     _run(lambda: loader.exec_module(module), path)
     return module
-
-
-def _recipes(module: ModuleType) -> dict[str, Callable[[], Any]]:
-    """The functions that the file defines and that need no arguments."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-        if all(_is_optional(parameter) for parameter in inspect.signature(value).parameters.values())
-    }
-
-
-def _is_optional(parameter: inspect.Parameter) -> bool:
-    is_rest = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return is_rest or parameter.default is not inspect.Parameter.empty
 
 
 def _run(function: Callable[[], Any], path: Path) -> Any:

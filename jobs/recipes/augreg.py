@@ -21,21 +21,21 @@ is not public: loss, head bias, clipping and splits are big_vision's here, the i
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from jobs.recipes import recipes_in
 from jobs.recipes.paper_images import (
     IMAGENET_1K_99,
     IMAGENET_21K_AUGREG,
     IMAGENET_21K_LEFT_OUT,
     PRETRAINING,
+    PUBLISHED,
     for_many_ranks,
 )
 from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 from shards.config import HeldOutConfig, SubsetConfig
 
@@ -191,7 +191,8 @@ def augreg_job(name: str, augmentation: Augmentation, *, weight_decay: float) ->
     """What all recipes of AugReg share, on ImageNet-21k."""
     num_ops, magnitude, alpha = _AUGMENTATIONS[augmentation]
     randaugment = RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=ModelConfig(name=name, image_size=224, num_classes=0, head_bias=-10.0),
         data=for_many_ranks(
             DataConfig(
@@ -207,27 +208,7 @@ def augreg_job(name: str, augmentation: Augmentation, *, weight_decay: float) ->
         clip_norm=1.0,
         optimizer=OptimizerConfig(name="adamw", weight_decay=weight_decay, decay_scale="schedule"),
         schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=10_000),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
-        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
-
-
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "vit_ti16_i21k_augreg": vit_ti16_i21k_augreg,
-    "vit_s32_i21k_augreg": vit_s32_i21k_augreg,
-    "vit_s16_i21k_augreg": vit_s16_i21k_augreg,
-    "vit_b32_i21k_augreg": vit_b32_i21k_augreg,
-    "vit_b16_i21k_augreg": vit_b16_i21k_augreg,
-    "vit_l16_i21k_augreg": vit_l16_i21k_augreg,
-    "vit_ti16_i1k_augreg": vit_ti16_i1k_augreg,
-    "vit_s32_i1k_augreg": vit_s32_i1k_augreg,
-    "vit_s16_i1k_augreg": vit_s16_i1k_augreg,
-    "vit_b32_i1k_augreg": vit_b32_i1k_augreg,
-    "vit_b16_i1k_augreg": vit_b16_i1k_augreg,
-    "vit_l16_i1k_augreg": vit_l16_i1k_augreg,
-}
 
 
 def vit_ti16_i21k_augreg_released() -> TrainingJob:
@@ -366,18 +347,4 @@ def _released(name: str, augmentation: Augmentation, *, weight_decay: float, dro
     return replace(job, model=replace(job.model, dropout=dropout, stochastic_depth=dropout))
 
 
-RELEASED: dict[str, Callable[[], TrainingJob]] = {
-    "vit_ti16_i21k_augreg_released": vit_ti16_i21k_augreg_released,
-    "vit_s32_i21k_augreg_released": vit_s32_i21k_augreg_released,
-    "vit_s16_i21k_augreg_released": vit_s16_i21k_augreg_released,
-    "vit_b32_i21k_augreg_released": vit_b32_i21k_augreg_released,
-    "vit_b16_i21k_augreg_released": vit_b16_i21k_augreg_released,
-    "vit_b8_i21k_augreg_released": vit_b8_i21k_augreg_released,
-    "vit_l16_i21k_augreg_released": vit_l16_i21k_augreg_released,
-    "r_vit_ti16_i21k_augreg_released": r_vit_ti16_i21k_augreg_released,
-    "r26_vit_s32_i21k_augreg_released": r26_vit_s32_i21k_augreg_released,
-    "r50_vit_l32_i21k_augreg_released": r50_vit_l32_i21k_augreg_released,
-    "vit_s16_i1k_augreg_released": vit_s16_i1k_augreg_released,
-    "vit_b32_i1k_augreg_released": vit_b32_i1k_augreg_released,
-    "vit_b16_i1k_augreg_released": vit_b16_i1k_augreg_released,
-}
+RECIPES = recipes_in(globals())

@@ -10,8 +10,7 @@ big_vision trains on 98 % of CIFAR, 99 % of ImageNet and 90 % of Pets and Flower
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
-from collections.abc import Callable
-
+from jobs.recipes import recipes_in
 from jobs.recipes.paper_finetune import transfer_job
 from jobs.recipes.paper_images import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, INCEPTION_448, PETS, RESMALL_448
 from pipeline.training.settings.job import TrainingJob
@@ -66,10 +65,4 @@ def flowers_augreg() -> TrainingJob:
     return transfer_job(_MODEL, num_images=FLOWERS.num_images, steps=500, learning_rate=0.003, views=INCEPTION_448)
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "imagenet_384_augreg": imagenet_384_augreg,
-    "cifar10_augreg": cifar10_augreg,
-    "cifar100_augreg": cifar100_augreg,
-    "pets_augreg": pets_augreg,
-    "flowers_augreg": flowers_augreg,
-}
+RECIPES = recipes_in(globals())

@@ -32,7 +32,6 @@ _TRANSFERS = {  # by the first word of a fine-tuning recipe
     "pets": paper_images.PETS,
     "flowers": paper_images.FLOWERS,
 }
-_AUGREG = (*augreg.RECIPES, *augreg.RELEASED)
 _FINETUNING = (*paper_finetune.RECIPES, *augreg_finetune.RECIPES, *bit_finetune.RECIPES)
 _DATASETS: dict[str, PaperDataset] = {
     "digits_smoke": paper_images.DIGITS,
@@ -45,8 +44,8 @@ _DATASETS: dict[str, PaperDataset] = {
     "masked_patches_i1k_100k": paper_images.IMAGENET_1K,
     **{name: paper_images.IMAGENET_21K for name in paper_imagenet.RECIPES if "_i21k" in name},
     **{name: paper_images.IMAGENET_1K for name in paper_imagenet.RECIPES if "_i1k" in name},
-    **{name: paper_images.IMAGENET_21K_AUGREG for name in _AUGREG if "_i21k" in name},
-    **{name: paper_images.IMAGENET_1K_99 for name in (*_AUGREG, *plain_vit.RECIPES) if "_i1k" in name},
+    **{name: paper_images.IMAGENET_21K_AUGREG for name in augreg.RECIPES if "_i21k" in name},
+    **{name: paper_images.IMAGENET_1K_99 for name in (*augreg.RECIPES, *plain_vit.RECIPES) if "_i1k" in name},
     **dict.fromkeys(scaling.RECIPES, paper_images.JFT_3B),
     **dict.fromkeys(bit_imagenet.RECIPES, paper_images.IMAGENET_1K),
     **{name: paper_images.IMAGENET_21K for name in deit3.RECIPES if "_i21k" in name},

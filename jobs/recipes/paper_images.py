@@ -23,7 +23,9 @@ JPEGs are decoded with TensorFlow's default, the fast integer DCT; ours with the
 from dataclasses import dataclass, replace
 
 from pipeline.data.config import AugmentConfig, DataConfig
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.shared_settings import EvaluationTransform
+from pipeline.training.settings.job import EngineConfig, GuardConfig, TrainingJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,13 @@ PAPER = Views(training=_RESIZE_CROP, evaluation=_DIRECT)
 INCEPTION_448 = Views(training=_INCEPTION, evaluation=_CENTRAL_448)
 RESMALL_448 = Views(training=_RESMALL_CROP, evaluation=_CENTRAL_448)
 PRETRAINING = Views(training=_INCEPTION, evaluation=_CENTRAL)
+# How every published pre-training runs and is scored here.
+PUBLISHED = TrainingJob(
+    engine=EngineConfig(zero_stage=1, precision="bf16"),
+    evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
+    log_every_steps=50,
+    guard=GuardConfig(on_spike="warn"),
+)
 
 
 def for_many_ranks(data: DataConfig) -> DataConfig:

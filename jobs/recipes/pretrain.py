@@ -14,6 +14,7 @@ from jobs.recipes import (
     paper_jft,
     photos,
     plain_vit,
+    recipes_in,
     scaling,
 )
 from pipeline.checkpoints.config import CheckpointConfig
@@ -175,19 +176,10 @@ def _masked(target: MaskedTarget) -> TrainingJob:
 
 
 RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "digits_smoke": digits_smoke,
-    "cifar10_small": cifar10_small,
-    "photos_smoke": photos_smoke,
-    "masked_patches": masked_patches,
-    "masked_patches_100k": masked_patches_100k,
-    "masked_patches_i1k_100k": masked_patches_i1k_100k,
-    "masked_patches_15": masked_patches_15,
-    "masked_patches_parts": masked_patches_parts,
-    "masked_patches_pixels": masked_patches_pixels,
+    **recipes_in(globals()),
     **paper_jft.RECIPES,
     **paper_imagenet.RECIPES,
     **augreg.RECIPES,
-    **augreg.RELEASED,
     **paper_ablations.RECIPES,
     **plain_vit.RECIPES,
     **photos.RECIPES,
