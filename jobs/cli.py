@@ -1,4 +1,17 @@
-"""The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
+"""The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here.
+
+From words to the job that runs, a command takes these steps, in `_run`:
+1. `_at_home` puts the home folder in the place of `~`.
+2. `take_run_flags` takes out what is not of the job, such as --processes (jobs/arguments.py).
+3. `second_word_first` finds the second word, even if it was given as a flag (jobs/arguments.py).
+4. `default_job` makes the job that this word stands for: of a recipe, a YAML file or a path (jobs/resolve.py).
+5. `values_of` reads the other flags by the types of the job's fields (jobs/arguments.py).
+6. `fitted` fits the job to what it names, and says what it chose (jobs/fitted.py).
+7. `with_values` puts in the values of the flags, which win.
+8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
+The stage then runs it, here or on the ranks that `run_ranks` starts, and writes it to RUN/job.yaml. What a training run
+decides itself, such as its classes, precision and micro-batch, is a list in pipeline/training/run.py.
+"""
 
 import gc
 import importlib
@@ -18,7 +31,7 @@ from jobs.arguments import RunOptions, second_word_first, take_run_flags, values
 from jobs.completion import ASK, candidates
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
 from jobs.exit_codes import Interrupts, end_of
-from jobs.fitted import fitted, with_warmup
+from jobs.fitted import fitted
 from jobs.flags import flags_of
 from jobs.help import columns, of_job, overview, second_words
 from jobs.mistakes import (
@@ -226,11 +239,9 @@ def _overridden(default: Any, words: list[str], command: str, *, extends: bool =
     logged. UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
     _, stage, *second = command.split(" ", 2)
-    default, chosen = fitted("".join(second), default, values)
-    default, note = with_warmup(stage, default, values, extends=extends)
-    for said in filter(None, (chosen, note)):
-        if is_said and _rank() == 0:
-            log.info("%s", said)
+    default, chosen = fitted(stage, "".join(second), default, values, extends=extends)
+    for message in chosen if is_said and _rank() == 0 else ():
+        log.info("%s", message)
     return with_values(default, values) if values else default
 
 

@@ -8,7 +8,7 @@ recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,12 @@ from jobs.resolve import file_job, is_file
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import UnreachableError, UserError
+from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
 
 if TYPE_CHECKING:
-    from jobs.record import Tree
     from pipeline.models.weights.folder import Weights
 
 _OF_HEADS = (
@@ -36,17 +35,26 @@ _MANIFEST = "manifest.json"
 _WARMUP = "schedule.warmup-steps"
 
 
-def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
-    """The job that a command with these flags starts from, and a line for each choice, none if nothing was chosen.
-    `recipe`: the command's second word, which may also be a run or its record."""
-    default, notes = _in_its_folder(recipe, default, values)
-    if not isinstance(default, TrainingJob):
-        return default, "\n".join(notes)
-    if type(default) is TrainingJob and (recipe in FINETUNE_RECIPES or recipe in RECIPES):  # not a trial of resuming
-        default, chosen = _of_photos(recipe, default, values)
+def fitted(
+    stage: str, word: str, job: Any, values: Mapping[str, Any], *, extends: bool = False
+) -> tuple[Any, list[str]]:
+    """The job that a command starts from, and messages that say what was chosen. `word`: the command's second word;
+    `values`: those of its flags; `extends`: whether it continues a run with more steps.
+
+    1. The run directory of a record is the folder that holds the record.
+    2. A recipe for photographs takes its model from the weights, and its steps from the dataset.
+    3. The lanes divide the batch.
+    4. The warm-up fits the number of steps.
+    """
+    job, notes = _in_its_folder(word, job, values)
+    if isinstance(job, TrainingJob):
+        if type(job) is TrainingJob and (word in FINETUNE_RECIPES or word in RECIPES):  # not a trial of resuming
+            job, chosen = _of_photos(word, job, values)
+            notes += chosen
+        job, chosen = _with_lanes(job, values)
         notes += chosen
-    job, said = _with_lanes(default, values)
-    return job, "\n".join([*notes, *said])
+    job, warmup = with_warmup(stage, job, values, extends=extends)
+    return job, [message for message in ("\n".join(notes), warmup) if message]
 
 
 def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
@@ -152,14 +160,6 @@ def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJo
     return replace(job, data=replace(job.data, lanes=fitting, window_blocks=window)), [note]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recorded:
-    """The length of a run and of its warm-up."""
-
-    steps: int
-    warmup: int
-
-
 def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends: bool = False) -> tuple[Any, str]:
     """The job that a command starts from, with a warm-up that fits the `values` of its flags, and a note for the user
     (empty if nothing changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
@@ -172,9 +172,9 @@ def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends:
     if not isinstance(default, TrainingJob):
         return default, ""
     run_dir = values.get("--run-dir") or default.run_dir
-    recorded = _recorded(Path(run_dir) / "job.yaml")
-    if recorded and (extends or recorded.steps == values.get("--steps")):
-        return _kept(default, recorded.warmup, values, run_dir=run_dir)
+    steps, warmup = _recorded(Path(run_dir) / "job.yaml")
+    if warmup is not None and (extends or (steps or 0) == values.get("--steps")):
+        return _kept(default, warmup, values, run_dir=run_dir)
     return (default, "") if extends else _scaled_by_flags(default, values)
 
 
@@ -190,28 +190,16 @@ def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_di
     own = recipe.schedule.warmup_steps
     if warmup == own or warmup >= recipe.steps or f"--{_WARMUP}" in values:
         return recipe, ""
-    return with_warmup_steps(
-        recipe, warmup
-    ), f"warm-up {in_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
+    note = f"warm-up {in_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
+    return with_warmup_steps(recipe, warmup), note
 
 
-def _recorded(path: Path) -> _Recorded | None:
-    """The lengths in a run's record; None if it cannot be read."""
-    if not path.is_file():
-        return None
-    from jobs.record import read_tree  # noqa: PLC0415 - YAML, only for runs that are continued
+def _recorded(path: Path) -> tuple[int | None, int | None]:
+    """The steps and the warm-up in a run's record; None for what it does not say."""
+    from jobs.record import read_leaves  # noqa: PLC0415 - YAML, only for runs that are continued
 
     try:
-        tree = read_tree(path)
-    except UserError:
-        return None
-    steps, warmup = _number_in(tree, "job", "steps"), _number_in(tree, "job", "schedule", "warmup_steps")
-    return None if warmup is None else _Recorded(steps=steps or 0, warmup=warmup)
-
-
-def _number_in(tree: "Tree", *names: str) -> int | None:
-    """The whole number at a path of fields; None if it is missing or no such number."""
-    found: Tree | None = tree
-    for name in names:
-        found = getattr(found, "entries", {}).get(name)
-    return whole_number(getattr(found, "text", ""))
+        leaves = read_leaves(path)
+    except (OSError, InvalidDataError):
+        return None, None
+    return whole_number(leaves.get("job.steps", "")), whole_number(leaves.get("job.schedule.warmup_steps", ""))
