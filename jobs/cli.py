@@ -58,8 +58,8 @@ HIDDEN = ("__done", "__gate", "__probe")
 
 
 def entry() -> None:
-    """Console script. Skips the interpreter's shutdown: the work is done and on disk by then, and a C++ library that
-    aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
+    """Runs the console script. It skips the interpreter's shutdown: the work is done and on disk by then, and a C++
+    library that aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
     use_utf8(os.environ)
     prepare_streams()
     wait_quietly(os.environ)  # before any stage loads torch
@@ -99,7 +99,7 @@ def _ended(error: BaseException, *, is_looking: bool = False) -> int:
 
 
 def _has_s3_answered() -> bool:
-    """Whether slurm/stage.sbatch has just reached S3: the address is right."""
+    """Whether slurm/stage.sbatch has just reached S3, which shows that the address is right."""
     return bool(os.environ.get("PATCHLINE_S3_ANSWERED"))
 
 
@@ -144,13 +144,13 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _at_home(word: str) -> str:
-    """The word with the home folder for `~`, which a shell leaves as it is in `--flag=~/x` and in quotes."""
+    """Returns the word with the home folder for `~`, which a shell leaves as it is in `--flag=~/x` and in quotes."""
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{flag}{equals}{at_home(value)}"
 
 
 def _of_scripts(name: str, words: list[str]) -> int:
-    """What the batch scripts ask."""
+    """Answers what the batch scripts ask."""
     if name == "__done":
         return int(importlib.import_module("jobs.chains.done").tell_done(words))
     if name == "__probe":
@@ -160,7 +160,7 @@ def _of_scripts(name: str, words: list[str]) -> int:
 
 
 def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
-    """Commands that parse their own words."""
+    """Runs a command that parses its own words."""
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
@@ -204,8 +204,8 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
 
 
 def _imported(name: str) -> ModuleType:
-    """The module. Nothing that imports make is garbage: looking for it would take a sixth of their time, now and in
-    each later search."""
+    """Imports a module with the garbage collector off. Imports make no garbage, and looking for it would take a sixth
+    of their time, now and in each later search."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -217,7 +217,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _origin(stage: str, word: str) -> dict[str, Any]:
-    """The job's origin, for the stages that record it."""
+    """Returns the job's origin, for the stages that record it."""
     if stage not in WITH_SMOKE:
         return {}
     from jobs.origin import origin_of  # noqa: PLC0415 - which help can do without
@@ -226,7 +226,7 @@ def _origin(stage: str, word: str) -> dict[str, Any]:
 
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
-    """The job with the flags after the second word applied. UserError if one is wrong or missing."""
+    """Returns the job with the flags after the second word applied. Raises UserError if one is wrong or missing."""
     command = " ".join(["patchline", stage, words[0]]).rstrip()
     job = _overridden(default, words[1:], command, extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
@@ -235,8 +235,8 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
 
 
 def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False, is_said: bool = True) -> Any:
-    """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
-    logged. UserError if a flag is wrong."""
+    """Returns the job with the flags applied. `command` is the words before them. `is_said` says whether the choices of
+    `fitted` are logged. Raises UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
     _, stage, *second = command.split(" ", 2)
     default, chosen = fitted(stage, "".join(second), default, values, extends=extends)
@@ -255,7 +255,8 @@ def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
 
 
 def _show(text: str, *, requested: bool) -> int:
-    """Help that was requested goes to standard output; help shown instead of an error goes to standard error."""
+    """Writes help that was requested to standard output, and help that is shown instead of an error to standard
+    error."""
     if requested:
         with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
             put(text)

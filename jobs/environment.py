@@ -26,7 +26,7 @@ _MODES = ("r", "w", "w")
 def wait_quietly(environ: MutableMapping[str, str]) -> None:
     """Sets the environment variable for this process and its children, unless the user has set one of them.
 
-    libgomp reads it when torch is imported: call this before.
+    Call this before torch is imported, which is when libgomp reads it.
     """
     if not any(environ.get(name) for name in _WAITING):
         environ[_POLICY] = "PASSIVE"
@@ -47,7 +47,7 @@ def use_utf8(environ: MutableMapping[str, str]) -> None:
 
 
 def prepare_streams() -> None:
-    """Opens closed streams on /dev/null, lest a file of ours takes the number of one, and makes writes to standard
+    """Opens closed streams on /dev/null, so that no file of ours takes the number of one, and makes writes to standard
     error never fail."""
     for number, (name, mode) in enumerate(zip(_NAMES, _MODES, strict=True)):
         try:

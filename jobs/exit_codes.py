@@ -59,7 +59,7 @@ _WRONG_PATHS = {
 
 
 class Interrupted(KeyboardInterrupt):
-    """`number`: of the signal."""
+    """Raised when a signal interrupts a command; `number` is the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -67,13 +67,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code_of(interrupt: KeyboardInterrupt) -> int:
-    """130 after Ctrl-C, 143 after TERM, 138 after USR1 and 140 after USR2, as in shells."""
+    """Returns 130 after Ctrl-C, 143 after TERM, 138 after USR1 and 140 after USR2, as shells do."""
     return _SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
 
 
 class Interrupts:
-    """Context manager around a command. Outside the main thread it does nothing, since Python allows no handlers there.
-    A signal that is ignored stays ignored."""
+    """Handles the signals of a command while it is open. Outside the main thread it does nothing, since Python allows
+    no handlers there. A signal that is ignored stays ignored."""
 
     def __init__(self) -> None:
         self._is_working = False
@@ -95,7 +95,7 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def works(self) -> None:
-        """Everything is loaded: from now on an interrupt is raised."""
+        """Tells that everything is loaded: from now on an interrupt is raised."""
         self._is_working = True
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -116,8 +116,8 @@ class Interrupts:
 
 
 class AnsweredInExchanges:
-    """Context manager for ranks that wait for each other: in an exchange, Python runs no handler. Inside, a signal ends
-    the command 10 s later, and the second one at once, even if the exchange never ends.
+    """Lets signals end ranks that wait for each other: in an exchange, Python runs no handler. While this is open, a
+    signal ends the command 10 s later, and a second one at once, even if the exchange never ends.
 
     Outside the main thread it does nothing.
     """
@@ -152,7 +152,7 @@ class AnsweredInExchanges:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """The exit code and the message; an empty message is not printed."""
+    """How a command ends: its exit code, and its message, which is not printed if it is empty."""
 
     code: int
     message: str
@@ -160,8 +160,8 @@ class End:
 
 
 def end_of(error: BaseException, *, is_looking: bool = False) -> End:
-    """What `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback.
-    `is_looking`: the command is one that looks at runs, which may be those of others."""
+    """Returns what `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback.
+    `is_looking` says that the command looks at runs, which may belong to others."""
     if is_looking and isinstance(error, PermissionError):
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
@@ -197,7 +197,7 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
 
 
 def _end_of_mistake(error: UserError) -> End:
-    """It is a fault outside if a disk's answer was turned into it."""
+    """Returns the end for a UserError. It is a fault outside if the error was made from a disk's answer."""
     if fault := disk_fault(error):
         what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
         return End(code=CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")

@@ -38,8 +38,8 @@ _WARMUP = "schedule.warmup-steps"
 def fitted(
     stage: str, word: str, job: Any, values: Mapping[str, Any], *, extends: bool = False
 ) -> tuple[Any, list[str]]:
-    """The job that a command starts from, and messages that say what was chosen. `word`: the command's second word;
-    `values`: those of its flags; `extends`: whether it continues a run with more steps.
+    """Returns the job that a command starts from, and messages that say what was chosen. `word` is the command's second
+    word, `values` has those of its flags, and `extends` says whether it continues a run with more steps.
 
     1. The run directory of a record is the folder that holds the record.
     2. A recipe for photographs takes its model from the weights, and its steps from the dataset.
@@ -58,8 +58,8 @@ def fitted(
 
 
 def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """The job of a run's record with the folder that holds the record as its run directory: the run may have been moved
-    or copied, and a relative path may be of another working directory."""
+    """Makes the folder that holds a run's record the job's run directory: the run may have been moved or copied, and a
+    relative path may have been written in another working directory."""
     if "--run-dir" in values or not getattr(job, "run_dir", ""):
         return job, []
     from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
@@ -134,8 +134,8 @@ def _is_dataset(url: str) -> bool:
 
 
 def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
-    """The model of the weights, without what belongs to their head and their training. The note of a flag that says
-    otherwise is the error of the weights, which no longer fit."""
+    """Returns the model of the weights, without what belongs to their head and their training. If a flag asks for
+    another model, the weights no longer fit, and their own error says so."""
     found, plain = weights.config, ModelConfig()
     size = values.get("--model.image-size")
     if size and not found.is_bit and "--model.patch" not in values and size % found.stride:
@@ -149,8 +149,8 @@ def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
-    """The job with lanes that divide its batch, and with windows that are longer by as much as the lanes are fewer: the
-    shuffle reaches as far."""
+    """Returns the job with lanes that divide its batch. With fewer lanes its windows are longer, so that the shuffle
+    reaches as far."""
     batch, lanes = values.get("--global-batch", job.global_batch), job.data.lanes
     if "--data.lanes" in values or batch < 1 or batch % lanes == 0:
         return job, []
@@ -161,8 +161,8 @@ def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJo
 
 
 def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends: bool = False) -> tuple[Any, str]:
-    """The job that a command starts from, with a warm-up that fits the `values` of its flags, and a note for the user
-    (empty if nothing changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
+    """Returns the job with a warm-up that fits the `values` of the flags, and a note for the user (empty if nothing
+    changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
 
     An existing run keeps its warm-up if the command has the same steps or `extends` it.
     """
@@ -186,7 +186,7 @@ def _scaled_by_flags(recipe: TrainingJob, values: Mapping[str, Any], *, prefix: 
 
 
 def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_dir: str) -> tuple[TrainingJob, str]:
-    """The recipe with the warm-up of the run in the run directory."""
+    """Returns the recipe with the warm-up of the run in the run directory."""
     own = recipe.schedule.warmup_steps
     if warmup == own or warmup >= recipe.steps or f"--{_WARMUP}" in values:
         return recipe, ""
@@ -195,7 +195,7 @@ def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_di
 
 
 def _recorded(path: Path) -> tuple[int | None, int | None]:
-    """The steps and the warm-up in a run's record; None for what it does not say."""
+    """Returns the steps and the warm-up in a run's record, or None for what it does not say."""
     from jobs.record import read_leaves  # noqa: PLC0415 - YAML, only for runs that are continued
 
     try:

@@ -113,8 +113,8 @@ _STAGES = {
 
 
 def kept_sizes(job: Any, words: Sequence[str]) -> str:
-    """What to tell a user who gave `--model.name` to a recipe with sizes of its own; empty if there is nothing to tell.
-    The words may give these sizes, too."""
+    """Returns what to tell a user who gave `--model.name` to a recipe that sets the sizes itself, or an empty text. The
+    words may give these sizes, too."""
     training = getattr(job, "training", job)  # that of a plan
     model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
     given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
@@ -150,7 +150,8 @@ def _shown(value: Any) -> str:
 
 
 def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted name of every field, each group before its fields; if there is a choice of groups, of all of them."""
+    """Yields the dotted name of every field, each group before its fields. If there is a choice of groups, the fields
+    of all of them are named."""
     hints = get_type_hints(kind)
     for each in fields(kind):
         yield f"{prefix}{each.name}"
@@ -160,7 +161,8 @@ def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def known_instead(given: str, prefix: str, root: type) -> str:
-    """`; did you mean ...?` for a name that `root` does not have below `prefix`; empty if none is similar."""
+    """Returns `; did you mean ...?` for a name that `root` does not have below `prefix`, or an empty text if no name is
+    similar."""
     word = given.replace("-", "_").lower()
     every = list(dict.fromkeys(field_names(root)))
     if word in every and "." in word:
@@ -179,20 +181,20 @@ def known_instead(given: str, prefix: str, root: type) -> str:
 
 
 def nested(name: str) -> str:
-    """A dotted name as YAML has it: `a.b` is `a: {b: ...}`."""
+    """Writes a dotted name as YAML does: `a.b` is `a: {b: ...}`."""
     *groups, last = name.split(".")
     return "".join(f"{group}: {{" for group in groups) + f"{last}: ..." + "}" * len(groups)
 
 
 def unknown_stage(word: str, stages: Sequence[str]) -> UserError:
-    """The error for a first word that is not a stage."""
+    """Returns the error for a first word that is not a stage."""
     meant = _STAGES.get(word.lower(), "")
     near = [meant] if meant in stages else similar(word, stages)
     return UserError(f"unknown stage {word!r}; {_meant(near)}allowed: {', '.join(stages)}")
 
 
 def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
-    """The error for a second word that is neither a recipe nor a file."""
+    """Returns the error for a second word that is neither a recipe nor a file."""
     near = [name for name in recipes if len(word) > 2 and word in name][:3] or similar(word, recipes)
     listed = ", ".join(recipes) if len(recipes) <= _MOST_LISTED else f"what 'patchline {stage}' lists"
     taker = _TAKES_FOLDER.get(stage, "") if word and Path(word).is_dir() else ""
@@ -204,7 +206,7 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
 
 
 def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
-    """The error for a flag that a command does not know."""
+    """Returns the error for a flag that a command does not know."""
     meant = _of_sbatch(name) or _meant(similar_flags(name, flags))
     if "--steps" in flags and name.endswith("epochs"):
         meant += "steps are epochs x images of the dataset / --global-batch; "
@@ -212,14 +214,14 @@ def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
 
 
 def unexpected_word(word: str, *, command: str) -> UserError:
-    """The error for a word behind a recipe that no flag takes."""
+    """Returns the error for a word behind a recipe that no flag takes."""
     taker = _TAKES_FOLDER.get(command.split()[1], "") if Path(word).is_dir() else ""
     meant = f"it is a folder, which {taker} takes" if taker else "a value follows its flag, as in --flag VALUE"
     return UserError(f"unexpected word {word!r}; {meant}. See {command} --help")
 
 
 def _of_sbatch(name: str) -> str:
-    """Returns where an option of sbatch belongs; empty for any other flag."""
+    """Returns where an option of sbatch belongs, or an empty text for any other flag."""
     word = name.lstrip("-")
     setting = _SBATCH.get(word if len(word) == 1 else word.replace("_", "-").lower())
     if setting is None:
@@ -230,7 +232,7 @@ def _of_sbatch(name: str) -> str:
 
 
 def required_flags(flags: Sequence[Flag], required: Required) -> list[Flag]:
-    """The flags that a stage requires (see `Stage.required`) and that have no value in this job yet."""
+    """Returns the flags that a stage requires (see `Stage.required`) and that have no value in this job yet."""
     by_name = {flag.name: flag for flag in flags}
     groups = [(names,) if isinstance(names, str) else names for names in required]
     first = [next((name for name in names if name in by_name), "") for names in groups]
@@ -238,7 +240,7 @@ def required_flags(flags: Sequence[Flag], required: Required) -> list[Flag]:
 
 
 def refuse_bytes(words: Sequence[str]) -> None:
-    """UserError for a word that is not UTF-8: records and logs, which are, could not hold it."""
+    """Raises UserError for a word that is not UTF-8: records and logs are UTF-8 and could not hold it."""
     for word in words:
         try:
             word.encode()
@@ -251,7 +253,8 @@ def refuse_bytes(words: Sequence[str]) -> None:
 
 
 def refuse_lost_folder() -> None:
-    """UserError if the current folder has been deleted: libraries could not be loaded, nor child processes started."""
+    """Raises UserError if the current folder has been deleted: libraries could not be loaded, nor child processes
+    started."""
     try:
         Path.cwd()
     except OSError as error:
@@ -259,7 +262,7 @@ def refuse_lost_folder() -> None:
 
 
 def refuse_secrets(flags: Sequence[Flag]) -> None:
-    """UserError for a value with a password or a signature in a URL: records would keep it, which others may read."""
+    """Raises UserError for a URL with a password or a signature: records, which others may read, would keep it."""
     for flag in flags:
         for value in flag.default if isinstance(flag.default, tuple) else (flag.default,):
             if isinstance(value, str) and has_secret(value):
@@ -270,7 +273,7 @@ def refuse_secrets(flags: Sequence[Flag]) -> None:
 
 
 def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
-    """UserError that names every required flag which has no value in the job."""
+    """Raises UserError that names every required flag without a value in the job."""
     given = {flag.name for flag in flags if flag.default}
     missing = [flag for flag in required_flags(flags, required) if _INSTEAD.get(flag.name) not in given]
     if missing:
@@ -278,7 +281,7 @@ def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
 
 
 def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
-    """The flags that an unknown one may mean: by the usual words, by its last word, by its letters."""
+    """Returns the flags that an unknown one may mean: by usual names, by its last word, or by its letters."""
     word = name.lstrip("-").replace("_", "-").lower()
     synonyms = [flag for flag in _SYNONYMS.get(word, ()) if flag in flags]
     last = word.rpartition(".")[2]
@@ -290,7 +293,7 @@ def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
 
 
 def similar(word: str, allowed: Sequence[str]) -> list[str]:
-    """The nearest by letters, at most three; those that it begins before all others."""
+    """Returns the nearest names by letters, at most three, those that begin with the word before all others."""
     begins = [other for other in allowed if len(word) > 2 and other.startswith(word)]
     near = get_close_matches(word, allowed, n=3, cutoff=0.6)
     return list(dict.fromkeys([*begins, *near]))[:3]

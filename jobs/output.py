@@ -44,7 +44,8 @@ _SHARED = stat.S_ISGID | stat.S_IWGRP
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
-    """The text in at most `width` columns, control characters escaped; the middle of a long text is left out."""
+    """Returns the text in at most `width` columns, with control characters escaped. The middle of a long text is left
+    out."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - not needed for help
 
     if len(text) > 16 * width:  # of a text of megabytes only the ends are looked at
@@ -61,8 +62,8 @@ def fitted(text: str, width: int = WIDTH) -> str:
 
 
 def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
-    """The text in as many lines as it needs, but not more than a few, control characters escaped; those below the first
-    are indented. What is left out is at its end."""
+    """Returns the text in at most a few lines, with control characters escaped; lines below the first are indented. The
+    end of a longer text is left out."""
     shown = printable_name(text[: most_lines * width])
     if fitted(shown, width) == shown and shown == printable_name(text):
         return [shown]
@@ -75,8 +76,8 @@ def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
 
 
 def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
-    """What to do, behind `>`; nothing if there is nothing to do. A command alone stays whole, so that it can be pasted:
-    a terminal wraps it without a line break."""
+    """Returns what to do, behind `>`, or nothing if there is nothing to do. A command alone stays whole, so that it can
+    be pasted: a terminal wraps it without a line break."""
     if not todo:
         return []
     is_command = todo.startswith(_COMMANDS) and not _MORE_WORDS.search(todo)
@@ -84,8 +85,8 @@ def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
 
 
 def table_of_checks(rows: Sequence[tuple[str, str, str, str]], *, columns: int) -> str:
-    """A line for each check, and below it what to do. `rows`: its status as shown, its name, what was found, what to
-    do. `columns`: 0 for a pipe."""
+    """Returns a line for each check, and what to do below it. A row is the status as shown, the name, what was found
+    and what to do. `columns` is 0 for a pipe."""
     name_width = max(len(name) for _, name, _, _ in rows)
     indent = " " * (name_width + _STATUS_WIDTH + 4)
     width, lines = columns or _PIPE_COLUMNS, []
@@ -98,7 +99,7 @@ def table_of_checks(rows: Sequence[tuple[str, str, str, str]], *, columns: int) 
 
 
 def put(text: str) -> None:
-    """Writes a result to standard output, at once: if it takes no more, the command ends here and not unnoticed."""
+    """Writes a result to standard output, at once: if it takes no more, the command ends here with an error."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -127,8 +128,8 @@ def has_no_reader(stream: TextIO | None) -> bool:
 
 
 def write_to(out: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
-    """`write(out)`, a file or a folder. UserError if `out` has content that this command would not have written; with
-    `overwrite`, files of the same names are replaced."""
+    """Calls `write(out)`, which writes a file or a folder. Raises UserError if `out` has content that this command
+    would not have written; with `overwrite`, files of the same names are replaced."""
     if overwrite or not _has_content(out):
         write(out)
         return
@@ -154,7 +155,7 @@ def _has_content(out: Path) -> bool:
 
 
 def _others(out: Path, again: Path) -> Iterator[str]:
-    """Files in `out` that the command would not have written, or with other content."""
+    """Yields the files in `out` that the command would not have written, or with other content."""
     if not (out.is_dir() and again.is_dir()):
         if out.is_dir() or again.is_dir() or not filecmp.cmp(out, again, shallow=False):
             yield f"{out.name} ({'a folder' if out.is_dir() else 'a file'})"
@@ -173,7 +174,8 @@ def _files(folder: Path) -> set[str]:
 
 
 def write_out(path: Path, data: bytes, *, todo: str) -> None:
-    """UserError with `todo` if the file cannot be there; OSError for a fault of the storage."""
+    """Writes a whole file. Raises UserError with `todo` if it cannot be there, and OSError for a fault of the
+    storage."""
     try:
         write_whole(path, data)
     except OSError as error:
@@ -183,13 +185,13 @@ def write_out(path: Path, data: bytes, *, todo: str) -> None:
 
 
 def write_page(path: Path, page: bytes) -> None:
-    """An HTML page, as `write_out`."""
+    """Writes an HTML page as `write_out` does."""
     write_out(path, page, todo="give --out FILE.html in a folder that this user may write to")
 
 
 def refuse_no_page(out: Path, *, name: str) -> None:
-    """UserError if a page cannot have this path, or would replace something else. `name`: that of a page, for the
-    message."""
+    """Raises UserError if a page cannot have this path, or would replace something else. `name` is a page's usual name,
+    for the message."""
     if out.is_dir():
         raise UserError(f"--out is the folder {str(out)!r}; give the name of a file, such as {str(out / name)!r}")
     if not out.parent.is_dir():
@@ -199,8 +201,8 @@ def refuse_no_page(out: Path, *, name: str) -> None:
 
 
 def work_in(folder: Path, *, is_shared: bool = False) -> None:
-    """Sets this process's umask for its work in a folder: opened to the group if the folder is shared, or is to become
-    so. UserError if it is there, and is not shared."""
+    """Sets this process's umask for its work in a folder: it is opened to the group if the folder is shared, or is to
+    become so. Raises UserError if the folder exists and is not shared."""
     is_there = folder.is_dir()
     is_already = is_there and folder.stat().st_mode & _SHARED == _SHARED
     if is_shared and is_there and not is_already:
@@ -214,8 +216,8 @@ def work_in(folder: Path, *, is_shared: bool = False) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it, by the umask; if its group may write to it, what is in it stays the
-    group's."""
+    """Makes a folder, and those above it, by the umask. If its group may write to it, everything in it stays with the
+    group."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -226,7 +228,7 @@ def make_folder(folder: Path) -> None:
 
 
 def private_mode() -> int:
-    """The mode of a file for its owner alone, or for the group too in a shared folder."""
+    """Returns the mode of a file for its owner alone, or for the group too in a shared folder."""
     return 0o600 if _umask() & _OF_GROUP else 0o660
 
 

@@ -88,8 +88,8 @@ Tree = Scalar | Items | Fields
 
 
 def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") -> Tree:
-    """The only document of a file. UserError if it cannot be read (`todo`: what to give instead), is not YAML, or is
-    larger than a job may be."""
+    """Returns the only document of a file. Raises UserError if it cannot be read (`todo` says what to give instead), is
+    not YAML, or is larger than a job may be."""
     try:
         content = read_local_file(path, most_bytes=MOST_BYTES)
     except OSError as error:
@@ -106,7 +106,7 @@ def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") 
 
 
 def _tree_of(content: bytes, loader: Any) -> Tree:
-    """The only document of a YAML text. yaml.YAMLError if it is none, or has aliases, tags or duplicate keys, or is
+    """Returns the only document of a YAML text. Raises yaml.YAMLError if it has aliases, tags or duplicate keys, or is
     nested deeper than a job may be."""
     events = yaml.parse(content, Loader=loader)
     next(events)  # the start of the stream
@@ -120,7 +120,7 @@ def _tree_of(content: bytes, loader: Any) -> Tree:
 
 
 def _tree(event: Any, events: Iterator[Any], *, depth: int) -> Tree:
-    """The value that begins with this event; those that follow come from `events`."""
+    """Returns the value that begins with this event; its other events are taken from `events`."""
     line = event.start_mark.line + 1
     if isinstance(event, yaml.AliasEvent):
         raise _problem(f"the alias *{event.anchor}; write out what it stands for", event)
@@ -165,7 +165,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
 
     def fault(self, tree: Tree, message: str) -> Any:
-        """Record a fault; the placeholder of the value."""
+        """Records a fault, and returns the placeholder of the value."""
         self.faults.append((tree.line, message))
         return _WRONG
 
@@ -173,7 +173,8 @@ class Report:
 def job_from(
     tree: Fields, *, kind: type, base: Any, optional: Mapping[str, tuple[str, ...]] = _NOTHING
 ) -> tuple[Any, Report]:
-    """The job in `tree`, and the report; the job is valid only if the report has no faults and no missing fields.
+    """Returns the job in `tree`, and the report. The job is valid only if the report has no faults and no missing
+    fields.
 
     `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `optional` (by class) may
     be missing: they get their defaults.
@@ -191,8 +192,9 @@ def read_config(
     base: Config | None = None,
     optional: Mapping[str, tuple[str, ...]] = _NOTHING,
 ) -> Config:
-    """The dataclass in a YAML file that is no job; `base` and `optional` as for `job_from`. UserError with the lines of
-    what is wrong. `example` is a file to copy, and `todo` says what to give instead of a file that cannot be read."""
+    """Returns the dataclass in a YAML file that is no job; `base` and `optional` are as for `job_from`. Raises
+    UserError with the lines of what is wrong. `example` is a file to copy, and `todo` says what to give instead of a
+    file that cannot be read."""
     tree = read_tree(path, todo=todo)
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; copy {example} and change it")
@@ -249,7 +251,7 @@ def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> An
 
 
 def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report: Report) -> Any:
-    """A value or null; or a group whose `kind` says which of several it is (by default, that of the base)."""
+    """Reads a value or null, or a group whose `kind` says which of several it is (by default, that of the base)."""
     if NoneType in kinds:
         if isinstance(tree, Scalar) and tree.is_nothing:
             return None
@@ -335,9 +337,10 @@ def _spelt(tree: Tree) -> str:
 
 
 def read_leaves(path: Path) -> Leaves:
-    """`stage` and the fields of the job, such as `job.model.name`, items of lists by number. A null is "null".
+    """Returns `stage` and the fields of the job by path, such as `job.model.name`, with items of lists by number. A
+    null is "null".
 
-    Raises OSError, and InvalidDataError if it is not a record.
+    Raises OSError, and InvalidDataError if the file is not a record.
     """
     data, leaves = read_local_file(path, most_bytes=MOST_BYTES), Leaves()
     try:
@@ -359,7 +362,7 @@ def is_scored(leaves: Leaves) -> bool:
 
 
 def leaves_of(job: Any) -> Leaves:
-    """The same of a job in memory, without the first word `job.`."""
+    """Returns the same for a job in memory, without the first word `job.`."""
     return dict(_of_values("", asdict(job)))
 
 
@@ -396,14 +399,14 @@ class JobFile:
 
 
 def record_text(stage: str, job: Any) -> str:
-    """A job as YAML with every field: what read_record reads back."""
+    """Returns a job as YAML with every field, which read_record reads back."""
     return str(yaml.safe_dump({"stage": stage, "job": _plain(asdict(job))}, sort_keys=False))
 
 
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
-    """Write run_dir/job.yaml, completely or not at all; who may read the run directory is up to the umask.
+    """Writes run_dir/job.yaml, completely or not at all. The umask decides who may read the run directory.
 
-    UserError if the folder cannot be made or written to.
+    Raises UserError if the folder cannot be made or written to.
     """
     path = run_dir / "job.yaml"
     try:
@@ -418,7 +421,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
 
 def open_job(path: Path) -> JobFile:
-    """The record or the user's file at `path`. UserError if it is neither."""
+    """Returns the record or the user's file at `path`. Raises UserError if it is neither."""
     tree = read_tree(path)
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; add a line such as `recipe: digits_smoke`, and your changes")
@@ -444,9 +447,9 @@ def open_job(path: Path) -> JobFile:
 
 
 def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[str], Job] | None = None) -> Job:
-    """The job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
+    """Returns the job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
 
-    UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
+    Raises UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
     """
     file = open_job(path)
     if file.stage and file.stage != stage:
@@ -473,7 +476,8 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
 
 
 def _warmed_up(given: Fields, base: Job | None) -> Any:
-    """The recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up itself."""
+    """Returns the recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up
+    itself."""
     steps, schedule = given.entries.get("steps"), given.entries.get("schedule")
     has_warmup = isinstance(schedule, Fields) and "warmup_steps" in schedule.entries
     number = whole_number(steps.text) if isinstance(steps, Scalar) else None
@@ -487,7 +491,7 @@ def _warmed_up(given: Fields, base: Job | None) -> Any:
 
 
 def _refuse_other_fields(path: Path, report: Report) -> None:
-    """UserError if a record has other fields than this version writes."""
+    """Raises UserError if a record has other fields than this version writes."""
     found = (("unknown", report.unknown), ("missing", report.missing))
     others = [f"{what} {_listed(names)}" for what, names in found if names]
     if others:

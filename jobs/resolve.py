@@ -38,9 +38,10 @@ def is_own(word: str) -> bool:
 
 
 def own_job(word: str, *, kinds: tuple[type, ...], has_smoke: bool) -> Any:
-    """The job that FILE.py:FUNCTION returns. `has_smoke`: FUNCTION_smoke is its smoke size.
+    """Returns the job that FILE.py:FUNCTION returns. With `has_smoke`, FUNCTION_smoke is its smoke size.
 
-    UserError if there is no such file or function, if it fails, or if it returns anything but one of the `kinds`.
+    Raises UserError if there is no such file or function, if it fails, or if it returns anything but one of the
+    `kinds`.
     """
     match = _WORD.fullmatch(word)
     if match is None:
@@ -74,7 +75,7 @@ def _loaded(path: Path) -> ModuleType:
 
 
 def _run(function: Callable[[], Any], path: Path) -> Any:
-    """What the user's code returns. If it fails, UserError with a traceback of the user's file only."""
+    """Returns what the user's code returns. If it fails, raises UserError with a traceback of the user's file only."""
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -84,8 +85,8 @@ def _run(function: Callable[[], Any], path: Path) -> Any:
 
 
 def default_job(stage: str, word: str) -> Any:
-    """The job that a stage's second word stands for; of an empty one, the job without it, as help shows. UserError if
-    it stands for no job of this stage."""
+    """Returns the job that a stage's second word stands for, or for an empty word the job without it, as help shows.
+    Raises UserError if the word stands for no job of this stage."""
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
         return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
@@ -111,7 +112,7 @@ def _is_evaluation(record: Path) -> bool:
 
 
 def _evaluation_of(weights: str) -> Any:
-    """The evaluation of these weights: images are prepared, and logits read, as they say."""
+    """Returns the evaluation of these weights: they say how images are prepared and logits are read."""
     from pipeline.models.conversion.convert import usage_for  # noqa: PLC0415 - torch, which help can do without
 
     job, usage = job_class("evaluate")(weights=weights), usage_for(weights)
@@ -119,7 +120,7 @@ def _evaluation_of(weights: str) -> Any:
 
 
 def stages_of(word: str) -> tuple[str, ...]:
-    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty if there is none."""
+    """Returns the stages with recipes that a recipe, a YAML file or a user's own recipe may belong to."""
     if is_file(word):
         from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
 
@@ -138,7 +139,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 
 def _job_of_training(of: str, word: str) -> Any:
-    """The job of a plan or a trial, of any training job."""
+    """Returns the job of a plan or a trial, for any training job."""
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
@@ -163,12 +164,13 @@ def is_file(word: str) -> bool:
 
 
 def file_job(stage: str, path: Path) -> Any:
-    """The job in a YAML file of a stage with recipes."""
+    """Returns the job in a YAML file of a stage with recipes."""
     return _read(stage, path, recipe=partial(recipe_job, stage))
 
 
 def recipe_job(stage: str, word: str) -> Any:
-    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError if the stage has no such recipe."""
+    """Returns the job of a recipe, of its smoke size, or of FILE.py:FUNCTION. Raises UserError if the stage has no such
+    recipe."""
     if is_own(word):
         return own_job(word, kinds=(job_class(stage),), has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
@@ -194,7 +196,7 @@ def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any
 
 
 def split_stage(words: list[str]) -> tuple[str, list[str]]:
-    """The stage in the first word (empty: none), and the words after it."""
+    """Returns the stage in the first word (empty: none), and the words after it."""
     if words and words[0] in OF_TRAINING:
         what = "a plan" if words[0] == PLAN else words[0]
         raise UserError(f"{what} has no job of its own; leave out the word {words[0]}")
@@ -202,14 +204,14 @@ def split_stage(words: list[str]) -> tuple[str, list[str]]:
 
 
 def job_of(word: str, stage: str) -> Any:
-    """The job that a word means in a known stage."""
+    """Returns the job that a word means in a known stage."""
     if stage not in SHOWN:
         raise UserError(f"{word} is of the stage {stage!r}; allowed: {', '.join(SHOWN)}")
     return default_job(stage, file_of(word))
 
 
 def stages_found(word: str) -> tuple[str, ...]:
-    """The stages that a word can belong to, at least one. UserError if there is none."""
+    """Returns the stages that a word can belong to. Raises UserError if there is none."""
     stages = stages_of(file_of(word))
     if stages:
         return stages
@@ -222,7 +224,7 @@ def stages_found(word: str) -> tuple[str, ...]:
 
 
 def file_of(word: str) -> str:
-    """The word itself, or the job.yaml of a run directory. Other folders do not count: a dataset may have the name of
-    its recipe."""
+    """Returns the word itself, or the job.yaml of a run directory. Other folders do not count: a dataset may have the
+    name of its recipe."""
     record = Path(word) / "job.yaml"
     return str(record) if word and record.is_file() else word

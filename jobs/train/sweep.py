@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 
 
 def best_of(scores: Sequence[TrialScore]) -> TrialScore | None:
-    """The highest score, the first of several; None if none has one."""
+    """Returns the highest score, the first of several, or None if no run has one."""
     scored = [one for one in scores if one.accuracy is not None]
     return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
 
 
 def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], list[TrialScore]]:
-    """The scores of the tries, and of the repetitions of the best one once there is one."""
+    """Returns the scores of the tries, and those of the repetitions of the best one once there is one."""
     tries = [score_of(one, override) for one in plan.tries()]
     best = best_of(tries)
     if plan.grid and best is None:
@@ -55,7 +55,7 @@ def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], li
 
 
 def sweep_facts(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> dict[str, Any]:
-    """The results as sweep.json has them."""
+    """Returns the results as sweep.json has them."""
     best, accuracies = best_of(tries), [one.accuracy for one in seeds if one.accuracy is not None]
     is_whole = bool(seeds) and len(accuracies) == len(seeds)
     return {
@@ -73,7 +73,7 @@ def sweep_facts(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[Tr
 
 
 def sweep_table(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> str:
-    """A line for each run, the best marked, and the mean of the repetitions."""
+    """Returns a line for each run, with the best marked, and the mean of the repetitions."""
     best = best_of(tries)
     width = max([len(printable_name(one.trial.name)) for one in (*tries, *seeds)], default=0)
     lines = [_line(one, width=width, mark="  best" if one is best else "") for one in tries]
@@ -106,7 +106,7 @@ def _line(score: TrialScore, *, width: int, mark: str = "") -> str:
 
 
 def _edge(flag: str, values: Sequence[str], best: str) -> str:
-    """A hint if the best value is the lowest or the highest of several numbers."""
+    """Returns a hint if the best value is the lowest or the highest of several numbers."""
     try:
         numbers = sorted(float(value) for value in values)
     except ValueError:
@@ -118,30 +118,30 @@ def _edge(flag: str, values: Sequence[str], best: str) -> str:
 
 
 def _deviation(accuracies: Sequence[float]) -> float:
-    """The standard deviation of a sample; 0 for one value."""
+    """Returns the standard deviation of a sample, or 0 for one value."""
     return statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
 
 
 def sweep_json(facts: dict[str, Any]) -> bytes:
-    """One JSON object, indented."""
+    """Returns the facts as one indented JSON object."""
     return (json.dumps(facts, indent=2, allow_nan=False) + "\n").encode()
 
 
 def sweep_of(run_dir: Path) -> Path | None:
-    """The folder of the sweep that a run is of, if it has a sweep.json; None: of none."""
+    """Returns the folder of the sweep that a run belongs to, if it has a sweep.json."""
     folder = _plain(run_dir)
     sweep = folder.parent.parent
     return sweep if folder.parent.name in _KINDS and (sweep / _SWEEP).is_file() else None
 
 
 def name_in_sweep(run_dir: Path) -> str:
-    """Such as `seeds/0`."""
+    """Returns the run's name in its sweep, such as `seeds/0`."""
     folder = _plain(run_dir)
     return f"{folder.parent.name}/{folder.name}"
 
 
 def read_sweep(sweep: Path) -> dict[str, Any] | None:
-    """What its sweep.json says; None if that cannot be read."""
+    """Returns what the sweep.json says, or None if it cannot be read."""
     try:
         found = parse_json(read_local_file(sweep / _SWEEP, most_bytes=_MOST_BYTES))
     except (OSError, ValueError, InvalidDataError):
@@ -150,14 +150,14 @@ def read_sweep(sweep: Path) -> dict[str, Any] | None:
 
 
 def is_repetition(run_dir: Path, facts: Mapping[str, Any] | None) -> bool:
-    """Whether the sweep of these facts lists the run among its repetitions, with the values that the run has."""
+    """Whether the sweep's facts list the run among its repetitions, with the values that the run has."""
     name = name_in_sweep(run_dir)
     own = [one for one in facts["seeds"] if isinstance(one, dict) and one.get("folder") == name] if facts else []
     return bool(own) and all(_has_values(run_dir, one.get("values", {})) for one in own)
 
 
 def left_out(names: Sequence[str], facts: Mapping[str, Any] | None) -> str:
-    """The note on runs of a sweep, by these names, that are not its repetitions."""
+    """Returns the note on runs of a sweep, by these names, that are not its repetitions."""
     if facts is None:
         return f"its {_SWEEP} cannot be read, so its repetitions are not known; the same sweep again writes it"
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -166,7 +166,7 @@ def left_out(names: Sequence[str], facts: Mapping[str, Any] | None) -> str:
 
 
 def _has_values(folder: Path, values: Any) -> bool:
-    """Whether the run's record has the values of these flags. What it does not say is no difference."""
+    """Whether the run's record has the values of these flags. A value that it does not have is no difference."""
     if not isinstance(values, dict):
         return False
     try:
@@ -177,7 +177,7 @@ def _has_values(folder: Path, values: Any) -> bool:
 
 
 def _plain(path: Path) -> Path:
-    """The path from the root on, without dots, which have no name; links stay."""
+    """Returns the absolute path without dots; links stay."""
     return Path(os.path.normpath(path.absolute()))
 
 
@@ -195,8 +195,8 @@ def _is_same(recorded: str | None, given: Any) -> bool:
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """Runs what is not done, writes sweep.json and prints the table. The exit code of the first run that ends otherwise
-    than with 0, but for one that cannot succeed (which is no candidate). UserError for what a run would refuse."""
+    """Runs what is not done, writes sweep.json and prints the table. Returns the exit code of the first run that
+    failed, but for one that cannot succeed, which is no candidate. Raises UserError for what a run would refuse."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {usage_of('sweep')}")
     plan = plan_of(words, default_job(words[0], words[1]))
@@ -222,8 +222,8 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
 
 
 def check(plan: SweepPlan, override: Override) -> None:
-    """UserError for what one of the runs would refuse, for tries that were run with other values, and for repetitions
-    that are scored on nothing."""
+    """Raises UserError for what one of the runs would refuse, for tries that were run with other values, and for
+    repetitions that are scored on nothing."""
     for trial in plan.tries():
         job_of_words(list(trial.words), override)
     repeated = job_of_words(list(_likely(plan)[0].words), override)
@@ -240,12 +240,12 @@ def check(plan: SweepPlan, override: Override) -> None:
 
 
 def write(plan: SweepPlan, override: Override) -> None:
-    """Writes sweep.json, from what is in the runs' folders."""
+    """Writes sweep.json from the runs' folders."""
     write_whole(plan.folder / "sweep.json", sweep_json(sweep_facts(plan, *scores_of(plan, override))))
 
 
 def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
-    """The fields of the job in which the points of the grid differ, with those that follow from them."""
+    """Returns the fields of the job in which the points of the grid differ, with those that follow from them."""
     last = tuple((flag, values[-1]) for flag, values in plan.grid)
     jobs = [
         asdict(job_of_words(list(plan.repetitions(values)[0].words), override))
@@ -255,7 +255,8 @@ def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
 
 
 def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """The values of the repetitions for --dry-run: the best, or, before they are known, the first, which is said."""
+    """Returns the values of the repetitions for --dry-run: the best, or the first before the best are known, with a
+    note."""
     best = best_of(tries)
     if best and all(one.state in ("done", "failed") for one in tries):
         return best.trial.values
@@ -265,12 +266,13 @@ def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str
 
 
 def _likely(plan: SweepPlan) -> list[Trial]:
-    """The repetitions, with the first values in place of the best."""
+    """Returns the repetitions, with the first values in place of the best."""
     return plan.repetitions(plan.first_values())
 
 
 def _best(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """The values of the best try. UserError if some are not over, WillNotSucceedError if none has a score."""
+    """Returns the values of the best try. Raises UserError if some are not over, and WillNotSucceedError if none has a
+    score."""
     if not plan.grid:
         return ()
     waiting = [one for one in tries if one.state not in ("done", "failed")]

@@ -61,7 +61,7 @@ class StartRanks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialTopology:
-    """How many ranks, and what ZeRO shards across them."""
+    """The number of ranks, and the ZeRO stage that shards across them."""
 
     num_ranks: int
     zero_stage: int
@@ -72,8 +72,8 @@ class TrialTopology:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The moment of a kill: after the line of `step`, or while the checkpoint of `step` is saved; there is one every
-    `save_steps`. `delay`: the share of a step, or of a short while, that is waited then."""
+    """When a run is killed: after the line of `step`, or while the checkpoint of `step` is saved, one of which is saved
+    every `save_steps`. `delay` is the share of a step, or of a short while, to wait then."""
 
     step: int
     save_steps: int
@@ -83,7 +83,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A run: its words, and what it writes. `start`: how its ranks are started. `tick`: called while it runs, with its
+    """A run: its words, and what it writes. `start` starts its ranks, and `tick` is called while it runs, with its
     latest step."""
 
     name: str
@@ -104,8 +104,8 @@ class Command:
 
 
 def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: int) -> list[Moment]:
-    """Kills spread over the run after its first save, one in each of as many equal parts: in a save and between two in
-    turn, as far as a part has both. Pure."""
+    """Spreads kills over the run after its first save, one in each of as many equal parts: alternately in a save and
+    between two, as far as a part has both."""
     draw = random.Random(seed)  # noqa: S311 - moments, no secrets
     num_left = max(1, num_steps - 1 - save_steps)
     moments = []
@@ -121,13 +121,13 @@ def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: in
 
 
 def run_whole(command: Command, topology: TrialTopology) -> None:
-    """Trains to the end. An error as the run's own if it fails."""
+    """Trains to the end. Raises the run's own error if it fails."""
     ranks = command.begin(topology)
     _finish(command, ranks)
 
 
 def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: Sequence[Moment]) -> list[str]:
-    """Kills the run at each moment that it reaches, and continues it to the end: start i on topology i, or i modulo
+    """Kills the run at each moment that it reaches, and continues it to the end, with start i on topology i modulo
     their number. Returns what was done, in words."""
     done: list[str] = []
     for number, moment in enumerate(moments):
@@ -143,7 +143,7 @@ def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: S
 
 
 def last_step(run_dir: Path) -> int:
-    """The latest step in the metrics, 0 before there is one."""
+    """Returns the latest step in the metrics, or 0 before there is one."""
     try:
         return max((int(line["step"]) for line in read_metrics(run_dir)[-1:]), default=0)
     except FileNotFoundError:
@@ -176,8 +176,8 @@ def _wait_for(command: Command, ranks: Ranks, moment: Moment) -> bool:
 
 
 def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> bool:
-    """Whether the step is reached, and the last save before it is committed, unless that takes longer than the steps to
-    the next. `saved`: the newest checkpoint at the start."""
+    """Whether the step is reached and the last save before it is committed, unless that takes longer than the steps to
+    the next. `saved` is the newest checkpoint at the start."""
     if step < moment.step:
         return False
     due = (moment.step - 1) // moment.save_steps * moment.save_steps
@@ -192,7 +192,7 @@ def _is_saving(run: StoredRun, step: int, latest: int) -> bool:
 
 
 def _refuse_failure(command: Command, code: int) -> None:
-    """The error that a run ended with, and the last lines of its first rank."""
+    """Raises the error that a run ended with, with the last lines of its first rank."""
     if code == exit_codes.DONE:
         return
     message = f"{command.name} ended with code {code}; its last lines:\n{_tail(log_of(command.log_dir, 0))}"
@@ -213,15 +213,15 @@ def _tail(path: Path) -> str:
 
 
 def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:
-    """Runs, kills, continues and compares; 1 if any run differs.
+    """Runs, kills, continues and compares. Returns 1 if any run differs.
 
-    `environ`: the caller's environment, which only the command line may read.
+    `environ` is the caller's environment, which only the command line may read.
     """
     return verify(job, start=partial(start_ranks, environ=environ, is_quiet=True))
 
 
 def verify(job: VerifyResumeJob, *, start: StartRanks) -> int:
-    """The same with ranks that `start` starts."""
+    """Does the same with ranks that `start` starts."""
     if job.command == "finetune" and not job.initial.weights:
         raise UserError("--initial.weights is missing: a fine-tuning recipe starts from weights; give RUN/weights")
     with _folder(job) as (folder, kept):
@@ -258,7 +258,7 @@ class _Trial:
         self._num_begun = 0
 
     def outcomes(self) -> list[ResumeOutcome]:
-        """Every comparison that was asked for."""
+        """Returns every comparison that was asked for."""
         found, unbroken = [], dict[TrialTopology, StoredRun]()
         for number, topology in enumerate(self._topologies):
             whole = self._whole(f"unbroken-{number}", topology)
@@ -274,13 +274,13 @@ class _Trial:
             return command.run
 
     def _interrupted(self, name: str, topologies: list[TrialTopology], *, expected: StoredRun) -> ResumeOutcome:
-        """A run with kills, compared with an unbroken one on the same topology."""
+        """Compares a run with kills with an unbroken one on the same topology."""
         title = str(topologies[0])
         run, kills = self._killed(name, title, topologies, expected)
         return outcome_of(self._job, title=title, kills=kills, expected=expected, found=run)
 
     def _changing(self, unbroken: dict[TrialTopology, StoredRun]) -> ResumeOutcome:
-        """A run that goes from topology to topology, compared with the unbroken one of the first."""
+        """Compares a run that goes from topology to topology with the unbroken one of the first."""
         first = unbroken[self._topologies[0]]
         run, kills = self._killed("changing", "changing topology", self._topologies, first)
         title = f"{self._topologies[0]}, then each other in turn"
@@ -312,12 +312,12 @@ class _Trial:
         return command.run, kills
 
     def _same_micro_batch(self, expected: StoredRun) -> tuple[str, ...]:
-        """The unbroken run's, whatever memory is free now: another one would be a difference of its own."""
+        """Returns the unbroken run's micro-batch, whatever memory is free now: another one would make a difference."""
         return ("--micro-batch", str(expected.engine()[0]))
 
     @contextmanager
     def _command(self, name: str, shown: str, *, more: tuple[str, ...] = ()) -> Iterator[Command]:
-        """A command with its progress on the terminal."""
+        """Yields a command with its progress on the terminal."""
         self._num_begun += 1
         log.info("run %d of %d: %s", self._num_begun, self._num_runs, shown)
         run_dir, url = self._folder / name, self._training.checkpoint.url
@@ -340,8 +340,8 @@ def _shown(steps: list[int]) -> str:
 
 
 def _training_job(job: VerifyResumeJob) -> TrainingJob:
-    """The job of all runs. It saves often enough for every kill to find another checkpoint. No service gets their
-    curves: they are no runs of the user's."""
+    """Returns the job of all runs. It saves often enough for every kill to find another checkpoint, and sends no curves
+    to services, since these are not the user's runs."""
     training = TrainingJob(**{field.name: getattr(job, field.name) for field in fields(TrainingJob)})
     every = training.checkpoint.every_steps
     if not every or every * job.kills >= job.steps:
@@ -356,7 +356,7 @@ def _training_job(job: VerifyResumeJob) -> TrainingJob:
 
 @contextmanager
 def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
-    """A folder for the runs, removed at the end with their checkpoints, unless it is put into the list."""
+    """Makes a folder for the runs. It is removed at the end with their checkpoints, unless it is put into the list."""
     try:
         Path(job.run_dir or ".").mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="verify-resume-", dir=job.run_dir or None)).resolve()
@@ -380,7 +380,7 @@ def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _remove(job: VerifyResumeJob, folder: Path) -> None:
-    """The runs, and their checkpoints elsewhere."""
+    """Removes the runs, and their checkpoints elsewhere."""
     url = job.checkpoint.url
     if url.startswith(_S3):
         store = open_store(f"{url.rstrip('/')}/{folder.name}")
