@@ -113,7 +113,7 @@ def _is_evaluation(record: Path) -> bool:
 
 def _evaluation_of(weights: str) -> Any:
     """Returns the evaluation of these weights: they say how images are prepared and logits are read."""
-    from pipeline.models.conversion.convert import usage_for  # noqa: PLC0415 - torch, which help can do without
+    from pipeline.models.conversion.open_any import usage_for  # noqa: PLC0415 - torch, which help can do without
 
     job, usage = job_class("evaluate")(weights=weights), usage_for(weights)
     return replace(job, loss=usage.loss, data=replace(job.data, transform=usage.transform))
