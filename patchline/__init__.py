@@ -33,8 +33,6 @@ from typing import TYPE_CHECKING, Any
 
 # Without __all__, help(patchline) is the text above instead of many pages about every class.
 if TYPE_CHECKING:
-    import jobs.recipes.verify_resume
-
     import jobs.recipes.finetune
     import jobs.recipes.pack
     import jobs.recipes.pretrain  # noqa: F401 - a type checker then knows recipes.STAGE

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs.recipes.verify_resume import of_training
 
 from jobs.ranks import Ranks
 from jobs.recipes.finetune import digits_48
+from jobs.recipes.of_training import trial_of
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import read_record
 from jobs.resolve import default_job
@@ -56,7 +56,7 @@ def trial(url: str, folder: Path, **changes: Any) -> VerifyResumeJob:
         ema_decay=0.9,
         device="cpu",
     )
-    job = of_training("digits_smoke", training, command="pretrain")
+    job = trial_of("digits_smoke", training, command="pretrain")
     return replace(job, **{"run_dir": str(folder), "kills": 1, "json": True, **changes})
 
 
