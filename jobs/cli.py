@@ -217,12 +217,12 @@ def _imported(name: str) -> ModuleType:
 
 
 def _origin(stage: str, word: str) -> dict[str, Any]:
-    """Returns the job's origin, for the stages that record it."""
+    """Returns the stage and the job's origin, for the stages that record them."""
     if stage not in WITH_SMOKE:
         return {}
     from jobs.origin import origin_of  # noqa: PLC0415 - which help can do without
 
-    return {"origin": origin_of(stage, word)}
+    return {"stage": stage, "origin": origin_of(stage, word)}
 
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:

@@ -151,7 +151,7 @@ STAGES = {
     ),
     "finetune": Stage(
         summary="fine-tune a run's weights, usually at higher resolution",
-        module="jobs.train.finetune",
+        module="jobs.train.pretrain",
         job=("pipeline.training.settings.job", "TrainingJob"),
         recipes="jobs.recipes.finetune",
         loads_torch=True,
