@@ -198,6 +198,8 @@ def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_di
 
 def _recorded(path: Path) -> tuple[int | None, int | None]:
     """Returns the steps and the warm-up in a run's record, or None for what it does not say."""
+    if not path.is_file():
+        return None, None
     from jobs.record import read_leaves  # noqa: PLC0415 - YAML, only for runs that are continued
 
     try:

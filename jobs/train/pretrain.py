@@ -1,4 +1,4 @@
-"""`patchline pretrain` and `patchline finetune`: train a model on a packed dataset; the same command continues a run."""
+"""`patchline pretrain` and `patchline finetune` train a model on a packed dataset; the same command continues it."""
 
 from pathlib import Path
 
