@@ -1,4 +1,4 @@
-"""Errors that end a command with a message instead of a traceback. jobs/endings.py gives each family its exit code."""
+"""Errors that end a command with a message instead of a traceback; jobs/exit_codes.py gives each its exit code."""
 
 import errno
 

@@ -20,7 +20,7 @@ from jobs.cluster.preflight_nodes import deep_checks, options_of, shared_checks
 from jobs.cluster.settings import ClusterConfig, asked_seconds, read_cluster, seconds_of, with_command
 from jobs.cluster.slurm import partitions, ran, slurms_answer
 from jobs.output import put, table_of_checks
-from jobs.settings.cluster import PreflightJob
+from jobs.settings.models import PreflightJob
 from pipeline.machine.checks import local_checks
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, size
