@@ -30,8 +30,7 @@ from jobs.train.killed_runs import (
 )
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table
 from pipeline.runs.comparison import StoredRun
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import UserError
 from shards.output.progress import Fact, Ticker
 from shards.store import open_store

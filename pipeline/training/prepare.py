@@ -39,7 +39,7 @@ from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import World, bf16_of
 from pipeline.training.device_choices import will_compile
 from pipeline.training.fitting.fit import Budget, budget_of
-from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
+from pipeline.training.reporting.loggers import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
 from pipeline.training.zero.loading import deepspeed_version, refuse_untested_deepspeed

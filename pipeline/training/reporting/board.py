@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from pipeline.training.settings.loggers import Settings
 from pipeline.training.zero.loading import without
 from shards.files.local_files import naming
 
@@ -33,7 +32,7 @@ class Board:
 
     def __init__(self, run_dir: Path, *, first_step: int) -> None:
         self._run_dir, self._first_step = run_dir, first_step
-        self._job: tuple[str, Settings] | None = None
+        self._job: tuple[str, Mapping[str, str | int | float]] | None = None
         self._fault, self._opens_at, self._pause_seconds = "", 0.0, _FIRST_PAUSE_SECONDS
         self._hook_before = threading.excepthook
         threading.excepthook = self._thread_failed  # first: the thread writes at once
@@ -50,7 +49,7 @@ class Board:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(step, lambda writer: writer._get_file_writer().add_summary(summary, step))  # type: ignore[no-untyped-call]
 
-    def show_job(self, text: str, settings: Settings) -> None:
+    def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
         """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
 
         Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this

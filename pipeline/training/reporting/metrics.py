@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import torch
 
-from pipeline.training.settings.loggers import CurveWriter
 from shards.files.local_files import (
     KeptWrites,
     Line,
@@ -41,11 +40,10 @@ _COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
 
 class Metrics:
     """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps. Lines for which there
-    is no room are written later. `follower`: gets all of it, too, once it is written here."""
+    is no room are written later."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
-        self.follower: CurveWriter | None = None
         # Here: TensorBoard takes half a second to load, and only rank 0 writes curves.
         from pipeline.training.reporting.board import Board  # noqa: PLC0415
 
@@ -62,14 +60,10 @@ class Metrics:
         """One line, and one point per curve. Floats read back bit for bit."""
         self._writes.do(partial(self._append, {"step": step, **values}))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
-        if self.follower:
-            self.follower.write(step, values)
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
         """The job's YAML, and the settings that runs are compared by; not in metrics.jsonl."""
         self._board.show_job(text, settings)
-        if self.follower:
-            self.follower.show_job(text, settings)
 
     def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
         """Images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
@@ -87,8 +81,6 @@ class Metrics:
         """Adds values to the last line; killed meanwhile, the file has it with them or without them."""
         self._writes.do(partial(self._rewrite, step, values))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
-        if self.follower:
-            self.follower.amend(step, values)
 
     def settle(self) -> None:
         """Raises the disk's error if lines are still to be written."""

@@ -20,7 +20,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
 from pipeline.inspection.weight_pictures import picture
 from pipeline.training.reporting.ledger import Account, Ledger
-from pipeline.training.reporting.logger_choice import open_loggers
+from pipeline.training.reporting.loggers import following
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
@@ -128,25 +128,23 @@ def open_reporter(
     """A run's reporter from `step` on, with these data steps skipped; the job's record and settings go to
     TensorBoard."""
     run_dir = Path(job.run_dir)
-    with closing(Metrics(run_dir, step=step)) as metrics, open_loggers(job, step=step) as loggers:
-        metrics.follower = loggers
-        record = run_dir / "job.yaml"
-        metrics.show_job(_text(record), settings_of(job))
+    with closing(Metrics(run_dir, step=step)) as metrics:
+        text, settings = _text(run_dir / "job.yaml"), settings_of(job)
+        metrics.show_job(text, settings)
         epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
-        names = data.label_names
         reporter = Reporter(
             job,
             metrics,
             ledger,
             step=step,
             epoch_samples=epoch_samples,
-            label_names=names,
+            label_names=data.label_names,
             skipped=skipped,
             utilisation=utilisation,
         )
-        yield reporter
-        reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
-        loggers.is_done = reporter.is_done
+        with following(job, text=text, settings=settings, is_done=lambda: reporter.is_done):
+            yield reporter
+            reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
 
 
 def _text(record: Path) -> str:

@@ -2,19 +2,20 @@
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.shared_settings import ClassWeights, Device, LossName
-from pipeline.training.settings.loggers import LoggersConfig
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 _MOST_HANG_SECONDS = 7 * 86400
+_MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # of a project's name at W&B
 _MOST_LOSSES = 4096  # in each manifest
 # Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,
 # which clears their pages again at each step.
@@ -261,6 +262,46 @@ class GuardConfig:
     def rewind_steps(self) -> int:
         """Steps before a finding that its rewind may have to go back; 0 if nothing is rewound."""
         return self.skip_steps // 2 if "rewind" in (self.on_spike, self.on_non_finite) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggersConfig:
+    """Services that get the curves, too. Credentials are no settings: the services' own libraries take them from the
+    environment or from their own files."""
+
+    mlflow: bool = False
+    """Send curves and settings to MLflow (needs the extra mlflow)."""
+    mlflow_uri: str = ""
+    """MLflow's tracking server, such as http://host:5000, without user and password; empty: MLFLOW_TRACKING_URI."""
+    wandb: bool = False
+    """Send curves and settings to Weights & Biases (needs the extra wandb); WANDB_MODE=offline keeps them in
+    RUN/wandb."""
+    project: str = "patchline"
+    """Name of MLflow's experiment and of W&B's project."""
+    name: str = ""
+    """The run's name there; empty: the name of the run directory."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="loggers.")
+        try:
+            place = urlsplit(self.mlflow_uri)
+        except ValueError as error:
+            raise UserError(f"loggers.mlflow_uri is no URI ({error}); allowed: such as http://host:5000") from None
+        if "@" in place.netloc:
+            raise UserError(
+                "loggers.mlflow_uri has a user or password in it, which would be written to RUN/job.yaml; give them as "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+            )
+        self._refuse_project()
+
+    def _refuse_project(self) -> None:
+        bad = sorted(set(self.project) & set(_NOT_IN_WANDB)) if self.wandb else []
+        if not (0 < len(self.project) <= _MOST_PROJECT_CHARACTERS and self.project.isprintable()) or bad:
+            but = f" and without any of {_NOT_IN_WANDB}" if self.wandb else ""
+            raise UserError(
+                f"loggers.project is {shown_value(self.project)}; allowed: a name of 1 to {_MOST_PROJECT_CHARACTERS} "
+                f"printable characters{but}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
