@@ -141,8 +141,8 @@ class WandbLogger:
 
     W&B takes each step once, and only in order. Online, its server says with which step a run continues. Offline, W&B
     itself does not resume (a second start of 0.31 begins at step 0): each start writes a file of its own, and
-    RUN/wandb/last-step-ID has the last step that was handed to W&B. It is written after the lines, so a start that is
-    killed in between repeats them.
+    RUN/wandb/last-step-ID says which steps are in the files of the starts that ended by themselves. A start that is
+    killed loses some of its last lines, so the next one repeats what it has written.
     """
 
     title = "W&B"
@@ -151,7 +151,7 @@ class WandbLogger:
         self._config, self._identity, self._name, self._run_dir = config, identity, name, run_dir
         self._mark = run_dir / _WANDB_FOLDER / f"last-step-{identity}"
         self._run: wandb.Run
-        self._opened_step = 0
+        self._opened_step = self._last_step = 0
 
     @staticmethod
     def prepare(_config: LoggersConfig) -> None:
@@ -182,10 +182,11 @@ class WandbLogger:
             ),
         )
         self._opened_step = self._offline_step() if is_offline else max(0, self._run.starting_step - 1)
+        self._last_step = self._opened_step
         return self._opened_step
 
     def _offline_step(self) -> int:
-        """The last step that an earlier start has handed to W&B; 0 if that is not known."""
+        """The last step that the files of earlier starts have; 0 if that is not known."""
         try:
             return whole_number(read_local_file(self._mark, most_bytes=_MOST_ID_BYTES).decode().strip()) or 0
         except (OSError, ValueError, InvalidDataError):
@@ -211,8 +212,7 @@ class WandbLogger:
                 self._run.summary.update(dict(line.values))
             else:
                 self._run.log(dict(line.values), step=line.step)
-        if self._run.offline and not self._run.disabled:
-            write_whole(self._mark, f"{lines[-1].step}\n".encode())
+        self._last_step = max(self._last_step, lines[-1].step)
 
     def close(self, ending: StartEnding) -> None:
         """Sets the run's state, as W&B shows it: finished, preempted or failed."""
@@ -220,6 +220,8 @@ class WandbLogger:
             self._run.mark_preempting()
         codes = {StartEnding.DONE: 0, StartEnding.STOPPED: 75, StartEnding.FAILED: 1}
         self._run.finish(exit_code=codes[ending])
+        if self._run.offline and not self._run.disabled:
+            write_whole(self._mark, f"{self._last_step}\n".encode())
 
 
 @contextmanager
