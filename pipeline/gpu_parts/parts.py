@@ -36,9 +36,10 @@ from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.free_port import free_port
 from pipeline.shared_settings import Device
-from pipeline.training.device_choices import set_up_blocks, with_attention
+from pipeline.training.decisions import with_attention
 from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.kernels import set_up_blocks
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine

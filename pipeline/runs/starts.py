@@ -263,6 +263,7 @@ class StartTimes:
 
     def __init__(self) -> None:
         self.seconds: dict[StartSpan, float] = {"imports": age_of_process()}
+        self.decided: list[dict[str, str | int]] = []  # each with its setting, value and reason
         self._until, self._is_over = time.monotonic(), False
 
     def ends(self, span: StartSpan) -> None:
@@ -277,7 +278,7 @@ class StartTimes:
         self._is_over = True
         self.ends("first_step")
         seconds = {span: round(self.seconds.get(span, 0.0), 3) for span in START_SPANS}
-        line = {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds}
+        line = {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds, "decided": self.decided}
         append_or_say(run_dir / FILE_NAME, line, what="how long this start took")
 
 

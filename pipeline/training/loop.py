@@ -24,10 +24,10 @@ from pipeline.evaluation.scores import Scores
 from pipeline.models.loss import balanced_weights
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
-from pipeline.training.device_choices import KernelWatch, watches_kernel
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
 from pipeline.training.guard import Guard, add_alarm
+from pipeline.training.kernels import KernelWatch, watches_kernel
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter

@@ -32,7 +32,7 @@ from pipeline.ranks.devices import Bf16, refuse_missing_kernel
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
 from pipeline.runs.starts import Left, Origin, StartTimes, add_start, left_behind
 from pipeline.training.controls import Controls, SaveClock
-from pipeline.training.device_choices import with_precision
+from pipeline.training.decisions import decide_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.guard import RewindNeededError
 from pipeline.training.loop import Loop, LoopEnd, open_loop
@@ -263,11 +263,11 @@ def _find_checkpoint(
             more = extension(found.job.job, prepared.job, step=found.id.step)
             if more and is_first:
                 log.info("%s", more)
-        job = with_precision(prepared.job, found, bf16=bf16, say=is_first)
+        job, precision = decide_precision(prepared.job, found, bf16=bf16, say=is_first)
         if is_first:
             write_record(job)
         if checkpoints.begin_attempt(found):
-            return replace(prepared, job=job), found
+            return replace(prepared, job=job, decisions=(*prepared.decisions, precision)), found
 
 
 def _refuse_changes(prepared: Prepared, saved: CheckpointManifest | Done, *, is_done: bool = False) -> None:

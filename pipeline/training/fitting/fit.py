@@ -77,6 +77,11 @@ class Fit:
     reason: str = ""
     is_warning: bool = False
 
+    @property
+    def why(self) -> str:
+        """Why it is this plan, in words."""
+        return self.reason or ("the largest that fits" if self.plan.accumulation > 1 else "the whole share")
+
 
 def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, recorded: int | None = None) -> Fit:
     """The plan with the largest micro-batch that fits. The precision of the job must be decided.
@@ -223,10 +228,9 @@ def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | N
 def words_of(fit: Fit, budget: Budget) -> str:
     """The plan and its memory in one line."""
     plan, memory = fit.plan, fit.memory
-    reason = fit.reason or ("the largest that fits" if plan.accumulation > 1 else "the whole share")
     return (
         f"micro-batch {plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')} "
-        f"({reason}): {memory.peak / 1e9:.1f} GB of the {budget.bytes / 1e9:.1f} GB that {budget.where} has for it "
+        f"({fit.why}): {memory.peak / 1e9:.1f} GB of the {budget.bytes / 1e9:.1f} GB that {budget.where} has for it "
         f"({_parts(memory)}; reserve {budget.reserve_bytes / 1e9:.1f})"
     )
 
