@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """What the figures are of. UserError without a GPU, unless the CPU is asked for."""
+    """Describes the device that is measured. UserError if there is no GPU, unless the CPU is asked for."""
     place = world.current_world("cpu" if device == "cpu" else "auto")
     if not (_is_gpu(place) or device == "cpu"):
         raise UserError("there is no GPU to measure; --device cpu tries every part at a small size")
@@ -285,11 +285,11 @@ class _Run:
         self._images, self._labels = images.to(self.place.device), labels.to(self.place.device)
 
     def free(self) -> None:
-        """Gives the memory of the engine back."""
+        """Frees the engine's memory."""
         self._engine.free()
 
     def step(self) -> torch.Tensor:
-        """Forward, backward, update; the loss before it."""
+        """Makes one step: forward, backward, update. Returns the loss before the update."""
 
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
             return classification_loss(model(self._images), self._labels, name=self.job.loss)

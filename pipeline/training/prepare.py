@@ -94,7 +94,8 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job whose every value is known to fit: number of classes filled in, datasets open, batch and stream planned.
+    """A job that fits its data and its ranks: the number of classes is filled in, the datasets are open, and the batch
+    and the stream are planned.
 
     `plan`: of the whole share in one pass, if the job names no micro-batch: the ranks agree on one later, within the
     `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: made so far. `extend`: whether the
@@ -217,12 +218,12 @@ def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: b
 
 
 def is_trained_on(scored: Dataset, data: TrainingData) -> bool:
-    """Whether a dataset is trained on, or a part of it: the same as packed. A part that is held out is another."""
+    """Whether a dataset, or a part of it, is also trained on. A part that is held out counts as another dataset."""
     return scored.fingerprint in data.fingerprints
 
 
 def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None:
-    """The images of few-shot scores, if there are to be any."""
+    """The images for few-shot scores, if the job wants any."""
     if not config.url:
         if config != replace(
             FewshotInTraining(), shots=config.shots, seeds=config.seeds, l2=config.l2, probe=config.probe
@@ -309,7 +310,7 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
 
 
 def _is_of_data(name: str) -> bool:
-    """Whether a field of a position tells of the data; the others are fields of the job, too."""
+    """Whether a field of a position describes the data. All other fields are also in the job."""
     return name not in ("decoder.libjpeg", "decoder.huffman") and name.partition(".")[0] in (
         "dataset",
         "subset",

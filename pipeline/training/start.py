@@ -133,7 +133,7 @@ def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device)
 
 
 def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
-    """Puts unrounded fp32 values into the masters (DeepSpeed made them from its bf16 copy)."""
+    """Fills the masters with unrounded fp32 values. DeepSpeed has made them from its bf16 copy."""
 
     def fill(fragment: Fragment, slot: str) -> None:
         flat = tensor(fragment.name).flatten()
@@ -145,7 +145,7 @@ def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
 def fill_from_checkpoint(
     engine: Engine, checkpoints: Checkpoints, manifest: CheckpointManifest, *, job: TrainingJob
 ) -> None:
-    """Masters and moments from the fragments that any number of ranks wrote under any ZeRO stage."""
+    """Fills masters and moments from fragments, which any number of ranks may have written under any ZeRO stage."""
 
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != engine.shapes:
         where = f"{checkpoints.store.url}/{manifest.id.folder}"

@@ -62,11 +62,11 @@ class Metrics:
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
-        """The job's YAML, and the settings that runs are compared by; not in metrics.jsonl."""
+        """Shows the job's YAML, and the settings by which runs are compared. They are not in metrics.jsonl."""
         self._board.show_job(text, settings)
 
     def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
-        """Images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
+        """Shows images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
         self._board.picture("work/data/images", grid(images_NHW3), step)
         rows = [names[first : first + _COLUMNS] for first in range(0, len(names), _COLUMNS)]
         table = ["|" + "|".join(" ".join(name.split()).replace("|", "\\|") for name in row) + "|" for row in rows]
@@ -74,7 +74,7 @@ class Metrics:
         self._board.text("work/data/classes", "\n".join(table), step)
 
     def show_picture(self, tag: str, step: int, picture_HW3: torch.Tensor) -> None:
-        """A picture, uint8[height, width, 3] on the host."""
+        """Shows a picture, uint8[height, width, 3] on the host."""
         self._board.picture(tag, picture_HW3, step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
@@ -104,7 +104,7 @@ class Metrics:
         write_whole(self._path, b"".join(text + b"\n" for text in texts))
 
     def _close_file(self) -> None:
-        """It is opened again by the next line. What a file server says only now was said of the line, too."""
+        """Closes the file; the next line opens it again. An error is ignored, because the line itself got it, too."""
         file, self._file = self._file, None
         if file:
             with suppress(OSError):
@@ -117,7 +117,7 @@ class Metrics:
 
 
 def tag_of(name: str) -> str:
-    """TensorBoard's name of a value of metrics.jsonl: in one of the groups train, val, weights and work."""
+    """TensorBoard's name for a value of metrics.jsonl, in one of the groups train, val, weights and work."""
     group, slash, rest = name.partition("/")
     if slash and group in _GROUPS:
         return f"{_GROUPS[group]}/{rest}"

@@ -178,7 +178,7 @@ def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
-    """The job with the buckets that the engine uses there."""
+    """The settings with the bucket sizes that the engine uses on this device."""
     if not on_cpu:
         return config
     reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)
@@ -375,7 +375,7 @@ class TrainingJob:
 
     @property
     def scored_on(self) -> str:
-        """What the accuracy is of that is shown: test, or held-out (a part of the training data)."""
+        """What the shown accuracy is measured on: test, or held-out (a part of the training data)."""
         return "test" if self.data.held_out.is_none else "held-out"
 
     @property
@@ -413,7 +413,7 @@ class TrainingJob:
             self._refuse_labels()
 
     def _refuse_for_muon(self) -> None:
-        """UserError for what has no whole matrices for Muon."""
+        """UserError if there are no whole matrices for Muon to update."""
         if self.engine.zero_stage == 3:
             raise UserError(
                 "optimizer.name is 'muon' with engine.zero_stage 3; allowed: stages 1 and 2 (Muon updates whole "
@@ -441,7 +441,7 @@ class TrainingJob:
             )
 
     def _refuse_labels(self) -> None:
-        """UserError for what masked patches, which need no labels, have no use for."""
+        """UserError for settings about labels, which masked patches do not use."""
         num_patches = self.model.grid[0] * self.model.grid[1]
         if num_patches < 2 or not self.model.num_corrupted_patches:
             raise UserError(

@@ -287,7 +287,7 @@ def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 def _generator(what: int, number: int) -> torch.Generator:
-    """Random numbers of this copy alone."""
+    """A generator for the random numbers of the small copy."""
     return torch.Generator().manual_seed(derive_key(what, number) >> 1)
 
 
