@@ -16,7 +16,7 @@ import yaml
 
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
-from jobs.out_file import write_to
+from jobs.output import write_to
 from jobs.record import read_record, write_record
 from jobs.reports.compare_names import model_name, sizes_of
 from jobs.reports.points import Point, final_run_of, point_of
@@ -24,8 +24,10 @@ from jobs.settings.models import ExportJob
 from jobs.stages import job_class
 from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, ModelConfig
 from pipeline.models.conversion.config import Format
-from pipeline.models.conversion.convert import changed, open_for_use, save_as, usage_at
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.flops import num_parameters
+from pipeline.models.weights.folder import usage_at
 from pipeline.models.weights.usage import Usage
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError

@@ -34,7 +34,7 @@ from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from pipeline.training.decisions import with_attention
 from pipeline.training.fitting.fit import gpu_budget

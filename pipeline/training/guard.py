@@ -23,8 +23,7 @@ from statistics import median
 from typing import Literal
 
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.data.position import StreamPosition
-from pipeline.data.skipped import data_step_of
+from pipeline.data.position import StreamPosition, data_step_of
 from pipeline.training.settings.job import GuardConfig, TrainingJob
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError

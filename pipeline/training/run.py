@@ -22,13 +22,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.data.position import said_differences
 from pipeline.ranks.collectives import broadcast_json
-from pipeline.ranks.devices import Bf16, refuse_missing_kernel
+from pipeline.ranks.devices import refuse_missing_kernel
+from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
 from pipeline.runs.starts import Origin, StartTimes, add_start, left_behind
 from pipeline.training.controls import Controls, SaveClock

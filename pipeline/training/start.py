@@ -11,8 +11,7 @@ from functools import partial
 
 import torch
 
-from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
 from pipeline.models.weights.safetensors import TensorByName

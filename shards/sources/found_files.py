@@ -1,27 +1,38 @@
-"""Files given to a source by name, pattern or folder, on disk or in a bucket."""
+"""Files of others that a source is given by name, pattern or folder, on disk or in a bucket.
+
+The footers of Parquet files are compared with the file before anything is allocated by what they say.
+"""
 
 import glob
 import os
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shards.class_names import MOST_LABELS
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
-from shards.storage.local_read import open_regular
-from shards.storage.objects import MissingObjectError
-from shards.storage.store_file import StoreFile
+from shards.storage.local import open_regular
+from shards.storage.objects import MissingObjectError, StoreFile
 from shards.store import SCHEME, Buckets, open_store
+
+if TYPE_CHECKING:
+    from shards.parquet_pieces import ParquetPieces
 
 _WILDCARDS = "*?["
 _ANY_DEPTH = "**"
+MOST_GROUP_ROWS = 1 << 26  # the most that pyarrow has ever put into a row group by default
+MOST_GROUP_IMAGES = 1 << 22  # if the row group is damaged, each is a row of the quarantine list
+_MOST_GROUP_LABELS = 1 << 26
+_MOST_CHUNK_BYTES = 1 << 50  # images are read in pieces
 
 
 def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
-    """All files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
+    """Returns all files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
 
-    In folders, files at any depth whose name ends in one of `suffixes`. UserError if one of `patterns` has none.
+    In folders, it finds files at any depth whose name ends in one of `suffixes`. Raises UserError if one of `patterns`
+    has none.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -37,7 +48,7 @@ def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[st
 
 
 def open_found(path: str, buckets: Buckets) -> Any:
-    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError, InvalidDataError."""
+    """Opens the file for pyarrow: seekable. Raises OSError, MissingObjectError or InvalidDataError."""
     import pyarrow as pa
 
     if not path.startswith(SCHEME):
@@ -65,13 +76,13 @@ def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _literal(parts: list[str]) -> tuple[list[str], list[str]]:
-    """Divides a pattern after the folders that exist: brackets in their names are no wildcards."""
+    """Divides a pattern after the folders that exist: brackets in their names are not wildcards."""
     num = next((num for num in range(len(parts) - 1, 0, -1) if Path("/".join(parts[:num]) or "/").is_dir()), 0)
     return parts[:num], parts[num:]
 
 
 def _at_any_depth(pattern: str) -> Iterator[str]:
-    """The files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
+    """Yields the files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
     begin, rest = _literal(pattern.split("/"))
     while not glob.has_magic(rest[0]):
         begin, rest = [*begin, rest[0]], rest[1:]
@@ -82,7 +93,7 @@ def _at_any_depth(pattern: str) -> Iterator[str]:
 
 
 def _fits(names: list[str], patterns: list[str]) -> bool:
-    """Whether a path's parts fit a pattern's; `**` is any number of folders. Hidden names fit no wildcard."""
+    """Says whether a path's parts fit a pattern's; `**` is any number of folders. Hidden names fit no wildcard."""
     if not patterns or not names:
         return not patterns and not names
     is_hidden = names[0].startswith(".")
@@ -104,3 +115,40 @@ def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         yield from (f"{root.url}/{path}" for path in [key] if root.exists(path))
     else:
         yield from (f"{root.url}/{path}" for path in root.list(key) if path.lower().endswith(suffixes))
+
+
+def refuse_groups(
+    opened: "ParquetPieces", columns: Sequence[str], *, most_rows: int, most_bytes: int | None = None
+) -> None:
+    """Raises ValueError if a row group lies outside the file or has more rows than any can have, or if one of these
+    columns has more values or decompressed bytes."""
+    from shards.parquet_pieces import refuse_encrypted
+
+    for number, group in enumerate(opened.groups):
+        where = f"its footer is damaged: row group {number}"
+        _check(f"{where} has {group.num_rows} rows", group.num_rows, most_rows)
+        most_values = min(group.num_rows * MOST_LABELS, max(group.num_rows, _MOST_GROUP_LABELS))
+        for chunk in group.chunks_of([*columns, ""]):  # the name of an encrypted column may be encrypted too
+            refuse_encrypted(chunk)
+            inside = f"{where}, column {chunk.column!r}"
+            num_bytes = chunk.end - chunk.begin
+            _check(f"{inside} begins at byte {chunk.begin}", chunk.begin, opened.num_bytes)
+            _check(f"{inside} has its data at byte {chunk.data_begin}", chunk.data_begin, opened.num_bytes)
+            _check(f"{inside} has {num_bytes} bytes", num_bytes, opened.num_bytes - chunk.begin)
+            _check(f"{inside} has {chunk.num_values} values", chunk.num_values, most_values)
+            most = most_bytes or _MOST_CHUNK_BYTES
+            _check(f"{inside} has {chunk.num_bytes} decompressed bytes", chunk.num_bytes, most)
+    if (num_rows := sum(group.num_rows for group in opened.groups)) != opened.num_rows:
+        raise ValueError(f"its footer is damaged: it says {opened.num_rows} rows, its row groups have {num_rows}")
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that an unreadable file raises. Names in a damaged footer may not be UTF-8: ValueError."""
+    import pyarrow as pa
+
+    return pa.ArrowException, ValueError, OSError, EOFError, MissingObjectError
+
+
+def _check(what: str, found: int, most: int) -> None:
+    if not 0 <= found <= most:
+        raise ValueError(f"{what}, allowed: 0 to {most}")

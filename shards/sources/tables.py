@@ -1,16 +1,19 @@
-"""Rows of CSV and Parquet files, streamed: some columns, one row at a time, from disk or a bucket."""
+"""Rows of CSV and Parquet files, streamed from disk or a bucket, and the labels and weights in their cells."""
 
 import codecs
+import math
 import re
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from shards.class_labels import MISSING, is_list, is_vector, split_text
+from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.local_files import at_home
 from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
-from shards.sources.found_files import open_found
-from shards.sources.parquet_groups import MOST_GROUP_ROWS, refuse_groups, unreadable
+from shards.sources.found_files import MOST_GROUP_ROWS, open_found, refuse_groups, unreadable
 from shards.store import Buckets
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
@@ -24,18 +27,20 @@ _CELLS = {
 }
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
-_MOST_SHRUNK, _SMALL = 200, 64 << 20  # text in a .gz: times the file's bytes (lists shrink to a tenth); so much in any
-
+# The text in a .gz may have so many times the file's bytes (lists shrink to a tenth), and so many bytes in any case.
+_MOST_SHRUNK, _SMALL = 200, 64 << 20
 # The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
 RowValues = tuple[Any, ...] | ImageRefusedError
+# Labels, and their weights: none, or one per label.
+Weighted = tuple[tuple[str, ...], tuple[float, ...]]
 
 
 def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Iterator[tuple[int, RowValues]]:
-    """(number, values of `columns`) of each row; the keys of `columns` are the options that name them. `beside` names
-    a column that the table may lack; its value, or else None, comes last.
+    """Yields (number, values of `columns`) for each row; the keys of `columns` are the options that name them. `beside`
+    names a column that the table may lack; its value, or else None, comes last.
 
     A CSV row is numbered by its line, Parquet's rows from 0. A CSV row with too many or too few columns is refused.
-    UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
+    Raises UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
     """
     if not path.lower().endswith(TABLE_SUFFIXES):
         raise UserError(f"{printable(path)!r} is not a table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -52,7 +57,7 @@ def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Ite
 
 
 def path_in(cell: Any) -> str:
-    """The path or URL in a cell. Raises ImageRefusedError if there is none, or one with a line break.
+    """Returns the path or URL in a cell. Raises ImageRefusedError if there is none, or if it has a line break.
 
     A backslash in a path is taken for a slash, as on Windows; `~/` is the home folder.
     """
@@ -66,7 +71,7 @@ def path_in(cell: Any) -> str:
 
 
 def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:
-    """UserError that lists the file's columns, if a wanted one is missing or occurs twice."""
+    """Raises UserError, which lists the file's columns, if a wanted column is missing or occurs twice."""
     for option, column in wanted.items():
         if have.count(column) != 1:
             what = "no column" if column not in have else f"{have.count(column)} columns"
@@ -78,7 +83,7 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
 def _parquet_rows(
     path: str, columns: Mapping[str, str], buckets: Buckets, beside: str
 ) -> Iterator[tuple[int, RowValues]]:
-    from shards.parquet.files import MOST_BATCH_BYTES, ParquetPieces
+    from shards.parquet_pieces import MOST_BATCH_BYTES, ParquetPieces
 
     wanted = list(columns.values())
     with ParquetPieces(open_found(path, buckets), ours=False, buffer_size=_BLOCK_BYTES) as file:
@@ -96,7 +101,8 @@ def _parquet_rows(
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: str) -> Iterator[tuple[int, RowValues]]:
-    """A row is a line: a value with a line break could as well be a quote that is not closed, which swallows rows."""
+    """Yields the rows of a CSV. A row is a line: a value with a line break could as well be a quote that is not closed,
+    which swallows rows."""
     lines = enumerate(_lines(path, buckets), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
@@ -119,7 +125,8 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """The separator and the names of the columns: the usual one, or another that gives more of the wanted columns."""
+    """Returns the separator and the names of the columns: the usual separator, or another one that gives more of the
+    wanted columns."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
     readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}
@@ -145,7 +152,7 @@ def _num_wanted(names: Sequence[str], columns: Mapping[str, str]) -> int:
 
 
 def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:
-    """The names of the columns, if they are divided by this separator, or why they are not."""
+    """Returns the names of the columns that this separator gives, or the reason why it does not divide the line."""
     if line.count(delimiter) >= _MOST_COLUMNS:
         what = f"{1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
         return InvalidDataError(f"{printable(path)} has {what}")
@@ -159,7 +166,8 @@ def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] |
 
 
 def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]:
-    """The values of a line, without spaces around them; InvalidDataError if its quotes do not come in pairs."""
+    """Returns the values of a line, without spaces around them. Raises InvalidDataError if its quotes do not come in
+    pairs."""
     if b'"' not in line:
         return [cell.strip(b" ") for cell in line.split(delimiter)]
     cells, place = list[bytes](), 0
@@ -178,7 +186,8 @@ def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]
 
 
 def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """The lines of a text without their ends (LF, CR LF or CR). UserError for a line or a text of absurd length."""
+    """Yields the lines of a text without their ends (LF, CR LF or CR). Raises UserError for a line or a text of absurd
+    length."""
     rest, number = b"", 0
     for block in _blocks(path, buckets):
         text = rest + block
@@ -194,7 +203,7 @@ def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """The text of a file in UTF-8, without the mark of its encoding."""
+    """Yields the text of a file in UTF-8, without the mark of its encoding."""
     import pyarrow as pa
 
     file, num_bytes = open_found(path, buckets), 0
@@ -219,3 +228,90 @@ def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
             yield text
     if decoder is not None:
         yield decoder.decode(b"", final=True).encode()
+
+
+def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
+    """Returns the labels in a cell as they are written: text, a number, or a list of these. Raises ImageRefusedError
+    for anything else.
+
+    Bytes come from a CSV and are split at `separator` if it is given. A whole number is its digits, even if pandas has
+    made it a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1. What the
+    labels mean is decided by `shards.class_labels`.
+    """
+    values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
+    if len(values) > MOST_LABELS:
+        raise ImageRefusedError(f"too many labels: {len(values)}, allowed: {MOST_LABELS}")
+    labels = tuple(_written(item, in_list=len(values) > 1) for item in values)
+    if len(labels) == 1 and len(labels[0]) > MOST_LABEL_CHARACTERS and "\\" not in labels[0] and is_list(labels[0]):
+        labels = split_text(labels[0])  # it is too long for a name; with backslashes, quotes would take quadratic time
+        if len(labels) > MOST_LABELS:
+            raise ImageRefusedError(f"too many labels: {len(labels)}, allowed: {MOST_LABELS}")
+    if "" in labels and not is_vector(labels):
+        labels = tuple(filter(None, labels))
+    if reason := labels_fault(labels):
+        raise ImageRefusedError(reason)
+    return labels
+
+
+def _cut(value: bytes, separator: str) -> list[str]:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError as error:
+        raise ImageRefusedError(
+            f"its label {value.decode(errors='backslashreplace')!r} is not UTF-8; save the list as UTF-8"
+        ) from error
+    return text.split(separator) if separator else [text]
+
+
+def _written(value: Any, *, in_list: bool) -> str:
+    """Returns one label; empty: none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool) and in_list:
+        return str(int(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    if isinstance(value, str):
+        return class_name(printable(value))
+    from decimal import Decimal  # a column of Parquet may have this type, which no other answer needs
+
+    if isinstance(value, Decimal):
+        return str(value)
+    raise ImageRefusedError(
+        f"its label {shown_value(value)} is a {type(value).__name__}; allowed: text, whole numbers and lists of them"
+    )
+
+
+def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
+    """Returns the labels with the weights of another cell. Raises ImageRefusedError if their numbers differ."""
+    numbers = _numbers(value, separator)
+    if not numbers:
+        return labels, ()
+    if len(numbers) != len(labels):
+        labels = tuple(label for label in labels if label not in MISSING)
+    if len(numbers) != len(labels):
+        raise ImageRefusedError(f"{len(numbers)} weights for {len(labels)} labels; allowed: one each, or none")
+    return labels, numbers
+
+
+def _numbers(value: Any, separator: str) -> tuple[float, ...]:
+    if isinstance(value, bytes):
+        text = value.decode("utf-8", "backslashreplace")
+        value = [item for item in (text.split(separator) if separator else [text]) if item.strip()]
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(_number(item) for item in items)
+
+
+def _number(item: Any) -> float:
+    try:
+        # As it is stored, with 32 bits; OverflowError if that is not finite.
+        (number,) = struct.unpack("f", struct.pack("f", float(item)))
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ImageRefusedError(f"the weight {printable(str(item))!r}: allowed: numbers of 0 or more")
+    return float(number)

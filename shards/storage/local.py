@@ -1,30 +1,49 @@
-"""A folder as a store: files are whole by a rename and durable by fsync."""
+"""A folder as a store, and how its files are read.
+
+A file becomes visible by a rename, so that it is whole or absent, and is durable by fsync. Reads are repeated after
+faults of a disk that may pass. Walks through folders end, whatever links lead where.
+"""
 
 import errno
 import io
+import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
 from shards.errors import InvalidDataError, StorageError, UserError
-from shards.storage.folder_walk import FolderWalk
-from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_exactly_into, read_whole
+from shards.output.terminal import printable_name
 from shards.storage.objects import (
     MOST_OBJECT_BYTES,
     MissingObjectError,
+    Traffic,
+    TrafficCounts,
     any_path,
     checked_path,
     folder_prefix,
+    too_large,
 )
-from shards.storage.traffic import Traffic, TrafficCounts
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+log = logging.getLogger(__name__)
+MOST_DEPTH = 100  # folders inside each other
+MOST_WAYS = 16  # times that links may lead to one folder: several classes may share its images
+Identity = tuple[int, int]  # device and inode
+Result = TypeVar("Result")
+RETRIES = RetryConfig()
+_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: the server of a network file system was away
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -38,28 +57,193 @@ _MISTAKES = (
 _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
+class FolderWalk:
+    """The folders that a walk is inside, and how often links have led it to each folder.
+
+    The counts are needed since links multiply: 40 folders, each with two links to the next one, would be listed as a
+    trillion.
+    """
+
+    def __init__(self) -> None:
+        self._inside: list[Identity] = []
+        self._num_links = 0  # among the folders inside which the walk is
+        self._ways: Counter[Identity] = Counter()
+
+    @contextmanager
+    def inside(self, folder: bytes) -> Iterator[bool]:
+        """Enters `folder` for the length of the block. Yields False if it must be left out, and logs the reason.
+
+        Raises UserError if folders are nested deeper than MOST_DEPTH, and OSError if there is no such folder.
+        """
+        if len(self._inside) > MOST_DEPTH:
+            what = f"{_shown(folder)} is nested more than {MOST_DEPTH} folders deep"
+            raise UserError(f"{what}; allowed: {MOST_DEPTH}; move it up, or remove the link that leads there")
+        status = os.lstat(folder.rstrip(b"/") or b"/")
+        if is_link := stat.S_ISLNK(status.st_mode):
+            status = os.stat(folder)  # noqa: PTH116 - names are bytes, since they need not be UTF-8
+        identity = status.st_dev, status.st_ino
+        if reason := self._refusal(identity, is_below_link=is_link or self._num_links > 0):
+            log.warning("%s %s; it is not followed", _shown(folder), reason)
+            yield False
+            return
+        self._inside.append(identity)
+        self._num_links += is_link
+        try:
+            yield True
+        finally:
+            self._inside.pop()
+            self._num_links -= is_link
+
+    def _refusal(self, identity: Identity, *, is_below_link: bool) -> str:
+        if identity in self._inside:
+            return "leads back to a folder that contains it"
+        if not is_below_link:
+            return ""
+        self._ways[identity] += 1
+        is_too_often = self._ways[identity] > MOST_WAYS
+        return f"is a folder to which links have led {MOST_WAYS} times already" if is_too_often else ""
+
+
+def _shown(folder: bytes) -> str:
+    return printable_name(os.fsdecode(folder))
+
+
+def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
+    """Returns what `read()` returns, and repeats it while its fault may pass.
+
+    Raises the fault once the deadline is over, and ReadStoppedError once `stop` is set.
+    """
+    retries = None
+    while True:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            if retries is None:
+                budget = RetryBudget(RETRIES)
+                budget.has_answered = True  # a wrong path raises other errors
+                retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
+            try:
+                retries.again_after_failure(str(error), is_answer=False)
+            except StorageError as given_up:
+                log.warning("%s", given_up)
+                raise error from None
+            log.info("reading %s failed: %s", what, error)
+            traffic.add(TrafficCounts(retries=1))
+        if stop and stop.is_set():
+            raise ReadStoppedError(0)
+
+
+def read_exactly(descriptor: int, first: int, end: int) -> bytes:
+    """Reads bytes first..end-1; fewer only at the file's end. One pread returns at most 2 GiB, and may return less on a
+    network file system."""
+    pieces = [os.pread(descriptor, end - first, first)]
+    position = first + len(pieces[0])
+    while pieces[-1] and position < end:
+        pieces.append(os.pread(descriptor, end - position, position))
+        position += len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryview:
+    """Fills the memory with the bytes from `first` on, and returns the part of it that is filled: all of it, unless the
+    file ends before."""
+    num_bytes = 0
+    while num_bytes < len(view) and (count := os.preadv(descriptor, [view[num_bytes:]], first + num_bytes)):
+        num_bytes += count
+    return view[:num_bytes]
+
+
+def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
+    """Reads a file to its end; the file may grow meanwhile, or not say its size. Raises InvalidDataError if it has more
+    than `most_bytes`."""
+    num_bytes = os.fstat(descriptor).st_size
+    data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
+    if len(data) > num_bytes:
+        data += read_exactly(descriptor, len(data), most_bytes + 1)
+    if max(num_bytes, len(data)) > most_bytes:
+        raise InvalidDataError(too_large(name, most_bytes))
+    return data
+
+
+def open_regular(name: str, flags: int) -> int:
+    """Opens a regular file, and follows links to it; an `opener` for `open`.
+
+    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, and a device may have no end.
+    """
+    what = f"{name} is not a regular file; give a file, not a pipe or a device"
+    try:
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise InvalidDataError(what) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    raise InvalidDataError(what)
+
+
+class CountedFile(io.FileIO):
+    """A file open for reading; `traffic` counts it as one read when it is closed."""
+
+    def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
+        self._traffic: Traffic | None = None  # nothing is counted if the file cannot be opened
+        super().__init__(file, opener=open_regular)
+        self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """Does what FileIO's method does."""
+        began = time.perf_counter()
+        count = super().readinto(buffer) or 0
+        self._add(count, began)
+        return count
+
+    def readall(self) -> bytes:
+        """Does what FileIO's method does."""
+        began = time.perf_counter()
+        data = super().readall()
+        self._add(len(data), began)
+        return data
+
+    def close(self) -> None:
+        """Does what FileIO's method does."""
+        super().close()
+        traffic, self._traffic = self._traffic, None
+        if traffic:
+            traffic.add(TrafficCounts(requests=1, bytes=self._num_bytes, seconds=self._seconds))
+
+    def _add(self, count: int, began: float) -> None:
+        self._num_bytes += count
+        self._seconds += time.perf_counter() - began
+
+
 @dataclass(frozen=True)
 class LocalStore:
-    """Objects are files below the folder `url`, which the first write makes."""
+    """Objects are files below the folder `url`, which is made by the first write."""
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
-        """This folder: files have no connections."""
+        """Returns this store itself, because files have no connections."""
         return self
 
     def with_traffic(self, traffic: Traffic) -> Self:
-        """This folder, with other counters."""
+        """Returns a store of the same folder with other counters."""
         return replace(self, traffic=traffic)
 
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
-        """The whole file. InvalidDataError if it has more than `most_bytes`."""
+        """Reads the whole file. Raises InvalidDataError if it has more than `most_bytes`."""
         name = f"{self.url}/{path}"
         return self._read(path, lambda file: read_whole(file.fileno(), name=name, most_bytes=most_bytes), stop)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
-        """Bytes first..end-1; EOFError if the file is shorter."""
+        """Reads bytes first..end-1. Raises EOFError if the file is shorter."""
         return self._of_full_length(
             path, first, end, self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop)
         )
@@ -67,7 +251,7 @@ class LocalStore:
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """Bytes first..end-1, into the memory that `take` returns; EOFError if the file is shorter."""
+        """Reads bytes first..end-1 into the memory that `take` returns. Raises EOFError if the file is shorter."""
         view = take(end - first)
         read = self._read(path, lambda file: read_exactly_into(view, file.fileno(), first), stop)
         return self._of_full_length(path, first, end, read)
@@ -78,30 +262,31 @@ class LocalStore:
         return data
 
     def open_read(self, path: str) -> BinaryIO:
-        """The file, open for reading."""
+        """Opens the file for reading."""
         return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic), None), STREAM_BYTES)
 
     def local_path(self, path: str) -> Path:
-        """The file's path, whether it is there or not."""
+        """Returns the file's path, even if there is no such file."""
         return self._file(path)
 
     def size(self, path: str) -> int:
-        """Bytes of the file."""
+        """Returns the number of bytes of the file."""
         file = self._file(path)
         if not file.is_file():
             raise MissingObjectError(path, url=self.url)
         return file.stat().st_size
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there."""
+        """Says whether the file is there."""
         return self._file(path).is_file()
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """All files below `prefix`; unfinished writes are not objects. Links are followed, but not in circles."""
+        """Yields all files below `prefix`; unfinished writes are not objects. Links are followed, but not in
+        circles."""
         return _walk(os.fsencode(self._folder(prefix)) + b"/", folder_prefix(prefix), FolderWalk())
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All files below `prefix` with their sizes, without those removed meanwhile."""
+        """Yields all files below `prefix` with their sizes, without those removed meanwhile."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
@@ -110,7 +295,7 @@ class LocalStore:
                 continue
 
     def write(self, path: str, data: bytes) -> None:
-        """Write `data` under a temporary name and rename it."""
+        """Writes `data` under a temporary name and renames the file."""
         with self.create(path) as file:
             file.write(data)
 
@@ -134,7 +319,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Copies the file, as `create` would be given its bytes."""
+        """Copies the file to the object, as with `create`."""
         with self.create(path) as target:
             while piece := file.read(STREAM_BYTES):
                 target.write(piece)
@@ -158,7 +343,7 @@ class LocalStore:
                 file.unlink(missing_ok=True)
 
     def _read(self, path: str, read: Callable[[io.FileIO], Read], stop: threading.Event | None) -> Read:
-        """The result of `read` for the open file; the read is counted."""
+        """Returns the result of `read` for the open file, and counts the read."""
         began, num_bytes = time.perf_counter(), 0
 
         def opened_and_read() -> Read:
@@ -193,7 +378,8 @@ class LocalStore:
 
 
 def _open_new(temporary: Path, target: Path) -> BinaryIO:
-    """The temporary file, its folder made; again if another process's `delete` removed the folder in between."""
+    """Opens the temporary file, after making its folder. Tries again if another process's `delete` removes the folder
+    in between."""
     for number in range(_OPEN_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -230,17 +416,17 @@ def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
 
 
 def temporary_files(folder: Path) -> Iterator[Path]:
-    """What writers have not finished, below the folder; links are not followed. A folder that is removed meanwhile has
-    none: Path.rglob of Python 3.11 fails on it."""
+    """Yields the files below the folder that writers have not finished. Links are not followed. A folder that is
+    removed meanwhile has none, whereas Path.rglob of Python 3.11 fails on it."""
     for inside, _, names in os.walk(folder):
         yield from (Path(inside, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 
 
 def _sorted_names(folder: bytes) -> list[bytes]:
-    """The names of a folder's files and folders; those of folders end with a slash.
+    """Returns the names of a folder's files and folders; those of folders end with a slash.
 
-    A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. They are bytes because names that are not
-    UTF-8 sort differently as strings, and because millions of names take half the memory.
+    A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. Names are bytes because names that are not
+    UTF-8 sort differently as strings, and because millions of bytes objects take half the memory.
     """
     with os.scandir(folder) as found:
         names = [item.name + ending for item in found if (ending := _ending(item)) is not None]
@@ -249,7 +435,7 @@ def _sorted_names(folder: bytes) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """A slash for a folder, nothing for a file, None for anything else (devices, broken links)."""
+    """Returns a slash for a folder, nothing for a file, and None for anything else (devices, broken links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

@@ -20,13 +20,12 @@ from jobs.arguments import values_of
 from jobs.chains.steps import ChainConfig, StepConfig
 from jobs.cluster.settings import ClusterConfig
 from jobs.flags import Flag, flags_of, groups_of, sentences
-from jobs.job_files import Fields, job_from, read_tree
 from jobs.mistakes import required_flags
+from jobs.record import Fields, job_from, read_tree
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.config import Change
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Change, Hints
 from pipeline.models.weights.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
@@ -47,7 +46,6 @@ NOT_GIVEN = {
     "SavedJob",
     "QueuedJob",
     "ChainJob",
-    "ObjectSource",
     "_Source",
     "Found",
     "SumSource",

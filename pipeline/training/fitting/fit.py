@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from pipeline.ranks.collectives import gather_json
-from pipeline.ranks.host_memory import available_bytes
+from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
 from pipeline.training.fitting.memory import Memory, Topology, memory_of
 from pipeline.training.settings.job import TrainingJob

@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from pipeline.data.skipped import Skipped, data_step_of
+from pipeline.data.position import Skipped, data_step_of
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
 from pipeline.inspection.weight_pictures import picture

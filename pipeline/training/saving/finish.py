@@ -13,18 +13,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from pipeline.checkpoints.fragments import tensors_in_order
-from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
-from pipeline.checkpoints.rank_file_in import RankFiles
-from pipeline.checkpoints.saved_job import SavedJob
-from pipeline.checkpoints.stored import (
-    CheckpointChoice,
-    RetiredError,
-    chosen,
-    open_checkpoint,
-    refuse_retired,
-    standing_in,
-)
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest, SavedJob
+from pipeline.checkpoints.rank_file_in import RankFiles, RetiredError, open_checkpoint, refuse_retired, tensors_in_order
+from pipeline.checkpoints.stored import CheckpointChoice, chosen, standing_in
 from pipeline.data.position import StreamPosition
 from pipeline.data.training_data import open_training_data
 from pipeline.models.build import shapes_of

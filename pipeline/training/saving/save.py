@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.fragments import lay_out
-from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
-from pipeline.checkpoints.saved_job import SavedJob
-from pipeline.checkpoints.saves import NAMES, Saved, Saves
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest, SavedJob
+from pipeline.checkpoints.saves import NAMES, Saved, Saves, lay_out
 from pipeline.data.position import StreamPosition
 from pipeline.models.attention import kernel_in_use
 from pipeline.models.weights.safetensors_head import head_of

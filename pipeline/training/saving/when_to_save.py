@@ -14,9 +14,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
-from pipeline.checkpoints.best import FILE_NAME, Best, read_best, write_best
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
+from pipeline.checkpoints.stored import FILE_NAME, Best, read_best, write_best
 from pipeline.evaluation.scores import Scores
 from pipeline.ranks.collectives import broadcast_json
 from pipeline.training.controls import SaveClock, words_of

@@ -46,7 +46,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import MASTER
 from pipeline.models.build import checkpoint_blocks, initial_tensor, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig, without_masked_patches

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
 from pipeline.models import ModelConfig, build_model, compile_blocks
-from pipeline.ranks.devices import Bf16
+from pipeline.ranks.host import Bf16
 from pipeline.runs.starts import read_start_times
 from pipeline.training import kernels
 from pipeline.training.decisions import choose_precision

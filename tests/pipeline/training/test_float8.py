@@ -22,7 +22,7 @@ from pipeline.models import ModelConfig
 from pipeline.models.build import blocks_of, compile_blocks, initial_of, unfilled_model
 from pipeline.models.float8 import Scaling, float8_fault, use_float8
 from pipeline.models.vit import ViT
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.ranks.world import World
 from pipeline.training import kernels
 from pipeline.training.prepare import facts_to_agree, prepare

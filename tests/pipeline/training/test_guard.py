@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.data.skipped import StepRange
+from pipeline.data.position import StepRange
 from pipeline.training.guard import Guard, NonFiniteGuard, RewindNeededError, add_finding, judge, with_loss
 from pipeline.training.settings.job import GuardConfig
 from pipeline.training.step import StepResult

@@ -12,7 +12,7 @@ from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_from_json
-from pipeline.data.skipped import Skipped, StepRange
+from pipeline.data.position import Skipped, StepRange
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.guard import BadStep

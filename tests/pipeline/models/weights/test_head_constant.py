@@ -18,11 +18,11 @@ from PIL import Image
 from jobs.models.import_weights import run as import_weights
 from jobs.settings.models import ImportJob
 from patchline import load_model
-from pipeline.checkpoints.best import read_best
+from pipeline.checkpoints.stored import read_best
 from pipeline.models import Model, ModelConfig, unfilled_model
-from pipeline.models.conversion.config import Change, Format
-from pipeline.models.conversion.convert import changed, open_any
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Change, Format, Hints
+from pipeline.models.conversion.convert import changed
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import Weights, filled_model, open_weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
@@ -134,7 +134,7 @@ def test_a_runs_weights_score_as_the_run_did_with_its_constant(first: Path, digi
     for step in (8, 16):
         out = tmp_path / f"at-{step}"
         assert patchline("weights", str(first), "--step", str(step), "--out", str(out)).code == 0
-        words = ("evaluate", "resize", "--weights", str(out), "--data.url", digits_url, "--loss", "sigmoid")
+        words = ("evaluate", "--weights", str(out), "--data.url", digits_url, "--loss", "sigmoid")
         found = json.loads(patchline(*words, "--json", "--device", "cpu").output)
         assert found["loss"] == pytest.approx(by_step[step]["test_loss"], rel=1e-5)
     assert_same_logits(tmp_path / "at-16", first)

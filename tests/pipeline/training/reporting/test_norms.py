@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.data.skipped import StepRange
+from pipeline.data.position import StepRange
 from pipeline.evaluation.scores import Scores
 from pipeline.training.reporting.ledger import ACCOUNTS, Account, Ledger
 from pipeline.training.reporting.metrics import Metrics, read_metrics

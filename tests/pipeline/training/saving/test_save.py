@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from jobs.recipes.pretrain import digits_smoke
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointId
-from pipeline.checkpoints.saves import Saves
+from pipeline.checkpoints.saves import Saves, lay_out
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.checkpoints.writer_messages import Retention
