@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges
+from jobs.exit_codes import AnsweredInExchanges
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -31,7 +31,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text, write_whole
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
-from shards.reading.read import locate_row
+from shards.reading.samples import locate_row
 
 log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20
