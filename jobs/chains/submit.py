@@ -7,24 +7,30 @@ read the DONE of a run, and to plan the saves of training on GPUs.
 
 import json
 import logging
-import re
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from jobs import exit_codes
 from jobs.arguments import SHARED, take_own_flags, value_in
-from jobs.chains.done import STOPPED_BY_HAND, has_ended, refuse_stopped
+from jobs.chains.done import STOPPED_BY_HAND, is_trained, refuse_stopped
 from jobs.chains.state import chain_tasks
 from jobs.chains.steps import ChainConfig, StepConfig, read_chain
 from jobs.chains.submit_chain import submit_chain
 from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body, write_script
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words, withheld
-from jobs.cluster.settings import ClusterConfig, read_cluster, refuse_wrong_limit, with_command
+from jobs.cluster.settings import (
+    OF_STEP,
+    OF_SUBMIT,
+    ClusterConfig,
+    Names,
+    read_cluster,
+    refuse_wrong_limit,
+    with_command,
+)
 from jobs.cluster.slurm import (
     SUBMISSIONS,
     QueuedJob,
@@ -36,26 +42,18 @@ from jobs.cluster.slurm import (
     submitted,
     submitted_in,
 )
-from jobs.cluster.submit_checks import (
-    limits_of,
-    refuse_local,
-    refuse_over_limits,
-    refuse_uneven,
-    refuse_unprintable,
-    refuse_unreachable,
-    refuse_wrong_place,
-)
+from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.folders import make_folder, work_in
 from jobs.output import put
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
+from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.files.json_lines import append_or_say
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
-_FLAG_OF_RUNS = re.compile(r"(?<=lower |raise | give )--(time|nodes)\b")  # in what a message says to do
 USAGE = (
     "patchline submit STAGE RECIPE --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
     "[--dry-run [--full]] [--no-check] [--any.field VALUE ...]"
@@ -87,8 +85,8 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     flags, words = take_own_flags(SubmitFlags, words)
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(flags, words[1:])
-        with _words_of_steps():
-            return _submit_chain(read_chain(Path(words[0])), Path(words[0]).read_text(), flags, override, environ)
+        config = read_chain(Path(words[0]))
+        return _submit_chain(config, Path(words[0]).read_text(), flags, override, environ, names=OF_STEP)
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
         config = _chain_of_sweep(words[1:], flags)
@@ -108,13 +106,20 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     refuse_unprintable(run_dir)
     if run_dir:
         work_in(Path(run_dir), is_shared=SHARED in words)
-    if _is_done(job, words) and not flags.dry_run:
-        return exit_codes.DONE
+    if isinstance(job, TrainingJob) and is_trained(job, extends="--extend" in words):
+        log.info("%s is done; nothing was submitted", printable_name(run_dir))
+        if not flags.dry_run:
+            return exit_codes.DONE
+    else:
+        refuse_stopped(job)
     silent = silence(environ) if flags.dry_run else ""
     if silent:
         environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
     if not flags.no_check:
-        _check(words, flags, cluster, environ, job=job)
+        refuse_unreachable(words, cluster, is_dry=flags.dry_run)
+        asked = AskedJob(job=job, nodes=flags.nodes, time_limit=flags.time or "", has_ranks=row.has_ranks)
+        limits = limits_of(cluster.partition_for(has_ranks=row.has_ranks), environ)
+        refuse_job(asked, cluster, limits, environ)
     request = _request(words, flags, job=job, has_ranks=row.has_ranks)
     text = batch_script(request, cluster, body=stage_body())
     if flags.dry_run:
@@ -123,17 +128,14 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     return _submit(request, text, environ, links=flags.links, inherited=cluster.environment)
 
 
-def _is_done(job: Any, words: Sequence[str]) -> bool:
-    """Whether the run of the job is done, and says so. UserError for one that is stopped, or was done with others."""
-    if has_ended(job, extends="--extend" in words):
-        log.info("%s is done; nothing was submitted", printable_name(job.run_dir))
-        return True
-    refuse_stopped(job)
-    return False
-
-
 def _submit_chain(
-    config: ChainConfig, text: str, flags: SubmitFlags, override: Override, environ: MutableMapping[str, str]
+    config: ChainConfig,
+    text: str,
+    flags: SubmitFlags,
+    override: Override,
+    environ: MutableMapping[str, str],
+    *,
+    names: Names = OF_SUBMIT,
 ) -> int:
     cluster = read_settings(flags.cluster, environ)
     reach_store(cluster, environ)
@@ -144,18 +146,10 @@ def _submit_chain(
         is_dry=flags.dry_run,
         is_full=flags.full,
         has_checks=not flags.no_check,
+        names=names,
         override=override,
         environ=environ,
     )
-
-
-@contextmanager
-def _words_of_steps() -> Iterator[None]:
-    """Errors propose fields of a chain's steps instead of the flags that submit has for single runs."""
-    try:
-        yield
-    except UserError as error:
-        raise type(error)(_FLAG_OF_RUNS.sub(r"`\1:` of the step", str(error))) from error
 
 
 def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
@@ -175,23 +169,6 @@ def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
         time=flags.time or "",
     )
     return ChainConfig(folder=value_in(words, "--run-dir"), steps=(step,))
-
-
-def _check(
-    words: list[str], flags: SubmitFlags, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any
-) -> None:
-    run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
-    partition = cluster.partition_for(has_ranks=has_ranks)
-    refuse_unreachable(words, cluster, is_dry=flags.dry_run)
-    refuse_wrong_place(cluster, run_dir=run_dir, nodes=flags.nodes, limit=flags.time or "", job=job)
-    refuse_local(run_dir, nodes=flags.nodes, partition=partition, environ=environ)
-    refuse_over_limits(
-        limits_of(partition, environ),
-        nodes=flags.nodes + cluster.spares * has_ranks,
-        time_limit=flags.time or cluster.time_limit,
-        margin=cluster.margin_seconds,
-    )
-    refuse_uneven(cluster, nodes=flags.nodes, job=job)
 
 
 def _refuse_flags_of_runs(flags: SubmitFlags, words: Sequence[str]) -> None:

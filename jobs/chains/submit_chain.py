@@ -29,17 +29,15 @@ from jobs.chains.steps import ChainConfig, Unit, units_of
 from jobs.cluster.batch_script import Request, head_lines, script_summary, size_of
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words
-from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.settings import ClusterConfig, Names
 from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, silence, slurms_answer
 from jobs.cluster.submit_checks import (
+    AskedJob,
     gate_minutes,
     limits_of,
-    refuse_local,
-    refuse_over_limits,
-    refuse_uneven,
+    refuse_job,
     refuse_unprintable,
     refuse_unreachable,
-    refuse_wrong_place,
 )
 from jobs.folders import make_folder, work_in
 from jobs.output import put
@@ -63,11 +61,13 @@ def submit_chain(
     is_dry: bool,
     is_full: bool,
     has_checks: bool,
+    names: Names,
     override: Override,
     environ: Mapping[str, str],
 ) -> int:
     """Returns the exit code. `copies`: texts to keep beside the chain, by name. `is_full`: a dry run shows whole
-    scripts. UserError for what a stage or Slurm would refuse, and with `has_checks` for what cannot work."""
+    scripts. `names`: what messages call the settings of a step. UserError for what a stage or Slurm would refuse, and
+    with `has_checks` for what cannot work."""
     silent = silence(environ) if is_dry else ""
     if silent:
         environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
@@ -77,7 +77,8 @@ def submit_chain(
     for _, words, _ in jobs:
         refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:
-        _check_all(jobs, cluster, environ, is_dry=is_dry)
+        refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
+        _check_all(jobs, cluster, environ, names=names)
     plan = ChainPlan(
         name=chain_name(config.folder),
         units=units,
@@ -90,7 +91,7 @@ def submit_chain(
     state = state_folder(Path(config.folder).resolve())
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
-        return _show(chain, is_full=is_full, silent=silent)
+        return _show(chain, is_full=is_full, silent=silent, names=names)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
         if not unit.best_of:  # which values those have is known once the tries are over
@@ -98,7 +99,7 @@ def submit_chain(
                 refuse_changed(unit.stage, words, job)
     for request in _first_requests(chain):
         text = script_of(chain, replace(request, dependency=""))
-        slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}")
+        slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}", names=names)
     _make_folder(chain.state)
     with alone(chain.state):
         if not _begin(chain, copies):
@@ -124,27 +125,13 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
         return job
 
 
-def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, is_dry: bool) -> None:
-    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
-    partition = cluster.partition_for(has_ranks=True)
-    for unit, words, job in jobs:
-        run_dir = value_in(words, "--run-dir")
-        with _named(unit):
-            refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
-            refuse_local(run_dir, nodes=unit.nodes, partition=partition, environ=environ)
-    of_ranks, of_one = (limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False))
-    for unit in dict.fromkeys(unit for unit, _, _ in jobs):
-        has_ranks = SUBMITTED[unit.stage].has_ranks
-        with _named(unit):
-            refuse_over_limits(
-                of_ranks if has_ranks else of_one,
-                nodes=unit.nodes + cluster.spares * has_ranks,
-                time_limit=unit.time or cluster.time_limit,
-                margin=cluster.margin_seconds,
-            )
+def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, names: Names) -> None:
+    limits = {each: limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False)}
     for unit, _, job in jobs:
+        has_ranks = SUBMITTED[unit.stage].has_ranks
+        asked = AskedJob(job=job, nodes=unit.nodes, time_limit=unit.time, has_ranks=has_ranks)
         with _named(unit):
-            refuse_uneven(cluster, nodes=unit.nodes, job=job)
+            refuse_job(asked, cluster, limits[has_ranks], environ, names=names)
 
 
 def _make_folder(state: Path) -> None:
@@ -260,7 +247,7 @@ def _placed(units: tuple[Unit, ...], parent: str = "", indent: str = "") -> Iter
         yield from _placed(units, unit.name, indent + ("   " if is_last else "│  ") if parent else "")
 
 
-def _show(chain: Chain, *, is_full: bool, silent: str) -> int:
+def _show(chain: Chain, *, is_full: bool, silent: str, names: Names) -> int:
     """Prints the graph, the head of each job or with `is_full` its whole script, and what Slurm says, or why it was
     not asked (`silent`); writes nothing."""
     requests = _first_requests(chain)
@@ -275,7 +262,7 @@ def _show(chain: Chain, *, is_full: bool, silent: str) -> int:
         return exit_codes.DONE
     for request in requests[:_MOST_ASKED]:
         name, text = printable_name(request.name), script_of(chain, replace(request, dependency=""))
-        log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}"))
+        log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}", names=names))
     return exit_codes.DONE
 
 

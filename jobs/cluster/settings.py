@@ -40,6 +40,17 @@ _OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Names:
+    """What messages call a job's time limit and its nodes: flags of `submit`, or fields of a chain's step."""
+
+    time: str = "--time"
+    nodes: str = "--nodes"
+
+
+OF_SUBMIT, OF_STEP = Names(), Names(time="`time:` of the step", nodes="`nodes:` of the step")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """Settings that all jobs on a cluster share. An empty field keeps Slurm's default."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.secret_names import is_passed_on, is_secret
+from jobs.cluster.settings import OF_SUBMIT, Names
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import object_in, read_tail
 from shards.output.terminal import printable_name
@@ -146,7 +147,9 @@ def ran(
         raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
 
 
-def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "", *, what: str = "this job") -> str:
+def slurms_answer(
+    words: list[str], environ: Mapping[str, str], text: str = "", *, what: str = "this job", names: Names = OF_SUBMIT
+) -> str:
     """Slurm's own answer, in one line, to `sbatch --test-only`. UserError with the remedy, if it refuses the job, which
     is called `what`, or does not answer."""
     done = ran(["sbatch", "--test-only", *words], environ, text=text)
@@ -157,7 +160,7 @@ def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "", 
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
         raise UserError(f"Slurm does not answer: {reason}; {todo}")
-    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said)}")
+    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said, names)}")
 
 
 def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collection[str] = ()) -> int:
@@ -260,7 +263,7 @@ def most_array_tasks(environ: Mapping[str, str]) -> int:
     return max(1, int(found[1])) if found else 1001
 
 
-def _remedy(said: str) -> str:
+def _remedy(said: str, names: Names) -> str:
     found = said.lower()
     if "account" in found or "qos" in found:
         return "correct `account:` and `qos:` in your cluster's settings"
@@ -268,13 +271,14 @@ def _remedy(said: str) -> str:
         settings = "`partition:`, or `cpu_partition:` of jobs without GPUs, in your cluster's settings"
         return f"`sinfo -s` lists the partitions: correct {settings}"
     if "time limit" in found:
-        return "lower --time; `sinfo -o '%P %l'` lists the limits"
+        return f"lower {names.time}; `sinfo -o '%P %l'` lists the limits"
     if "memory" in found:
         options = "--mem, --mem-per-cpu or --mem-per-gpu in `options:` of your cluster's settings"
         return f"lower {options}, or give `all_memory: no`; `sinfo -o '%P %m'` lists each node's MB"
     if "node" in found or "processor" in found or "cpu" in found:
-        memory = "or --mem in `options:`"  # of which --test-only says only that no node is such
-        return f"lower --nodes, gpus_per_node, cpus_per_rank, {memory}; `sinfo -o '%P %D %c %m %G'` lists what there is"
+        # Of too much memory, --test-only says only that there is no such node.
+        asked = f"{names.nodes}, gpus_per_node, cpus_per_rank, or --mem in `options:`"
+        return f"lower {asked}; `sinfo -o '%P %D %c %m %G'` lists what there is"
     return "correct your cluster's settings, or the flags of submit"
 
 

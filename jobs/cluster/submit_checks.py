@@ -11,8 +11,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jobs.cluster.settings import ClusterConfig, asked_seconds, seconds_of
+from jobs.cluster.settings import OF_SUBMIT, ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
@@ -48,6 +49,39 @@ class PartitionLimits:
     nodes: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskedJob:
+    """A job that is to be submitted, and what it asks for. `time_limit`: empty: that of the cluster's settings."""
+
+    job: Any
+    nodes: int
+    time_limit: str
+    has_ranks: bool
+
+
+def refuse_job(
+    asked: AskedJob,
+    cluster: ClusterConfig,
+    limits: PartitionLimits,
+    environ: Mapping[str, str],
+    *,
+    names: Names = OF_SUBMIT,
+) -> None:
+    """UserError for a job that cannot work, would wait for ever, or would end before it has saved. `limits`: of its
+    partition."""
+    run_dir, nodes = getattr(asked.job, "run_dir", ""), asked.nodes
+    refuse_wrong_place(cluster, run_dir=run_dir, nodes=nodes, limit=asked.time_limit, job=asked.job, names=names)
+    refuse_local(run_dir, nodes=nodes, partition=cluster.partition_for(has_ranks=asked.has_ranks), environ=environ)
+    refuse_over_limits(
+        limits,
+        nodes=nodes + cluster.spares * asked.has_ranks,
+        time_limit=asked.time_limit or cluster.time_limit,
+        margin=cluster.margin_seconds,
+        names=names,
+    )
+    refuse_uneven(cluster, nodes=nodes, job=asked.job)
+
+
 def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> None:
     """UserError for the first of the buckets in the words that cannot be used; in a dry run, which may be on a laptop
     without the keys, a warning for each."""
@@ -59,7 +93,9 @@ def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: 
             raise UserError(f"{fault.value}; {fault.todo}, {_ANYWAY}")
 
 
-def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None) -> None:
+def refuse_wrong_place(
+    cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None, names: Names = OF_SUBMIT
+) -> None:
     """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
     `limit`: --time, or empty."""
     if not run_dir:
@@ -69,7 +105,7 @@ def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limi
         what = f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine"
         _refuse_unshared(what, "choose another folder", nodes=nodes)
     stall = _mean_stall(Path(run_dir))
-    refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
+    refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds, names=names)
     if isinstance(job, TrainingJob) and cluster.gpus_per_node:
         refuse_short_margin(planned_save_seconds(job, nodes=nodes, gpus=cluster.gpus_per_node), cluster.margin_seconds)
 
@@ -199,14 +235,14 @@ def _mean_stall(run_dir: Path) -> float:
     return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
 
 
-def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int) -> None:
+def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int, names: Names = OF_SUBMIT) -> None:
     """UserError if a job would be cut off before it has saved. `stall_seconds`: what a save of this run has held it up
     so far, 0 if not known. Pure."""
     asked = asked_seconds(limit)
     if asked is not None and asked <= margin:
         raise UserError(
-            f"the time limit is {duration(asked)}, and the ranks are asked to save {margin} s before it; raise --time, "
-            "or lower margin_seconds to no less than a step and a save take"
+            f"the time limit is {duration(asked)}, and the ranks are asked to save {margin} s before it; raise "
+            f"{names.time}, or lower margin_seconds to no less than a step and a save take"
         )
     if stall_seconds >= margin:
         raise UserError(
@@ -253,26 +289,28 @@ def _most(limits: list[int | None]) -> int | None:
     return max(known) if len(known) == len(limits) else None
 
 
-def refuse_over_limits(limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int) -> None:
+def refuse_over_limits(
+    limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int, names: Names = OF_SUBMIT
+) -> None:
     """UserError if a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words, empty:
     the partition's default; `margin`: seconds before the limit at which the ranks are asked to save. Pure."""
     asked, shown = asked_seconds(time_limit), printable_name(limits.name)
     if asked is not None and limits.seconds is not None and asked > limits.seconds:
         raise UserError(
             f"the time limit is {duration(asked)}, and partition {shown} allows {duration(limits.seconds)}: the job "
-            "would wait for ever; lower --time, since a requeued job continues where it was ended, or choose another "
-            f"partition, {_ANYWAY}"
+            f"would wait for ever; lower {names.time}, since a requeued job continues where it was ended, or choose "
+            f"another partition, {_ANYWAY}"
         )
     if limits.nodes is not None and nodes > limits.nodes:
         raise UserError(
             f"{nodes:,} nodes are asked for, spares with them, and partition {shown} allows {limits.nodes:,}: the job "
-            f"would wait for ever; lower --nodes, or choose another partition, {_ANYWAY}"
+            f"would wait for ever; lower {names.nodes}, or choose another partition, {_ANYWAY}"
         )
     if asked is None and limits.default_seconds is not None and limits.default_seconds <= margin:
         raise UserError(
             f"partition {shown} ends a job without a time limit after {duration(limits.default_seconds)}, and the "
-            f"ranks are asked to save {margin} s before; give --time, or lower margin_seconds to no less than a step "
-            f"and a save take, {_ANYWAY}"
+            f"ranks are asked to save {margin} s before; give {names.time}, or lower margin_seconds to no less than a "
+            f"step and a save take, {_ANYWAY}"
         )
 
 

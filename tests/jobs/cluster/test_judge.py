@@ -1,5 +1,6 @@
 """What a job of Slurm decides, as tables: how a try ended and what follows, which nodes are used, which are avoided."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,8 +8,9 @@ import pytest
 from jobs.cluster.judge import CheckFacts, Decision, Partition, TryFacts, chosen, crashed_node, judged, nodes_to_avoid
 
 ALIKE = ("n1 mixed h100,ib 64/1000/gpu:8", "n2 mixed h100,ib 64/1000/gpu:8", "n3 idle h100,ib 64/1000/gpu:8")
+Answer = tuple[int | None, tuple[str, ...]]
 ANY = "gpu|(null)||(null)|"
-TWO = {"nodes": ("n1", "n2"), "num_ranks": 2, "retries": 2}
+TWO: dict[str, Any] = {"nodes": ("n1", "n2"), "num_ranks": 2, "retries": 2}
 
 
 def after(**facts: Any) -> Decision:
@@ -124,12 +126,12 @@ def test_the_node_whose_ranks_crash_by_themselves(codes: dict[int, int | None], 
     assert crashed_node(TryFacts(codes=codes, nodes=("n1",), num_ranks=2, ranks_per_node=2)) == ""
 
 
-def check(answers: dict[str, tuple[int | None, tuple[str, ...]]], **facts: Any) -> CheckFacts:
+def check(answers: Mapping[str, Answer], **facts: Any) -> CheckFacts:
     nodes = facts.pop("nodes", tuple(answers))
     return CheckFacts(nodes=nodes, answers=answers, **({"num_needed": 2, "server_clock": 1000} | facts))
 
 
-WELL = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
+WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
 
 
 @pytest.mark.parametrize(
