@@ -49,7 +49,7 @@ _REFUSALS = 3  # of an answering Slurm, before a gate believes them
 
 
 def gate_request(unit: Unit, plan: ChainPlan, *, state: Path, tag: str, after: Sequence[int]) -> Request:
-    """The job that looks at the unit once all these jobs have ended, however they end."""
+    """Returns the job that looks at the unit after all these jobs have ended, however they ended."""
     return Request(
         words=("__gate", str(state.parent), unit.name),
         name=f"{GATE}-{unit.name}",
@@ -68,8 +68,8 @@ def gate_request(unit: Unit, plan: ChainPlan, *, state: Path, tag: str, after: S
 def requests_of(
     unit: Unit, tasks: Sequence[int], plan: ChainPlan, *, state: Path, tag: str, most: int
 ) -> list[tuple[Request, Piece]]:
-    """The jobs of these tasks of a unit: one, several that continue each other, or an array in pieces. `most`: tasks
-    that Slurm allows in one array."""
+    """Returns the jobs for these tasks of a unit: one job, several that continue each other, or an array in pieces.
+    `most`: how many tasks Slurm allows in one array."""
     pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
     if unit.num_tasks == 1:
         pieces = [replace(pieces[0], array="")] * unit.links
@@ -97,14 +97,14 @@ def _request(unit: Unit, piece: Piece, plan: ChainPlan, *, state: Path, tag: str
 
 
 def _runs_in(unit: Unit, piece: Piece) -> list[str]:
-    """The names of the runs in a job, each with its task in an array."""
+    """Returns the names of the runs in a job, each with its task in the array."""
     if not any(unit.names):
         return ["-"]
     return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
 
 
 def _tail(unit: Unit, piece: Piece) -> list[str]:
-    """Lines of shell that make the words those of the array's task."""
+    """Returns lines of shell that choose the arguments of the array's task."""
     if not piece.array:
         return []
     lines = [f"patchline_task=$(({piece.offset} + SLURM_ARRAY_TASK_ID))"]
@@ -116,7 +116,7 @@ def _tail(unit: Unit, piece: Piece) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A chain that was frozen. `environ`: for Slurm's programs; `me`: the number of the gate's own job, or 0."""
+    """A frozen chain. `environ`: for Slurm's programs. `me`: the number of the gate's own job, or 0."""
 
     state: Path
     plan: ChainPlan
@@ -126,12 +126,12 @@ class Chain:
     me: int = 0
 
     def own(self, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """The chain's jobs of those in the queue."""
+        """Returns those jobs in the queue that belong to the chain."""
         return [one for one in queue if one.part_of(self.plan.name)]
 
     def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """The jobs of a unit, and any others that write to one of its runs: of a submission without the chain, or of
-        one before this, also if it was by another path of the folder."""
+        """Returns a unit's jobs in the queue, and other jobs that write to one of its runs: those submitted without the
+        chain, by an earlier chain, or through another path of the folder."""
         mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
         own = [one for one in self.own(queue) if mine.match(one.tag)]
         others = [one for one in queue if one not in own]
@@ -146,7 +146,7 @@ class Chain:
 
 
 def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, me: int = 0) -> Chain:
-    """The frozen chain in its folder."""
+    """Reads the frozen chain in a folder."""
     plan = read_plan_of(state)
     cluster = replace(read_cluster(state / "cluster.yaml"), command=plan.command)
     return Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override, me=me)
@@ -233,8 +233,8 @@ def _complete(chain: Chain, unit: Unit) -> None:
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
-    """Submits what is missing. WillNotSucceedError if it would end the same way, or if too many rounds brought
-    nothing."""
+    """Submits what is missing. WillNotSucceedError if it would end the same way again, or if too many rounds in a row
+    made no progress."""
     mine = record.jobs_of(unit.name)
     number = max((job.round for job in mine), default=-1) + 1
     last = [job for job in mine if job.round == number - 1]
@@ -278,8 +278,8 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
 
 
 def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
-    """Submits a gate. Where a lost job is not requeued, a second one waits behind it, which works only if the first was
-    lost with its node."""
+    """Submits a gate. On a cluster that does not requeue lost jobs, a second gate waits behind it. That helps only if
+    the first gate was lost with its node."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
     for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
         request = gate_request(unit, chain.plan, state=chain.state, tag=each, after=after)
@@ -289,8 +289,8 @@ def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epo
 def _ensure_gate(
     chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
 ) -> None:
-    """Submits a gate behind jobs that wait or run, unless there is one: a dependency counts as met even if the job is
-    about to be requeued."""
+    """Submits a gate behind the unit's jobs in the queue, unless there is one already. (Slurm takes a dependency as met
+    even if the job is about to be requeued.)"""
     gates = record.gates_of(unit.name)
     is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
     if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
@@ -301,8 +301,8 @@ def _ensure_gate(
 
 
 def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
-    """The number of the job: of a new one, or of one that was submitted just before a crash. WillNotSucceedError if
-    the chain has been cancelled meanwhile."""
+    """Submits a job, unless it was submitted just before a crash, and returns its number. WillNotSucceedError if the
+    chain has been cancelled in the meantime."""
     tag, record = request.comment.rpartition(",")[2], read_record_of(chain.state)
     own = chain.own(queued(chain.environ, with_ended=True))
     there = [one for one in own if one.tag == tag and (not record.life or record.life in one.names)]
@@ -323,6 +323,6 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
 
 
 def script_of(chain: Chain, request: Request) -> str:
-    """The batch script of one of the chain's jobs."""
+    """Returns the batch script of one of the chain's jobs."""
     cluster = replace(chain.cluster, margin_seconds=_GATE_MARGIN) if request.words[0] == "__gate" else chain.cluster
     return batch_script(request, cluster, body=stage_body())

@@ -1,8 +1,8 @@
 """`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
 
-The stage's arguments are checked as the stage would check them, and the script by `sbatch --test-only`, before it is
-submitted. A run that has a job in the queue gets no second one, and one that is done gets none. Loads torch only to
-read the DONE of a run, and to plan the saves of training on GPUs.
+The arguments are first checked as the stage would check them, and the script by `sbatch --test-only`. A run that is
+done, or has a job in the queue, gets no other job. torch is loaded only to read the DONE of a run, and to plan the
+saves of training on GPUs.
 """
 
 import json
@@ -62,7 +62,7 @@ USAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitFlags:
-    """The flags of submit itself. None: as in the cluster's settings."""
+    """The flags of submit itself. None keeps the value of the cluster's settings."""
 
     cluster: str = ""
     nodes: Annotated[int, Range(1, 100_000)] = 1
@@ -153,7 +153,7 @@ def _submit_chain(
 
 
 def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
-    """A sweep as a chain of one step, in the folder of the sweep."""
+    """Returns a sweep as a chain of one step, in the sweep's folder."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or flags.links > 1:
         raise UserError(f"usage: patchline submit sweep {TOOLS['sweep'].usage} --cluster FILE [--nodes N]")
     if flags.spares is not None:
@@ -172,7 +172,7 @@ def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
 
 
 def _refuse_flags_of_runs(flags: SubmitFlags, words: Sequence[str]) -> None:
-    """UserError for what a chain does not take."""
+    """UserError for flags that a chain does not take."""
     plain, names = asdict(SubmitFlags()), ("nodes", "links", "spares", "time")
     given = [f"--{name}" for name in names if asdict(flags)[name] != plain[name]] + [*map(printable_name, words)]
     if given:
@@ -208,7 +208,7 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 
 
 def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
-    """The cluster's settings, with the command that runs patchline there. UserError for what is wrong."""
+    """Reads the cluster's settings, and adds the command that runs patchline there. UserError for a mistake in them."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
@@ -225,7 +225,7 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
 
 
 def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:
-    """Makes this process look at the store as the jobs will."""
+    """Makes this process reach the store in the way the jobs will."""
     for name, value in (("AWS_ENDPOINT_URL", cluster.s3_endpoint), ("AWS_PROFILE", cluster.s3_profile)):
         if value:
             environ[name] = value
@@ -262,16 +262,15 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
 
 
 def _recorded(request: Request) -> list[str]:
-    """The jobs of the run that files tell of: of the run itself, and of its chain. They may have been submitted by
-    another path of the folder, and then have another name."""
+    """Returns the jobs that files record for the run: its own, and those of its chain. Jobs that were submitted through
+    another path of the folder have another name in the queue."""
     if request.folder.name != SUBMIT_FOLDER:
         return []  # of all commands of a stage
     return [*submitted_in(request.folder), *(task.job for task in chain_tasks(request.folder.parent))]
 
 
 def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:
-    """Says what Slurm would do with the script, or, if it is `silent`, why it was not asked; writes nothing that
-    stays."""
+    """Says what Slurm would do with the script, or why Slurm was not asked (`silent`). Leaves no files."""
     if silent:
         log.warning("%s: Slurm was not asked about this job, its limits and the queue", silent)
         return exit_codes.DONE
@@ -282,5 +281,5 @@ def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silen
 
 
 def _shown(jobs: Sequence[QueuedJob]) -> str:
-    """Such as `12 RUNNING`."""
+    """Returns the jobs as text, such as `12 RUNNING`."""
     return ", ".join(f"{one.job} {one.state}" for one in jobs)

@@ -1,4 +1,4 @@
-"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits what can be; or shows all of it."""
+"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits its first jobs, or shows all of it."""
 
 import logging
 import shutil
@@ -65,9 +65,9 @@ def submit_chain(
     override: Override,
     environ: Mapping[str, str],
 ) -> int:
-    """Returns the exit code. `copies`: texts to keep beside the chain, by name. `is_full`: a dry run shows whole
-    scripts. `names`: what messages call the settings of a step. UserError for what a stage or Slurm would refuse, and
-    with `has_checks` for what cannot work."""
+    """Submits or shows a chain, and returns the exit code. `copies`: texts to keep beside the chain, by name.
+    `is_full`: a dry run shows whole scripts. `names`: what messages call the settings of a step. UserError for what a
+    stage or Slurm would refuse, and with `has_checks` for what cannot work."""
     silent = silence(environ) if is_dry else ""
     if silent:
         environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
@@ -109,7 +109,7 @@ def submit_chain(
 
 @contextmanager
 def _named(unit: Unit) -> Iterator[None]:
-    """Errors name the step that has the unit."""
+    """Puts the step of the unit in front of error messages."""
     try:
         yield
     except UserError as error:
@@ -144,8 +144,8 @@ def _make_folder(state: Path) -> None:
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
-    """Freezes the chain and begins it, unless its jobs wait or run: then it says so, and returns False. A chain that
-    gave up begins again beside those of its jobs that still run."""
+    """Freezes the chain and begins it. If its jobs are in the queue, says so and returns False instead. A chain that
+    gave up begins again beside its jobs that still run."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
@@ -183,7 +183,7 @@ def _advance(chain: Chain) -> int:
 
 
 def _first_requests(chain: Chain) -> list[Request]:
-    """A request for every unit, and for the gate behind it: as many as there will be if nothing goes wrong."""
+    """Returns the jobs of every unit, and the gate behind it: all the jobs there will be if nothing goes wrong."""
     requests = []
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
@@ -195,8 +195,8 @@ def _first_requests(chain: Chain) -> list[Request]:
 
 
 def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
-    """What a chain does, as a table: each unit below the one that it waits for, with its jobs, their size and the
-    GPU-hours that they may take if each runs once, up to its time limit."""
+    """Returns a table of what a chain does: each unit below the one that it waits for, with its jobs, their size, and
+    the GPU-hours of one run up to the time limit."""
     head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
     rows, num_jobs, total = [head], 0, 0.0
     for unit, place in _placed(units):
@@ -229,7 +229,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
 
 
 def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
-    """The units that a unit waits for, without those that one of these waits for anyway."""
+    """Returns the units that a unit waits for, without those that it waits for indirectly anyway."""
     before = {each.name: set(each.after) for each in units}
     for each in units:  # in order: those before are known in full
         before[each.name] |= {name for other in each.after for name in before[other]}
@@ -237,7 +237,7 @@ def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
 
 
 def _placed(units: tuple[Unit, ...], parent: str = "", indent: str = "") -> Iterator[tuple[Unit, str]]:
-    """Each unit below the last one that it waits for, with the lines that are drawn before its name."""
+    """Yields each unit below the last one that it waits for, with the lines to draw before its name."""
     order = [each.name for each in units]
     last = {unit.name: max(_needed(unit, units), key=order.index, default="") for unit in units}
     own = [unit for unit in units if last[unit.name] == parent]
@@ -248,8 +248,8 @@ def _placed(units: tuple[Unit, ...], parent: str = "", indent: str = "") -> Iter
 
 
 def _show(chain: Chain, *, is_full: bool, silent: str, names: Names) -> int:
-    """Prints the graph, the head of each job or with `is_full` its whole script, and what Slurm says, or why it was
-    not asked (`silent`); writes nothing."""
+    """Prints the graph, the head of each job (or its whole script, if `is_full`), and Slurm's answer, or why Slurm was
+    not asked (`silent`). Writes no files."""
     requests = _first_requests(chain)
     put(f"{graph_of(chain.plan.units, chain.cluster, folder=str(chain.state.parent))}\n")
     if is_full:
@@ -267,7 +267,7 @@ def _show(chain: Chain, *, is_full: bool, silent: str, names: Names) -> int:
 
 
 def _show_heads(requests: Sequence[Request], cluster: ClusterConfig) -> None:
-    """The lines #SBATCH that all jobs have, then each job with the others."""
+    """Prints the #SBATCH lines that all jobs share, then each job with its other lines."""
     heads = [head_lines(request, cluster) for request in requests]
     common = [line for line in heads[0] if all(line in head for head in heads)] if len(heads) > 1 else []
     if common:
