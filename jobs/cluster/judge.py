@@ -22,10 +22,12 @@ _ONE_FEATURE = re.compile(r"\(null\)|[A-Za-z0-9_]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What the batch script does. `then`: try again in this allocation, requeue the job, or exit with `code`. `end`:
-    for tries.jsonl, nothing is recorded if empty. `idle`: tries in a row that saved nothing new, None: not counted.
-    `forgets`: the count starts again with the next job. `gives_up`: jobs of this run that were submitted before end at
-    once. `pauses`: the storage gets some time first."""
+    """What the batch script does: try again in this allocation, requeue the job, or exit with `code`.
+
+    `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
+    new; None leaves the count as it is. `forgets`: the next job counts from 0. `gives_up`: jobs of this run that were
+    submitted earlier end at once. `pauses`: the script first waits, to give the storage time.
+    """
 
     then: Literal["again", "requeue", "exit"]
     code: int = CONTINUE
@@ -40,10 +42,13 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class TryFacts:
-    """A try that is not done. `codes`: the exit code of each rank that left one, in the order in which they ended; None
-    if the disk had no room for it. `nodes`: of the ranks, in order. `has_marker`: whether RUN/DONE says when the stage
-    is done. `full`: the folder that takes no file, so that the ranks were not started. `stop`: RUN/STOP if it is there.
-    `idle`: tries in a row before this one that saved nothing new. `number`: of the try in this allocation, from 0."""
+    """A try that is not done.
+
+    `codes`: the exit code of each rank that left one, in the order in which they ended; None if the disk had no room
+    for the code. `nodes`: the ranks' nodes, in order. `has_marker`: whether the stage is done only with RUN/DONE.
+    `full`: a folder that took no file, so that the ranks were not started. `stop`: RUN/STOP, if it exists. `idle`: how
+    many tries in a row had saved nothing new before this one. `number`: the try's number in this allocation, from 0.
+    """
 
     codes: Mapping[int, int | None] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
@@ -69,9 +74,9 @@ class TryFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What Slurm says of a job and of the nodes of its partition. `job`: squeue's %P|%f|%n|%v|%x. `own`: the job's
-    nodes; `excluded`: those that it avoids already. `nodes`: sinfo's `%N %T %f %c/%m/%G`, for each partition of a
-    node."""
+    """What Slurm says of a job and of the nodes of its partition. `job`: squeue's `%P|%f|%n|%v|%x`. `own`: the job's
+    nodes. `excluded`: nodes that it avoids already. `nodes`: sinfo's `%N %T %f %c/%m/%G`, a line for each partition of
+    a node."""
 
     job: str = ""
     own: tuple[str, ...] = ()
@@ -81,9 +86,12 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFacts:
-    """The check of a job's nodes. `answers`: the clock in seconds, and what is wrong, of each node that answered.
-    `crashes`: how often ranks on a node alone have crashed in this job. `server_clock`: of the file server. `seconds`:
-    how long the check took. `folder`: that the nodes must share."""
+    """The check of a job's nodes.
+
+    `answers`: for each node that answered, its clock in seconds and what is wrong with it. `server_clock`: the file
+    server's clock. `seconds`: how long the check took. `crashes`: how often ranks on this node alone have crashed in
+    this job. `folder`: the folder that the nodes must share.
+    """
 
     nodes: tuple[str, ...]
     num_needed: int
@@ -98,8 +106,8 @@ class CheckFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The nodes that the ranks use, those that are left out, and lines for the log. `decision`: if the try cannot
-    begin."""
+    """The nodes that the ranks use, those that are left out, and lines for the log. `decision`: what to do if the try
+    cannot begin."""
 
     nodes: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -108,7 +116,7 @@ class Choice:
 
 
 def judged(facts: TryFacts) -> Decision:
-    """What follows from the end of a try that is not done."""
+    """Decides what follows from the end of a try that is not done."""
     idle = 0 if facts.has_saved else facts.idle + 1
     if facts.full:
         return _without_room(facts, idle)
@@ -143,7 +151,7 @@ def judged(facts: TryFacts) -> Decision:
 
 
 def _without_room(facts: TryFacts, idle: int) -> Decision:
-    """What follows if a try could not begin: what its ranks do could not be recorded."""
+    """Decides what follows if a try could not begin, because the exit codes of its ranks could not be recorded."""
     if facts.is_asked:
         return Decision(
             then="requeue", words=f"asked to stop while {facts.full} takes no file: to be continued", idle=idle
@@ -168,8 +176,8 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "", forget
 
 
 def crashed_node(facts: TryFacts) -> str:
-    """The node whose ranks alone crashed by themselves in this try. Empty if there are none, or if they were on several
-    nodes, as with a bug. A rank that was killed counts only if it was the first: srun kills the others later."""
+    """Returns the one node whose ranks crashed by themselves in this try. Empty if no rank did, or if ranks on several
+    nodes did, as with a bug. A killed rank counts only if it was the first, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):
@@ -179,8 +187,8 @@ def crashed_node(facts: TryFacts) -> str:
 
 
 def chosen(facts: CheckFacts) -> Choice:
-    """The nodes for a try, after their check. A node that crashes is used again if there is no other: a spare one, or
-    one for which the job can be requeued."""
+    """Chooses the nodes for a try after their check. A node that crashes is used again only if nothing can replace it:
+    neither a spare node, nor another node after a requeue."""
     odd, apart = odd_clocks(facts)
     says = [apart] if apart else []
     faults = {name: _fault_of(name, facts, is_odd=name in odd) for name in facts.nodes}
@@ -220,15 +228,16 @@ def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
 def _parted(
     faults: Mapping[str, str], facts: CheckFacts, *, allowed: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The nodes with allowed faults, the others, and what the job would avoid without these others."""
+    """Returns the nodes with an allowed fault or none, the other nodes, and the nodes to avoid after a requeue."""
     healthy = tuple(name for name, fault in faults.items() if fault in allowed)
     left_out = tuple(name for name in faults if name not in healthy)
     return healthy, left_out, nodes_to_avoid(left_out, facts.partition)
 
 
 def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
-    """The nodes whose clock is far from the median of all clocks, the file server's among them. If as many clocks are
-    on either side, nobody knows which are right: there are no such nodes, and a line for the log."""
+    """Returns the nodes whose clock is far from the median of all clocks, including the file server's. If half of the
+    clocks disagree with the other half, nobody knows which are right: then no node is returned, but a line for the
+    log."""
     clocks = {name: clock for name, (clock, _) in facts.answers.items() if clock is not None}
     ordered, most = sorted([*clocks.values(), facts.server_clock]), CLOCK_SECONDS + facts.seconds
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
@@ -238,9 +247,9 @@ def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
 
 
 def nodes_to_avoid(left_out: Sequence[str], partition: Partition) -> tuple[str, ...]:
-    """The nodes that the job should not meet again once it is requeued: those left out, and those that it was told to
-    avoid before. None if there are too few others like the job's own, for which it would wait for ever, or if it asked
-    for certain nodes."""
+    """Returns the nodes that the job should avoid after a requeue: those left out, and those that it avoids already.
+    Empty if too few other nodes are like the job's own, since it would wait for ever, or if it asked for certain
+    nodes."""
     if not left_out or partition.job.count("|") != 4:
         return ()
     _, feature, required, reservation, _ = partition.job.split("|")

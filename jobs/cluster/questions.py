@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from jobs.arguments import value_in
@@ -49,7 +50,7 @@ def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> list[str]:
-    """What the script has to know before the first try, or with which code and message it ends at once."""
+    """Returns what the script has to know before the first try, or the code and the message with which it ends."""
     try:
         lines = start_of(words, facts)
     except UserError as error:
@@ -60,8 +61,8 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     gave_up, submitted = state / "gave-up", _text(facts, "submitted")
     if gave_up.exists():
         if _text(facts, "restart") == "0" and int(submitted or 0) < int(gave_up.stat().st_mtime):
-            words_of_end = "a job of this run has given up since this one was submitted: submit again to try again"
-            return [f"say {words_of_end}", "then exit", f"code {WILL_NOT_SUCCEED}"]
+            why = "a job of this run has given up since this one was submitted: submit again to try again"
+            return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
     done = Path(run_dir) / "DONE"
     # An older DONE may be of a run that this job extends.
@@ -71,7 +72,7 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
 
 
 def start_of(words: Sequence[str], facts: Facts) -> list[str]:
-    """The stage's run directory and the script's numbers. UserError for what cannot work."""
+    """Returns the stage's run directory and the script's settings. UserError for what cannot work."""
     from jobs.cluster.settings import seconds_of  # noqa: PLC0415 - loads the reader of settings
 
     if len(words) < 2 or not _STAGE.fullmatch(words[0]) or words[1].startswith("-"):
@@ -102,7 +103,7 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
 
 
 def _number_of(facts: Facts, name: str, *, default: int, most: int) -> int:
-    """The value of PATCHLINE_NAME."""
+    """Returns the value of PATCHLINE_NAME. UserError for anything but a number from 0 to `most`."""
     text = _text(facts, name) or str(default)
     if not _NUMBER.fullmatch(text) or int(text) > most:
         raise UserError(f"PATCHLINE_{name.upper()} is {shown_value(text)}; allowed: 0 to {most}")
@@ -110,8 +111,8 @@ def _number_of(facts: Facts, name: str, *, default: int, most: int) -> int:
 
 
 def store_address(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """HOST:PORT of the S3 store, if a word names one, no proxy stands between, and it is known: a profile of AWS's own
-    configuration may have another endpoint. Else empty."""
+    """Returns HOST:PORT of the S3 store. Empty if no argument names one, if there is a proxy, or if AWS's configuration
+    may have another endpoint."""
     if not any("s3://" in word for word in words) or any(environ.get(name) for name in _PROXIES):
         return ""
     url = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
@@ -147,8 +148,8 @@ def _try_facts(facts: Facts) -> TryFacts:
 
 
 def _codes(exits: Path) -> dict[int, int | None]:
-    """The exit codes that ranks left, in the order in which they ended. OSError if their folder is not seen from here,
-    for example in a container."""
+    """Reads the exit codes that ranks left, in the order in which they ended. OSError if their folder cannot be seen
+    from here, for example in a container."""
     (exits / "started").stat()
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
@@ -169,8 +170,8 @@ def _has_saved(run_dir: Path, started: Path) -> bool:
 
 
 def _idle(facts: Facts, state: Path) -> int:
-    """Tries in a row that saved nothing new: of the jobs before, too, unless the disk did not take the count, so that
-    only this job knows it. Anything but a digit counts as none."""
+    """Returns how many tries in a row saved nothing new, in this job and the jobs before. If the disk did not take the
+    count, this job alone knows it and sends it. Anything but a digit counts as 0."""
     text = _text(facts, "idle")
     if not text:
         with suppress(OSError):
@@ -196,7 +197,7 @@ def _check_facts(facts: Facts) -> CheckFacts:
 
 
 def _crashes(path: Path, job: str) -> list[str]:
-    """The node of each crash in this job that ranks on one node alone had."""
+    """Returns the node of each of this job's crashes for which only ranks on that node were to blame."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
 
@@ -225,15 +226,5 @@ def _lines_of_choice(choice: Choice) -> list[str]:
 
 
 def _lines_of(decision: Decision) -> list[str]:
-    values = {
-        "then": decision.then,
-        "code": decision.code,
-        "end": decision.end,
-        "words": decision.words,
-        "idle": decision.idle,
-        "crashed-on": decision.crashed_on,
-        "forgets": "yes" if decision.forgets else "",
-        "gives-up": "yes" if decision.gives_up else "",
-        "pauses": "yes" if decision.pauses else "",
-    }
-    return [f"{key} {value}" for key, value in values.items() if value not in ("", None)]
+    values = {name.replace("_", "-"): value for name, value in asdict(decision).items()}
+    return [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]

@@ -363,10 +363,9 @@ def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster
     ("words", "options", "env", "message"),
     [
         (["pretrain"], [], {}, "usage: sbatch"),
-        (["pretrain", "digits_smoke"], [], {}, "--run-dir is ''"),
-        (["pretrain", "digits_smoke", "--run-dir=s3://bucket/run"], [], {}, "a folder that all nodes share"),
         (["evaluate", "resize"], ["--time=2"], {}, "the time limit is 120 s"),
         (["evaluate", "resize"], [], {"PATCHLINE_RETRIES": "a[$(id)]"}, "PATCHLINE_RETRIES is 'a[$(id)]'; allowed: 0"),
+        (["evaluate", "resize"], [], {"PATCHLINE_LAUNCHER": "mpirun"}, "allowed: srun, torchrun"),
         (["evaluate", "resize"], [], {"PATCHLINE": "/nowhere/patchline"}, "no command /nowhere/patchline"),
     ],
 )
