@@ -32,7 +32,7 @@ from jobs.chains.steps import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Piece, Request, batch_script, pieces_of, stage_body, write_script
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.settings import ClusterConfig, read_cluster
-from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted, submitted_in
+from jobs.cluster.slurm import QueuedJob, most_array_tasks, queued, silence, submitted, submitted_in
 from jobs.folders import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
@@ -171,7 +171,7 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
             is_storage = isinstance(error, UnreachableError | TransientError) or disk_fault(error) is not None
             if isinstance(error, OSError) and not is_storage:
                 raise
-            if not is_storage and answers(environ):
+            if not is_storage and not silence(environ):
                 refusals, refusal = refusals + 1, error
             log.warning("%s; asking again", error)
         if time.monotonic() > deadline:

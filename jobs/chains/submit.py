@@ -23,8 +23,6 @@ from jobs.cluster.batch_script import Request, batch_script, names_of, script_su
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import (
-    OF_STEP,
-    OF_SUBMIT,
     ClusterConfig,
     Names,
     read_cluster,
@@ -86,7 +84,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(flags, words[1:])
         config = read_chain(Path(words[0]))
-        return _submit_chain(config, Path(words[0]).read_text(), flags, override, environ, names=OF_STEP)
+        return _submit_chain(config, Path(words[0]).read_text(), flags, override, environ, names=Names.OF_STEP)
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
         config = _chain_of_sweep(words[1:], flags)
@@ -135,7 +133,7 @@ def _submit_chain(
     override: Override,
     environ: MutableMapping[str, str],
     *,
-    names: Names = OF_SUBMIT,
+    names: Names = Names.OF_SUBMIT,
 ) -> int:
     cluster = read_settings(flags.cluster, environ)
     reach_store(cluster, environ)

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,15 +40,14 @@ _SETTINGS = {
 _OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
+class Names(Enum):
     """What messages call a job's time limit and nodes: the flags of `submit`, or the fields of a chain's step."""
 
-    time: str = "--time"
-    nodes: str = "--nodes"
+    OF_SUBMIT = ("--time", "--nodes")
+    OF_STEP = ("`time:` of the step", "`nodes:` of the step")
 
-
-OF_SUBMIT, OF_STEP = Names(), Names(time="`time:` of the step", nodes="`nodes:` of the step")
+    def __init__(self, time: str, nodes: str) -> None:
+        self.time, self.nodes = time, nodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.secret_names import is_passed_on, is_secret
-from jobs.cluster.settings import OF_SUBMIT, Names
+from jobs.cluster.settings import Names
 from shards.errors import InvalidDataError, UserError
 from shards.files.json_lines import object_in, read_tail
 from shards.output.terminal import printable_name
@@ -147,7 +147,12 @@ def ran(
 
 
 def slurms_answer(
-    words: list[str], environ: Mapping[str, str], text: str = "", *, what: str = "this job", names: Names = OF_SUBMIT
+    words: list[str],
+    environ: Mapping[str, str],
+    text: str = "",
+    *,
+    what: str = "this job",
+    names: Names = Names.OF_SUBMIT,
 ) -> str:
     """Returns Slurm's answer to `sbatch --test-only`, in one line. UserError with a remedy if Slurm refuses the job or
     does not answer. `what`: what the message calls the job."""
@@ -234,14 +239,6 @@ def silence(environ: Mapping[str, str]) -> str:
         return ""
     reason = (done.stderr.strip().splitlines() or ["squeue failed"])[-1].removeprefix("squeue: ")
     return f"Slurm does not answer ({printable_name(reason[:_MOST_CHARACTERS])})"
-
-
-def answers(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm's controller answers now."""
-    try:
-        return ran(["squeue", "--me", "--noheader"], environ).returncode == 0
-    except UserError:
-        return False
 
 
 def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.cluster.settings import OF_SUBMIT, ClusterConfig, Names, asked_seconds, seconds_of
+from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
@@ -65,7 +65,7 @@ def refuse_job(
     limits: PartitionLimits,
     environ: Mapping[str, str],
     *,
-    names: Names = OF_SUBMIT,
+    names: Names = Names.OF_SUBMIT,
 ) -> None:
     """UserError for a job that cannot work, would wait for ever, or would end before it has saved. `limits`: of its
     partition."""
@@ -94,7 +94,7 @@ def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: 
 
 
 def refuse_wrong_place(
-    cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None, names: Names = OF_SUBMIT
+    cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None, names: Names = Names.OF_SUBMIT
 ) -> None:
     """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
     `limit`: --time, or empty."""
@@ -235,7 +235,7 @@ def _mean_stall(run_dir: Path) -> float:
     return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
 
 
-def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int, names: Names = OF_SUBMIT) -> None:
+def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int, names: Names = Names.OF_SUBMIT) -> None:
     """UserError if a job would be cut off before it has saved. `stall_seconds`: what a save of this run has held it up
     so far, 0 if not known. Pure."""
     asked = asked_seconds(limit)
@@ -290,7 +290,7 @@ def _most(limits: list[int | None]) -> int | None:
 
 
 def refuse_over_limits(
-    limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int, names: Names = OF_SUBMIT
+    limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int, names: Names = Names.OF_SUBMIT
 ) -> None:
     """UserError if a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words, empty:
     the partition's default; `margin`: seconds before the limit at which the ranks are asked to save. Pure."""
