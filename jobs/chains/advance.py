@@ -48,72 +48,6 @@ _GATE_MARGIN = 30  # seconds: a gate's time limit is short
 _REFUSALS = 3  # of an answering Slurm, before a gate believes them
 
 
-def gate_request(unit: Unit, plan: ChainPlan, *, state: Path, tag: str, after: Sequence[int]) -> Request:
-    """Returns the job that looks at the unit after all these jobs have ended, however they ended."""
-    return Request(
-        words=("__gate", str(state.parent), unit.name),
-        name=f"{GATE}-{unit.name}",
-        comment=f"-,{plan.name},{tag}",
-        nodes=1,
-        time_limit=str(plan.gate_minutes),
-        folder=state / "jobs",
-        chdir=Path(plan.chdir),
-        has_ranks=False,
-        cpus=1,
-        dependency="afterany:" + ":".join(map(str, after)) if after else "",
-        state=str(state / "jobs" / tag),
-    )
-
-
-def requests_of(
-    unit: Unit, tasks: Sequence[int], plan: ChainPlan, *, state: Path, tag: str, most: int
-) -> list[tuple[Request, Piece]]:
-    """Returns the jobs for these tasks of a unit: one job, several that continue each other, or an array in pieces.
-    `most`: how many tasks Slurm allows in one array."""
-    pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
-    if unit.num_tasks == 1:
-        pieces = [replace(pieces[0], array="")] * unit.links
-    return [
-        (_request(unit, piece, plan, state=state, tag=f"{tag}.p{number}"), piece) for number, piece in enumerate(pieces)
-    ]
-
-
-def _request(unit: Unit, piece: Piece, plan: ChainPlan, *, state: Path, tag: str) -> Request:
-    return Request(
-        words=unit.words[0],
-        name=plan.job_name(unit),
-        comment=",".join([*_runs_in(unit, piece), plan.name, tag]),
-        nodes=unit.nodes,
-        time_limit=unit.time,
-        folder=state / "jobs",
-        chdir=Path(plan.chdir),
-        has_ranks=SUBMITTED[unit.stage].has_ranks,
-        cpus=unit.cpus,
-        dependency="singleton" if unit.links > 1 else "",
-        array=piece.array,
-        tail=tuple(_tail(unit, piece)),
-        state=str(state / "jobs" / tag.rpartition(".")[0]),
-    )
-
-
-def _runs_in(unit: Unit, piece: Piece) -> list[str]:
-    """Returns the names of the runs in a job, each with its task in the array."""
-    if not any(unit.names):
-        return ["-"]
-    return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
-
-
-def _tail(unit: Unit, piece: Piece) -> list[str]:
-    """Returns lines of shell that choose the arguments of the array's task."""
-    if not piece.array:
-        return []
-    lines = [f"patchline_task=$(({piece.offset} + SLURM_ARRAY_TASK_ID))"]
-    if unit.num_parts > 1:
-        return [*lines, f'set -- "$@" "--part=$patchline_task/{unit.num_parts}"']
-    cases = [f"    {task}) set -- {shlex.join(unit.words[task])} ;;" for task in piece.tasks]
-    return [*lines, "case $patchline_task in", *cases, "    *) exit 2 ;;", "esac"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chain:
     """A frozen chain. `environ`: for Slurm's programs. `me`: the number of the gate's own job, or 0."""
@@ -257,7 +191,7 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
     """Submits tasks of a unit, unless the queue has them already. Returns the numbers of their jobs."""
     tag = f"{unit.name}.e{epoch}.r{number}"
     most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
-    wanted = requests_of(unit, tasks, chain.plan, state=chain.state, tag=tag, most=most)
+    wanted = requests_of(chain, unit, tasks, tag=tag, most=most)
     ids: list[int] = []
     for request, piece in wanted:
         if piece.waits_for is not None and piece.array:
@@ -282,7 +216,7 @@ def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epo
     the first gate was lost with its node."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
     for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
-        request = gate_request(unit, chain.plan, state=chain.state, tag=each, after=after)
+        request = gate_request(chain, unit, tag=each, after=after)
         after = [_submitted(chain, request, ChainJob(unit=unit.name, kind=GATE, round=number, tag=each, job=0))]
 
 
@@ -298,6 +232,67 @@ def _ensure_gate(
     number = max((job.round for job in (*record.jobs_of(unit.name), *gates)), default=0)
     ids = list(dict.fromkeys(one.number for one in behind))
     _submit_gate(chain, unit, ids, number=number, epoch=record.epoch, again=f".g{len(gates)}")
+
+
+def gate_request(chain: Chain, unit: Unit, *, tag: str, after: Sequence[int]) -> Request:
+    """Returns the job that looks at the unit after all these jobs have ended, however they ended."""
+    return Request(
+        words=("__gate", str(chain.state.parent), unit.name),
+        name=f"{GATE}-{unit.name}",
+        comment=f"-,{chain.plan.name},{tag}",
+        nodes=1,
+        time_limit=str(chain.plan.gate_minutes),
+        folder=chain.state / "jobs",
+        chdir=Path(chain.plan.chdir),
+        has_ranks=False,
+        cpus=1,
+        dependency="afterany:" + ":".join(map(str, after)) if after else "",
+        state=str(chain.state / "jobs" / tag),
+    )
+
+
+def requests_of(chain: Chain, unit: Unit, tasks: Sequence[int], *, tag: str, most: int) -> list[tuple[Request, Piece]]:
+    """Returns the jobs for these tasks of a unit: one job, several that continue each other, or an array in pieces.
+    `most`: how many tasks Slurm allows in one array."""
+    pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
+    if unit.num_tasks == 1:
+        pieces = [replace(pieces[0], array="")] * unit.links
+    common = Request(
+        words=unit.words[0],
+        name=chain.plan.job_name(unit),
+        comment="",
+        nodes=unit.nodes,
+        time_limit=unit.time,
+        folder=chain.state / "jobs",
+        chdir=Path(chain.plan.chdir),
+        has_ranks=SUBMITTED[unit.stage].has_ranks,
+        cpus=unit.cpus,
+        dependency="singleton" if unit.links > 1 else "",
+        state=str(chain.state / "jobs" / tag),
+    )
+    found = []
+    for number, piece in enumerate(pieces):
+        comment = ",".join([*_runs_in(unit, piece), chain.plan.name, f"{tag}.p{number}"])
+        found.append((replace(common, comment=comment, array=piece.array, tail=tuple(_tail(unit, piece))), piece))
+    return found
+
+
+def _runs_in(unit: Unit, piece: Piece) -> list[str]:
+    """Returns the names of the runs in a job, each with its task in the array."""
+    if not any(unit.names):
+        return ["-"]
+    return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
+
+
+def _tail(unit: Unit, piece: Piece) -> list[str]:
+    """Returns lines of shell that choose the arguments of the array's task."""
+    if not piece.array:
+        return []
+    lines = [f"patchline_task=$(({piece.offset} + SLURM_ARRAY_TASK_ID))"]
+    if unit.num_parts > 1:
+        return [*lines, f'set -- "$@" "--part=$patchline_task/{unit.num_parts}"']
+    cases = [f"    {task}) set -- {shlex.join(unit.words[task])} ;;" for task in piece.tasks]
+    return [*lines, "case $patchline_task in", *cases, "    *) exit 2 ;;", "esac"]
 
 
 def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:

@@ -188,9 +188,9 @@ def _first_requests(chain: Chain) -> list[Request]:
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
         tag = f"{unit.name}.e1.r0"
-        pieces = requests_of(unit, range(unit.num_tasks), chain.plan, state=chain.state, tag=tag, most=most)
+        pieces = requests_of(chain, unit, range(unit.num_tasks), tag=tag, most=most)
         requests += [request for request, _ in pieces]
-        requests.append(gate_request(unit, chain.plan, state=chain.state, tag=f"gate.{tag}", after=[]))
+        requests.append(gate_request(chain, unit, tag=f"gate.{tag}", after=[]))
     return requests
 
 
