@@ -45,7 +45,7 @@ HASHES: dict[str, Callable[[Image.Image], Bits]] = {
 
 
 def grey(data: bytes) -> Image.Image:
-    """The image in grey, decoded as in shards/images/perceptual.py."""
+    """The image in grey, decoded as in shards/images/near_duplicates.py."""
     image = Image.open(io.BytesIO(data))
     image.draft("L", (128, 128))
     return image.convert("L")

@@ -26,8 +26,7 @@ from PIL import Image, ImageOps
 
 from benchmarks.measure import machine
 from shards.images.config import DEFAULT_MAX_DISTANCE, HASH_BITS, PERCEPTUAL_HASH
-from shards.images.near_duplicates import COARSE_DISTANCE, EvaluationIndex
-from shards.images.perceptual import evaluation_hashes, perceptual_hash
+from shards.images.near_duplicates import COARSE_DISTANCE, EvaluationIndex, evaluation_hashes, perceptual_hash
 
 Hashes = NDArray[np.uint8]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import run
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 
 Report = dict[str, Any]
 Round = dict[str, Report]

@@ -38,9 +38,8 @@ from jobs.resolve import default_job, has_recipe
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
 from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError
-from shards.local_file import at_home
-from shards.output.command_output import command_output
-from shards.output.terminal import columns_of, message_text
+from shards.files.local_files import at_home
+from shards.output.terminal import columns_of, command_output, message_text
 
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
@@ -162,8 +161,8 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
     own: dict[str, tuple[str, ...]] = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ"))
     own |= dict.fromkeys(("show", "diff"), ("command", "override"))
-    own |= dict.fromkeys(("status", "watch", "logs", "cancel"), ("environ",))
-    own |= dict.fromkeys(("stop", "save"), ("command",))
+    own |= dict.fromkeys(("status", "watch", "logs"), ("environ",))
+    own |= dict.fromkeys(("stop", "save", "cancel"), ("command", "environ"))
     given = {key: needs[key] for key in own.get(name, ())}
     module = importlib.import_module(TOOLS[name].module)
     interrupts.works()

@@ -17,7 +17,7 @@ import yaml
 
 from jobs.mistakes import known_instead
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import at_home, read_local_file
+from shards.files.local_files import at_home, read_local_file
 from shards.schema.config_values import allowed_instead, shown_text, without_range
 
 MOST_BYTES = 256 * 1024  # a job has 4 kB

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shards.errors import UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 
 PAGES = (".html", ".htm")
 # The user's mistake; any other fault, such as a full disk, is one outside.

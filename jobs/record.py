@@ -25,8 +25,7 @@ from jobs.stages import STAGES
 from jobs.warmup import scaled
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import write_whole
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file, write_whole
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number
 

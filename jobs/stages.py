@@ -438,7 +438,7 @@ TOOLS = {
     "cancel": Tool(
         summary="cancel all jobs of a run or a chain, waiting or running",
         usage="RUN|CHAIN",
-        module="jobs.monitor.cancel",
+        module="jobs.monitor.ask",
         is_about_jobs=False,
         examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 

@@ -10,10 +10,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
-from shards.files.typed_json import parse_json, record_from
+from shards.files.typed_json import is_unicode, not_plain, not_sha256, parse_json, record_from, records_from
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.schema.config_values import Range, allowed_instead, shown_value
-from shards.schema.record_columns import is_unicode, not_plain, not_sha256, records_from
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +27,6 @@ ROWS_PATH = "rows.bin"  # of large datasets: what reading needs of every index, 
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
 QUARANTINE_CSV_PATH = "quarantine.csv"
-
 MOST_CLASSES = 1 << 24
 MOST_SHARD_SAMPLES = 1 << 24
 MOST_SAMPLES = 1 << 40

@@ -1,10 +1,14 @@
-"""A part of a packed dataset, opened as a dataset of its own: its samples are numbered from 0, nothing is copied.
+"""A part of a packed dataset, opened as a dataset of its own: its samples are numbered from 0, and nothing is copied.
 
-What reads, orders, scores or counts samples does not need to know of it. shards/subset.py chooses the samples.
+What reads, orders, scores or counts samples need not know that it is a part. A dataset is packed in a random order, so
+a random choice of its blocks is a random choice of its samples, and is read as fast as the whole; the last block chosen
+is cut to the number asked for. Single samples are chosen where the order is not random (tars made by others), and for a
+number per class.
 """
 
 import hashlib
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,12 +18,141 @@ from numpy.typing import NDArray
 from shards.config import HeldOutConfig, SubsetConfig
 from shards.dataset import Dataset
 from shards.errors import UserError
-from shards.hashing import HELD_OUT, SUBSETS
+from shards.hashing import HELD_OUT, SUBSETS, hash_array
+from shards.output.terminal import printable_name
 from shards.sample_rows import BlockTable, SampleRows
-from shards.single_labels import labels_of, refuse_too_few
-from shards.subset import Ids, Runs, between, chosen, cut, per_class, single, without
 
+Ids = NDArray[np.int64]
 PART_VERSION = 1
+
+
+def labels_of(dataset: Dataset, *, what: str) -> Ids:
+    """int64[N]: the label of every sample. UserError if a sample has several or none, which `what` needs.
+
+    Reads the index of every shard, and no image; the ranks of a host do so once.
+    """
+    [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
+    return labels
+
+
+def _labels_of(dataset: Dataset, *, what: str) -> Ids:
+    found = []
+    for shard in range(len(dataset.manifest.shards)):
+        rows = dataset.sample_rows(shard)
+        nums = np.diff(rows.label_ends)
+        if (nums != 1).any():
+            num = int(nums[nums != 1][0])
+            raise UserError(
+                f"{dataset.url} has a sample with {num or 'no'} label{'s' * (num > 1)}; {what} needs images with "
+                "exactly one label: give another dataset"
+            )
+        found.append(rows.label_values.astype(np.int64))
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def refuse_too_few(labels: Ids, names: Sequence[str], *, least: int, flag: str, url: str) -> None:
+    """UserError if a class has fewer images than `least`, which `flag` asks for; `names` are those of the classes."""
+    nums = np.bincount(labels, minlength=len(names))
+    short = np.flatnonzero(nums < least)
+    if short.size:
+        fewest = int(short[np.argmin(nums[short])])
+        others = f" ({short.size} of {len(names)} classes have too few)" if short.size > 1 else ""
+        raise UserError(
+            f"{url} has {nums[fewest]} images of class {printable_name(names[fewest])!r}, fewer than {flag}"
+            f"{others}; allowed: at most {nums.min()} here"
+            + ("" if nums.min() else ": none; give a dataset with images of every class")
+        )
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Sample ids first[i] .. first[i] + count[i] - 1, rising; int64[n] both."""
+
+    first: Ids
+    count: Ids
+
+    @cached_property
+    def ends(self) -> Ids:
+        """int64[n]: how many ids there are up to and with each run."""
+        return np.cumsum(self.count, dtype=np.int64)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of all runs."""
+        return int(self.ends[-1]) if self.ends.size else 0
+
+    def ids(self) -> Ids:
+        """int64[num_samples]: every id."""
+        starts = self.ends - self.count
+        return np.asarray(np.repeat(self.first - starts, self.count) + np.arange(self.num_samples), dtype=np.int64)
+
+    def num_below(self, ids: Ids) -> Ids:
+        """How many are below each of `ids`; same shape."""
+        if not self.first.size:
+            return np.zeros_like(ids)
+        run = np.maximum(np.searchsorted(self.first, ids, side="left") - 1, 0)
+        before = self.ends[run] - self.count[run]
+        return np.asarray(before + np.clip(ids - self.first[run], 0, self.count[run]), dtype=np.int64)
+
+    def at(self, places: Ids) -> Ids:
+        """The ids at these places of all, counted from 0; same shape."""
+        run = np.searchsorted(self.ends, places, side="right")
+        return np.asarray(self.first[run] + places - (self.ends[run] - self.count[run]), dtype=np.int64)
+
+
+def between(first: int, end: int) -> Runs:
+    """The ids first..end-1."""
+    return Runs(np.array([first], dtype=np.int64), np.array([end - first], dtype=np.int64))
+
+
+def single(ids: Ids) -> Runs:
+    """Each id as a run of its own; `ids` rise."""
+    return Runs(ids, np.ones_like(ids))
+
+
+def cut(runs: Runs, block_first: Ids) -> Runs:
+    """The same ids, with a new run wherever a block begins; `block_first`: the first id of each block, rising."""
+    inside = block_first[runs.num_below(block_first + 1) > runs.num_below(block_first)]
+    first = np.union1d(runs.first, inside)
+    place = runs.num_below(first)
+    return Runs(first, np.diff(place, append=runs.num_samples))
+
+
+def chosen(runs: Runs, num_samples: int, *, names: Ids, key: int) -> Runs:
+    """The first `num_samples` ids, with the runs in the order of the hash of their `names`, int64[n]. Nested: fewer are
+    among more of the same runs."""
+    order = np.argsort(hash_array(names, key=key), kind="stable")
+    ends = np.cumsum(runs.count[order])
+    last = int(np.searchsorted(ends, num_samples))
+    taken, count = order[: last + 1], runs.count[order[: last + 1]].copy()
+    count[-1] -= ends[last] - num_samples
+    rising = np.argsort(taken)
+    return joined(Runs(runs.first[taken][rising], count[rising]))
+
+
+def joined(runs: Runs) -> Runs:
+    """The same ids in as few runs as possible."""
+    begins = np.ones(runs.first.size, dtype=bool)
+    begins[1:] = runs.first[1:] != runs.first[:-1] + runs.count[:-1]
+    starts = np.flatnonzero(begins)
+    return Runs(runs.first[starts], np.add.reduceat(runs.count, starts) if starts.size else runs.count)
+
+
+def without(runs: Runs, others: Runs) -> Runs:
+    """The ids of `runs` but for those of `others`, all of which are among them."""
+    edges = np.unique(np.concatenate([runs.first, runs.first + runs.count, others.first, others.first + others.count]))
+    first, end = edges[:-1], edges[1:]
+    stays = (runs.num_below(end) > runs.num_below(first)) & (others.num_below(end) == others.num_below(first))
+    return joined(Runs(first[stays], (end - first)[stays]))
+
+
+def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
+    """The first `num_samples` of each class by the hash of their ids, rising. `labels`: int64[n], those of `ids`; every
+    class has at least as many."""
+    order = np.lexsort((hash_array(ids, key=key), labels))
+    nums = np.unique(labels, return_counts=True)[1]
+    firsts = np.cumsum(nums) - nums
+    return np.sort(ids[order[(firsts[:, None] + np.arange(num_samples)).ravel()]])
 
 
 class Part(Dataset):

@@ -25,7 +25,6 @@ from shards.errors import StorageError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
 CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends by its own timeout, and its thread with it
 # A free-threaded Python frees what a thread has made only when that thread runs or ends, whoever drops it last. A
 # thread that idles would keep blocks in memory, and the next window would not be read ahead.
@@ -33,6 +32,9 @@ IDLE_SECONDS = 0.05 if "t" in sys.abiflags else 5.0
 _NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
 _NO_MEMORY = "there is no memory for its stack{limit}; {todo}"
 _STACK_BYTES = 8 << 20  # of a thread, unless its size is set or limited
+# The only way to them at the process's exit and at a fork; it keeps no pool alive.
+_POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
+AT_ONCE = 128
 
 
 def _why_no_thread() -> str:
@@ -293,10 +295,6 @@ def close_all(pools: list[Pool], *, seconds: float | None = None) -> None:
         pool.join(deadline)
 
 
-# The only way to them at the process's exit and at a fork; it keeps no pool alive.
-_POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
-
-
 def _close_at_exit() -> None:
     """Closes all pools before the interpreter stops daemon threads wherever they are, with their locks taken."""
     close_all(list(_POOLS))
@@ -308,10 +306,9 @@ def _empty_in_child() -> None:
 
 
 atexit.register(_close_at_exit)
+
+
 os.register_at_fork(after_in_child=_empty_in_child)
-
-
-AT_ONCE = 128
 
 
 def each_at_once(do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 
 NO_WEIGHT = -1.0
 MOST_GAP_BYTES = 256 << 10  # that are read and thrown away to save a request
+ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
+# How rows.bin has these columns. An image has less than 2 GiB.
+_STORED = {"offset": "<i8", "size": "<u4", "height": "<i4", "width": "<i4", "crc32": "<u4", "orientation": "i1"}
+_STORED_NUMBER, _STORED_WEIGHT = "<i4", "<f4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +115,6 @@ class SampleRows:
         those with less than MOST_GAP_BYTES between them."""
         gaps = self.offset[1:] - (self.offset + self.size)[:-1]
         return np.concatenate([[0], np.flatnonzero(gaps > MOST_GAP_BYTES) + 1])
-
-
-ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
-# How rows.bin has these columns. An image has less than 2 GiB.
-_STORED = {"offset": "<i8", "size": "<u4", "height": "<i4", "width": "<i4", "crc32": "<u4", "orientation": "i1"}
-_STORED_NUMBER, _STORED_WEIGHT = "<i4", "<f4"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shards.errors import ImageRefusedError, UserError
-from shards.local_file import at_home
+from shards.files.local_files import at_home
 from shards.output.url_secrets import has_user, without_secrets
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError, Store, checked_path

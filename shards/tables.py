@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from shards.images.config import PACKED_FORMATS
 from shards.manifest import Manifest, ShardRecord
-from shards.parquet.files import ParquetPieces
-from shards.parquet.pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
+from shards.parquet_pieces import FOOTER_END_BYTES, Group, ParquetPieces, footer_bytes, read_groups, refuse_pages
 from shards.sample_rows import BlockTable, SampleRows
 from shards.schema.config_values import Range, shown_value
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 
 # Column, the pattern of its texts, and what is allowed in words.
 _OUR_NAMES = (
@@ -30,6 +29,13 @@ _OUR_NAMES = (
     ("ext", rf"^({'|'.join(PACKED_FORMATS)})\z", ", ".join(PACKED_FORMATS)),
 )
 _OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z", "a suffix without a path"))
+MOST_ROWS = 1 << 26
+_BATCH_ROWS = 1 << 16
+_MOST_COLUMNS = 64
+_MOST_ROW_BYTES = 1 << 20  # of a sample in rows.bin: 131,072 labels with weights
+_MOST_GROUPS = 1 << 16
+_MOST_VALUES = 1 << 28  # of a column, those inside lists included
+_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
 
 
 def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
@@ -157,15 +163,6 @@ def _refuse_others(found: NDArray[np.int64] | NDArray[np.int32], expected: NDArr
 def _first(wrong: NDArray[np.bool_]) -> int | None:
     """The first place that is true."""
     return int(wrong.argmax()) if wrong.any() else None
-
-
-MOST_ROWS = 1 << 26
-_BATCH_ROWS = 1 << 16
-_MOST_COLUMNS = 64
-_MOST_ROW_BYTES = 1 << 20  # of a sample in rows.bin: 131,072 labels with weights
-_MOST_GROUPS = 1 << 16
-_MOST_VALUES = 1 << 28  # of a column, those inside lists included
-_MOST_BYTES = 1 << 30  # of a file's columns, decompressed, and of a column of texts
 
 
 @dataclass(frozen=True, kw_only=True)

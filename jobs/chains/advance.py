@@ -37,7 +37,7 @@ from jobs.folders import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
 from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError, disk_fault
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.quantities import plural
 
 _MOST_RUNS = 24  # of one array: their names are in its comment, of which Slurm takes 1,023 letters

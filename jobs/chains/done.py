@@ -19,13 +19,13 @@ from jobs.data.pack import complete, spec_of
 from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words
 from jobs.train.trials import run_changes
-from pipeline.checkpoints.saved_job import STEPS
+from pipeline.checkpoints.manifest import STEPS
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
-from shards.local_file import read_local_text
+from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan

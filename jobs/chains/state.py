@@ -20,9 +20,8 @@ from pathlib import Path
 
 from jobs.chains.steps import STATE, Unit
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import append_line
+from shards.files.local_files import append_line, read_local_file
 from shards.files.typed_json import read_record
-from shards.local_file import read_local_file
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"

@@ -13,7 +13,7 @@ from jobs.cluster.queue_reasons import QueueFinding, findings_of_tasks, num_task
 from jobs.cluster.slurm import QueuedJob, queued_with, tasks_of
 from jobs.output import advice, wrapped
 from shards.errors import UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 

@@ -43,7 +43,7 @@ from jobs.folders import make_folder, work_in
 from jobs.output import put
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated
 
 from jobs import exit_codes
-from jobs.cluster.preflight_slurm import options_of
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import ran
 from jobs.cluster.submit_checks import MOUNTS, file_system
@@ -36,7 +35,6 @@ _MINUTES = {"share": 3, "deep": 5}
 _CACHE_SECONDS = 75  # NFS may hide a new file for 60 s, by its default acdirmax
 _BUSY = re.compile(r"immediate|timed? ?out|busy|Unable to allocate", re.IGNORECASE)
 _LINE = re.compile(r"^preflight (?P<node>\S+) (?P<what>\w+) ?(?P<more>.*)$", re.MULTILINE)
-
 # Words: the folder, the word in its file `login`, and the command.
 _SHARE = r"""
 cd "$1" 2>/dev/null || { echo "preflight $SLURMD_NODENAME missing"; exit 0; }
@@ -62,6 +60,19 @@ MASTER_PORT=$((20000 + SLURM_JOB_ID * 101 % 12000))
 export MASTER_ADDR MASTER_PORT
 exec "$@" __probe "$SLURMD_NODENAME"
 """
+
+
+def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
+    """The options of a job on this cluster, for sbatch and srun alike. Pure."""
+    named = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "gpus-per-node": cluster.gpus_asked_for,
+        "nodes": str(nodes),
+    }
+    return [*(f"--{name}={value}" for name, value in named.items() if value), *cluster.options]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +163,7 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
     # Before this process loads torch itself; the second finds in the node's memory what the first has read.
     is_first = place_from(environ).local_rank == 0  # the others of this node would only wait longer
     import_seconds, cached_seconds = (_import_seconds() if is_first else 0.0 for _ in range(2))
-    from pipeline.machine.node_speed import exchange, product_seconds  # noqa: PLC0415 - loads torch
+    from pipeline.machine.probes import exchange, product_seconds  # noqa: PLC0415 - loads torch
     from pipeline.ranks.world import current_world  # noqa: PLC0415
 
     world = current_world("auto")

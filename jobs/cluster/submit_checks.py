@@ -21,7 +21,7 @@ from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.quantities import duration
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
@@ -175,8 +175,7 @@ def _text(path: Path) -> str:
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
     """How long a save takes on this number of GPUs of each node, by the memory model and the rate that `patchline plan`
     assumes of a node; 0 if the job cannot be planned."""
-    from pipeline.planning.cost import cost_of  # noqa: PLC0415 - loads torch
-    from pipeline.planning.forecast import forecast  # noqa: PLC0415
+    from pipeline.planning.forecast import cost_of, forecast  # noqa: PLC0415 - loads torch
 
     plan = PlanJob()
     try:

@@ -18,21 +18,29 @@ from shards.manifest import Manifest
 from shards.manifest_table import read_manifest
 from shards.output.progress import Progress
 from shards.output.quantities import plural
-from shards.packing.about import describe
 from shards.packing.config import PackSpec, SetAside
 from shards.packing.deal import read_dropped
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
-from shards.packing.merge import discard_work, merge, refuse_quarantine, write_quarantine_csv
+from shards.packing.merge import (
+    class_warnings,
+    class_words,
+    describe,
+    discard_work,
+    merge,
+    packed_words,
+    refuse_quarantine,
+    refused_words,
+    write_quarantine_csv,
+)
 from shards.packing.missing import shards_of_part
 from shards.packing.plan import DROPPED_PATH, Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
-from shards.packing.summary import class_warnings, class_words, packed_words, refused_words
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source, VtabSource
-from shards.sources.splits import split_in, split_of
+from shards.sources.names import split_in, split_of
 from shards.sources.vtab import VtabSplit
 from shards.store import MissingObjectError, Store, open_store
 

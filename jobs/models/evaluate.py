@@ -1,33 +1,42 @@
-"""`patchline evaluate`: the scores of a weights folder over every sample of a dataset, each exactly once."""
+"""`patchline evaluate`: the scores of a weights folder over every sample of a dataset, each exactly once.
+
+It also says which weights of a run a command uses, and whether they are evaluated as in the run itself.
+"""
 
 import base64
 import json
+import logging
 import math
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
 from jobs.interrupts import AnsweredInExchanges
-from jobs.models.weights_used import say_other_transform, say_weights_used
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.examples import Examples, pictures
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.models.conversion.convert import open_for_use, refuse_no_head
-from pipeline.models.weights.folder import Weights, filled_model
+from pipeline.models.conversion.open_any import open_for_use
+from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.ranks.world import World, current_world, joined
+from pipeline.shared_settings import EvaluationTransform
+from pipeline.training.saving.finish import done_from_json
+from pipeline.training.summary import better_checkpoint
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import read_local_text, write_whole
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.reading.read import locate_row
 
+log = logging.getLogger(__name__)
+_MOST_BYTES = 16 << 20
 __all__ = ["EvaluateJob", "run"]
-
 _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 
@@ -150,3 +159,35 @@ def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
         f"{in_five}mean per class {scores.mean_per_class:.4f}, "
         f"calibration error {scores.calibration_error:.4f}"
     )
+
+
+def say_weights_used(weights: str, *, scored: str = "") -> None:
+    """Logs the step of a finished run's weights, and the kept checkpoint that scored better, if there is one. Warns if
+    `scored`, the fingerprint of a dataset, is of one that the run was trained on.
+
+    `weights` is a run directory or its weights folder. Nothing is said of other folders, which do not know their run.
+    """
+    given = Path(weights)
+    run_dir = given.parent if given.name == "weights" else given
+    try:
+        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
+    except (OSError, ValueError, InvalidDataError):
+        return
+    kind = "averaged weights" if done.job.ema_decay else "weights"
+    lines = [f"{run_dir}: {kind} of step {done.step:,}, its last", *better_checkpoint(run_dir, step=done.step)]
+    log.info("%s", "\n".join(printable_name(line) for line in lines))
+    trained_on = done.position.dataset
+    if scored and scored in ((trained_on,) if isinstance(trained_on, str) else trained_on):
+        log.warning("the run was trained on this dataset, so its accuracy here says nothing about new images")
+
+
+def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:
+    """Says so if this evaluation prepares images otherwise than the weights' own. Being upright is no difference: the
+    papers' runs are evaluated without, and their recipes say so."""
+    own = replace(usage.transform, exif=transform.exif)
+    if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
+        log.info(
+            "images are prepared otherwise than in the weights' own evaluation, which patchline evaluate %s repeats "
+            "if no --data.transform flag is given",
+            printable_name(shlex.quote(weights)),
+        )

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.models.image_files import KINDS, images_below
+from jobs.models.predict import KINDS, images_below
 from jobs.out_file import write_out
 from jobs.output import put
 from jobs.settings.models import InspectJob

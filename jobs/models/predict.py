@@ -1,9 +1,10 @@
-"""`patchline predict`: the most probable classes of each image."""
+"""`patchline predict`: the most probable classes of each image in the files and folders that it is given."""
 
 import json
 import logging
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pipeline.evaluation.predictor import Prediction, Predictor
 
 log = logging.getLogger(__name__)
+KINDS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +54,7 @@ def run(job: PredictJob) -> int:
     if not job.images:
         raise UserError(f"no image is given: patchline predict {job.weights} IMAGE|FOLDER...")
     # torch takes seconds to load, help must not
-    from jobs.models.image_files import image_names  # noqa: PLC0415
-    from jobs.models.weights_used import say_weights_used  # noqa: PLC0415
+    from jobs.models.evaluate import say_weights_used  # noqa: PLC0415
     from pipeline.evaluation.predictor import batched, load_model  # noqa: PLC0415
 
     predictor = load_model(job.weights, device=job.device)
@@ -92,3 +93,32 @@ def _as_text(image: str, prediction: "Prediction") -> str:
 
 def _write(line: str) -> None:
     put(f"{line}\n")
+
+
+def images_below(folder: str) -> Iterator[Path]:
+    """The images in a folder by name, then those of the folders in it. OSError if one cannot be listed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders.sort()
+        yield from (Path(place) / name for name in sorted(names) if Path(name).suffix.lower() in KINDS)
+
+
+def image_names(given: Sequence[str]) -> Iterator[str]:
+    """Each name, and in the place of a folder the images in it and in the folders below. UserError for a folder without
+    an image, or one that cannot be listed."""
+    for name in given:
+        if not Path(name).is_dir():
+            yield name
+            continue
+        is_empty = True
+        try:
+            for path in images_below(name):
+                is_empty = False
+                yield str(path)
+        except OSError as error:
+            raise UserError(f"{error.filename or name}: {error.strerror}; give a folder that can be read") from error
+        if is_empty:
+            raise UserError(f"{name} has no image; allowed: a folder of {', '.join(KINDS)} files")

@@ -1,7 +1,7 @@
-"""`patchline stop` and `save`: ask a run, by files in its folder, to do something.
+"""`patchline stop RUN`, `save RUN` and `cancel RUN|CHAIN`.
 
-A stage without a run directory, such as packing, has no such folder: its jobs are found in the queue by what they
-write, which may be a URL.
+Stop and save ask a run to do something, by files in its folder. Cancel cancels all jobs of a run or of a chain, waiting
+or running, and says which; it also takes the output of a stage without a run directory, such as packing.
 """
 
 import logging
@@ -10,87 +10,42 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from jobs import exit_codes
-from jobs.chains.state import is_chain, refuse_chain
-from jobs.cluster.queue_reasons import finding_of
-from jobs.cluster.slurm import JobFacts, is_copied, job_facts, queued_with
+from jobs.chains.done import STOPPED_BY_HAND
+from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, refuse_chain, state_folder
+from jobs.chains.steps import STATE
+from jobs.cluster.folder_lock import alone
+from jobs.cluster.slurm import QueuedJob, cancelled, is_copied, queued_with, submitted_in
 from jobs.folders import work_in
 from jobs.job_files import MOST_BYTES
 from jobs.reports.ls import run_at
-from jobs.submittable import SUBMIT_FOLDER, output_name
+from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from pipeline.runs.facts import RunFacts
 from shards.errors import InvalidDataError, UserError
-from shards.local_file import read_local_file
+from shards.files.local_files import read_local_file
 from shards.output.terminal import printable_name
-
-Outputs = Mapping[str, Sequence[JobFacts]]
-
-
-def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
-    them if Slurm does not answer."""
-    others = [word for word in words if not is_chain(word) and not _is_run(Path(word))]
-    try:
-        found = {word: queued_with(output_name(word), environ) for word in others}
-        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
-    except UserError:
-        return {}
-    return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("job.yaml", "submit"))
-
-
-def output_lines(outputs: Outputs) -> list[str]:
-    """Each job, what it waits for, where its log is, and the command that fixes it."""
-    lines = []
-    for word, jobs in outputs.items():
-        lines.append(printable_name(word))
-        for job in jobs:
-            found = finding_of(job)
-            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
-            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
-            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
-    return lines
-
-
-def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
-    """One object for each output."""
-    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
-
+from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 
 
-def run(words: list[str], *, command: str) -> int:
-    """Does what the command says with the run. UserError for what is no run, or cannot be asked."""
+_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # of cancel: between two looks at the queue, and in all
+
+
+def run(words: list[str], *, command: str, environ: Mapping[str, str]) -> int:
+    """Does what the command says with a run. UserError for what is no run, or cannot be asked. `environ`: for Slurm's
+    programs, which cancel asks."""
+    if command == "cancel":
+        return cancel(words, environ=environ)
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError(f"usage: patchline {command} RUN")
     run_dir = Path(words[0])
     facts = facts_at(run_dir)
     work_in(run_dir)
-    if command == "save":
-        _save(run_dir, facts)
-    else:
-        _stop(run_dir, facts)
+    (_save if command == "save" else _stop)(run_dir, facts)
     return exit_codes.DONE
-
-
-def facts_at(run_dir: Path) -> RunFacts:
-    """What the folder says. UserError if it is no run."""
-    found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
-    if found is None:
-        shown = shlex.quote(str(run_dir))
-        refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
-        raise UserError(
-            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        )
-    return found.facts
 
 
 def _stop(run_dir: Path, facts: RunFacts) -> None:
@@ -143,3 +98,115 @@ def _write(path: Path) -> None:
 
 def _shown(path: Path) -> str:
     return printable_name(str(path))
+
+
+def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
+    """Returns 0 once none of the jobs waits or runs. UserError if the word is no run or chain, or if Slurm does not
+    answer."""
+    if len(words) != 1:
+        raise UserError("usage: patchline cancel RUN|CHAIN, one folder")
+    folder, shown = Path(words[0]), printable_name(words[0])
+    if is_chain(words[0]):
+        lock = state_folder(words[0])
+        name, marker, recorded = read_plan_of(lock).name, lock / CANCELLED, jobs_begun_here(lock)
+    elif (folder / SUBMIT_FOLDER).is_dir():
+        lock = folder / SUBMIT_FOLDER
+        name, marker, recorded = run_name(words[0]), lock / STOPPED_BY_HAND, submitted_in(lock)
+    else:
+        return _cancel_output(words[0], environ)
+    work_in(folder)
+    was_there, gone = marker.exists(), dict[str, QueuedJob]()
+    marker.touch()  # first: a gate that runs at this moment submits nothing more
+    try:
+        _cancel_all(name, environ, recorded, gone=gone)
+        with alone(lock):  # what was submitted meanwhile
+            _cancel_all(name, environ, recorded, gone=gone)
+    except Exception:
+        if not gone and not was_there:  # nothing was cancelled, and the run or the chain goes on
+            marker.unlink(missing_ok=True)
+        raise
+    if not gone:
+        log.info("%s has no job that waits or runs", shown)
+    return _told(gone, shown)
+
+
+def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
+    """Cancels the job that is to write this folder or URL, of a stage without a run directory."""
+    neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
+    try:
+        gone = _cancel_all(output_name(word), environ, [], gone={})
+    except UserError as error:
+        raise UserError(f"{neither}. If a job is to write it: {error}") from error
+    if not gone:
+        raise UserError(f"{neither}. No job that waits or runs is to write it")
+    return _told(gone, printable_name(word))
+
+
+def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
+    for one in gone.values():
+        log.info("cancelled %s, which was %s%s", one.job, one.state, f": {one.tag}" if one.tag else "")
+    log.info("to go on, submit %s again", shown)
+    return exit_codes.DONE
+
+
+def _cancel_all(
+    name: str, environ: Mapping[str, str], recorded: Sequence[str], *, gone: dict[str, QueuedJob]
+) -> dict[str, QueuedJob]:
+    """Cancels until the queue has none of the jobs, and adds those that were cancelled to `gone`, by their numbers."""
+    deadline = time.monotonic() + _MOST_SECONDS
+    while found := [one for one in queued_with(name, environ, recorded=recorded) if one.state != "COMPLETING"]:
+        cancelled(sorted({str(one.number) if "[" in one.job else one.job for one in found}), environ)
+        gone |= {one.job: one for one in found if one.job not in gone}
+        if time.monotonic() > deadline:
+            raise UserError(f"{found[0].job} does not end; see `scontrol show job {found[0].job}`")
+        time.sleep(_PAUSE_SECONDS)
+    return gone
+
+
+def facts_at(run_dir: Path) -> RunFacts:
+    """What the folder says. UserError if it is no run."""
+    found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
+    if found is None:
+        shown = shlex.quote(str(run_dir))
+        refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+    return found.facts
+
+
+def refuse_no_run(run_dir: Path) -> None:
+    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    if why := why_unreadable(run_dir, parts=("", STATE)):
+        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
+    if not is_begun(run_dir):
+        refuse_chain(str(run_dir))
+    if not run_dir.is_dir() or not is_begun(run_dir):
+        raise UserError(
+            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
+        )
+
+
+def is_begun(run_dir: Path) -> bool:
+    """Whether a folder is a run, or one whose first job has not started yet."""
+    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
+
+
+def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
+    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
+    can, or if there is none."""
+    try:
+        for name in parts:
+            if (folder / name).is_dir():
+                os.scandir(folder / name).close()
+    except PermissionError as error:
+        return f"{error.strerror} at {printable_name(str(error.filename))}"
+    return ""
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there, and this user may know it."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False

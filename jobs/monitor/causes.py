@@ -13,7 +13,7 @@ from jobs import exit_codes
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.monitor.evidence import Ended, Evidence, LogLine
 from jobs.reports.facts import try_words
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import Phase
 from shards.output.quantities import duration
 
 AGAIN = "the same command, or `patchline submit`, continues it"

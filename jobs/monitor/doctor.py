@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.gpu.trial import measure
+from jobs.monitor.ask import why_unreadable
 from jobs.monitor.causes import Cause, causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
-from jobs.monitor.status import why_unreadable
+from jobs.monitor.gpu_trial import measure
 from jobs.output import advice, put, table_of_checks
 from jobs.settings.models import DoctorJob
 from pipeline.machine.checks import STATUSES, local_checks

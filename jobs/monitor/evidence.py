@@ -13,8 +13,9 @@ from pathlib import Path
 
 from jobs.chains.state import refuse_chain
 from jobs.cluster.slurm import FINISHED, JobFacts, NodeFacts, nodes_in
-from jobs.monitor.run_logs import newest_log
-from jobs.monitor.status import is_there, jobs_of
+from jobs.monitor.ask import is_there
+from jobs.monitor.logs import newest_log
+from jobs.monitor.status import jobs_of
 from jobs.origin import Nearest
 from jobs.record import Leaves, read_leaves
 from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
@@ -27,9 +28,8 @@ from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
 from pipeline.training.watchdog.heartbeat_files import Beat
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import Line, read_tail
+from shards.files.local_files import Line, read_local_file, read_tail
 from shards.files.typed_json import read_record
-from shards.local_file import read_local_file
 from shards.schema.config_values import whole_number
 
 _LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096

@@ -1,5 +1,12 @@
 """`patchline logs RUN`: the last lines of a run's newest job, of all ranks or of one.
 
+The log is in RUN/submit, in the folder of the run's chain, or wherever sbatch's --output put it:
+
+    RUN/submit/*.out            of `patchline submit`
+    FOLDER/chain/jobs/*.out     of a chain's jobs (jobs/chains/advance.py)
+    RUN/submit/exits-*/log      one line, the path of a job's log: written by stage.sbatch, whoever submitted it
+    StdErr of scontrol          while Slurm remembers the job
+
 srun labels each line with the number of its task, which under `launcher: srun` is the rank. A torchrun starts all ranks
 of its node as one task: there the line itself must say `[rank3]: ` behind the label, as stage.sbatch makes it.
 """
@@ -7,8 +14,9 @@ of its node as one task: there the line itself must say `[rank3]: ` behind the l
 import logging
 import re
 import shlex
+import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,43 +24,24 @@ from typing import Annotated
 
 from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
-from jobs.monitor.run_logs import asked_log
-from jobs.monitor.status import refuse_no_run, why_unreadable
+from jobs.chains.state import chain_tasks
+from jobs.cluster.slurm import JobFacts, job_facts, started_in
+from jobs.monitor.ask import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import read_tail
+from shards.files.local_files import read_local_file, read_tail
 from shards.output.terminal import printable_name
 from shards.schema.config_values import Range
 
+_MOST_PATH_BYTES = 4096  # PATH_MAX of Linux
+_MOST_FOLDERS = 64
+_MOST_ASKED, _ANSWER_SECONDS = 4, 10.0
 Wanted = Callable[[bytes], bool]
 _MOST_HEAD = 64
 _TASK = re.compile(rb" *(\d{1,9}): ?")  # srun --label pads the number to the width of the largest
 _NAMED = re.compile(rb" *\d{1,9}: ?\[rank(\d{1,9})\]: ?")
 _PID = re.compile(r"pid-\d{1,9}-(\d{1,9})")  # of a rank that torchrun started: node, local rank
-
-
-def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
-    """Whether a line of the log is of the rank."""
-    if ranks_per_task(run_dir) <= 1:
-        return lambda line: _is(rank, _TASK.match(line[:_MOST_HEAD]))
-    return lambda line: _is(rank, _NAMED.match(line[:_MOST_HEAD]))
-
-
-def _is(rank: int, found: "re.Match[bytes] | None") -> bool:
-    return found is not None and int(found[1]) == rank
-
-
-def ranks_per_task(run_dir: Path) -> int:
-    """How many ranks each task of srun had in the newest try: 1, unless torchrun started them."""
-    with suppress(OSError):
-        folders = [path for path in (run_dir / "submit").iterdir() if path.name.startswith("exits-") and path.is_dir()]
-        newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
-        names = [path.name for path in newest.iterdir()] if newest else []
-        return max((int(match[1]) + 1 for name in names if (match := _PID.fullmatch(name))), default=1)
-    return 1
-
-
 log = logging.getLogger(__name__)
 _TAIL_BYTES = 8 << 20
 _POLL_SECONDS = 0.5
@@ -131,3 +120,64 @@ def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
 
 def _all(_: bytes) -> bool:
     return True
+
+
+def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
+    """Whether a line of the log is of the rank."""
+    if ranks_per_task(run_dir) <= 1:
+        return lambda line: _is(rank, _TASK.match(line[:_MOST_HEAD]))
+    return lambda line: _is(rank, _NAMED.match(line[:_MOST_HEAD]))
+
+
+def _is(rank: int, found: "re.Match[bytes] | None") -> bool:
+    return found is not None and int(found[1]) == rank
+
+
+def ranks_per_task(run_dir: Path) -> int:
+    """How many ranks each task of srun had in the newest try: 1, unless torchrun started them."""
+    with suppress(OSError):
+        folders = [path for path in (run_dir / "submit").iterdir() if path.name.startswith("exits-") and path.is_dir()]
+        newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
+        names = [path.name for path in newest.iterdir()] if newest else []
+        return max((int(match[1]) + 1 for name in names if (match := _PID.fullmatch(name))), default=1)
+    return 1
+
+
+def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
+    """The log of the run that was written last; None if there is none. `jobs`: what Slurm said of its jobs."""
+    pointed = dict(_pointed(run_dir))
+    told = [*pointed.values(), *(Path(job.log) for job in jobs if job.log.startswith("/"))]
+    places = [*(run_dir / "submit").glob("*.out"), *told, *(task.log for task in chain_tasks(run_dir, told))]
+    found = []
+    for path in dict.fromkeys(places):
+        with suppress(OSError, ValueError):  # deleted meanwhile, or of a machine whose folders are not here
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime, path))
+    return max(found)[1] if found else None
+
+
+def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """Like `newest_log`, but asks Slurm where the newest job's log is if the files do not tell."""
+    path, started = newest_log(run_dir), started_in(run_dir)
+    is_known = path and (not started or started[0] in dict(_pointed(run_dir)) or _names(path, started[0]))
+    if is_known or not started:
+        return path
+    jobs = []
+    with suppress(UserError):  # there is no Slurm here, or it does not answer
+        jobs = [job_facts(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
+    return newest_log(run_dir, [job for job in jobs if job])
+
+
+def _names(path: Path, job: int) -> bool:
+    return str(job) in re.findall(r"\d+", path.name)
+
+
+def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:
+    """The job and the path of each pointer that can be used, of the newest jobs."""
+    for job in started_in(run_dir)[:_MOST_FOLDERS]:
+        for pointer in sorted((run_dir / "submit").glob(f"exits-{job}-*/log")):
+            with suppress(OSError, InvalidDataError, UnicodeDecodeError):
+                path = read_local_file(pointer, most_bytes=_MOST_PATH_BYTES + 1).decode().removesuffix("\n")
+                if path.startswith("/") and printable_name(path) == path:
+                    yield job, Path(path)

@@ -1,9 +1,12 @@
 """`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that fixes
-it."""
+it.
+
+A stage without a run directory, such as packing, is named by what it writes, a folder or a URL: its jobs are found in
+the queue by that name.
+"""
 
 import json
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -15,21 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.chains.state import chain_tasks, is_chain, refuse_chain
+from jobs.chains.state import chain_tasks, is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
-from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of
-from jobs.monitor.ask import output_lines, outputs_in, outputs_json
-from jobs.monitor.run_logs import newest_log
+from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of, queued_with
+from jobs.monitor.ask import is_begun, is_there, why_unreadable
+from jobs.monitor.logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
+from jobs.submittable import output_name
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import read_tail
+from shards.files.local_files import read_tail
 from shards.output.terminal import columns_of, printable_name
 
+Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
@@ -100,26 +105,6 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     return exit_codes.USER_MISTAKE if unreadable else exit_codes.DONE
 
 
-def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
-    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
-    can, or if there is none."""
-    try:
-        for name in parts:
-            if (folder / name).is_dir():
-                os.scandir(folder / name).close()
-    except PermissionError as error:
-        return f"{error.strerror} at {printable_name(str(error.filename))}"
-    return ""
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file is there, and this user may know it."""
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
-
-
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
@@ -143,7 +128,7 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     for root, path in named + of_chains:
         is_below = path.is_relative_to(root.absolute()) and path != root
         run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
-        if run_there is not None and (_is_begun(path) or why_unreadable(path)):
+        if run_there is not None and (is_begun(path) or why_unreadable(path)):
             found.append((run_there, path))
         elif root == path:
             raise UserError(
@@ -151,22 +136,6 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
                 "`patchline ls DIR` lists the runs in a folder"
             )
     return found
-
-
-def refuse_no_run(run_dir: Path) -> None:
-    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
-    if why := why_unreadable(run_dir, parts=("", STATE)):
-        raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
-    if not _is_begun(run_dir):
-        refuse_chain(str(run_dir))
-    if not run_dir.is_dir() or not _is_begun(run_dir):
-        raise UserError(
-            f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
-        )
-
-
-def _is_begun(run_dir: Path) -> bool:
-    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
@@ -233,3 +202,33 @@ def _lines(status: Status) -> Sequence[str]:
     for finding in status.findings:
         lines += [finding.words] + ([f"> {finding.todo}"] if finding.todo else [])
     return lines
+
+
+def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
+    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
+    them if Slurm does not answer."""
+    others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
+    try:
+        found = {word: queued_with(output_name(word), environ) for word in others}
+        facts = {word: [job_facts(one.job, environ) for one in jobs] for word, jobs in found.items()}
+    except UserError:
+        return {}
+    return {word: known for word, jobs in facts.items() if (known := [job for job in jobs if job])}
+
+
+def output_lines(outputs: Outputs) -> list[str]:
+    """Each job, what it waits for, where its log is, and the command that fixes it."""
+    lines = []
+    for word, jobs in outputs.items():
+        lines.append(printable_name(word))
+        for job in jobs:
+            found = finding_of(job)
+            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
+            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
+            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
+    return lines
+
+
+def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
+    """One object for each output."""
+    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]

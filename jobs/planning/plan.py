@@ -7,13 +7,21 @@ from rich.table import Table
 
 from jobs import exit_codes
 from jobs.output import put, show_table
-from jobs.planning.image_sizes import at_sizes, size_table
-from jobs.planning.nodes import Row, forecast_of, in_plan, node_rows, node_tables, rows_as_json, scaling_advice
+from jobs.planning.scaling import (
+    Row,
+    at_sizes,
+    forecast_of,
+    in_plan,
+    node_rows,
+    node_tables,
+    rows_as_json,
+    scaling_advice,
+    size_table,
+)
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
-from pipeline.planning.cost import Cost, cost_of
-from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast
+from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import shared_lanes, times_read

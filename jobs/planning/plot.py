@@ -8,14 +8,27 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from jobs.planning.image_sizes import AtSize
-from jobs.planning.nodes import Row, summary
+from jobs.planning.scaling import AtSize, Row, summary
 from jobs.settings.models import PlanJob
 from shards.errors import UserError
 from shards.output.quantities import number
 from shards.output.terminal import printable_name
-from shards.pages.page import page, style_sheet
-from shards.pages.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, labelled, log_ticks, svg, ticks
+from shards.pages.page import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Axis,
+    Frame,
+    labelled,
+    log_ticks,
+    page,
+    style_sheet,
+    svg,
+    ticks,
+)
 
 _MOST_TICKS = 8
 # The style of a line: a colour of page.css, or of the text.

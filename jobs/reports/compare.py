@@ -1,29 +1,54 @@
 """`patchline compare RUN...`: accuracy over compute and over data of several runs, as one page and a table.
 
-Figures 3, 4 and 5 of "An Image is Worth 16x16 Words". It reads the runs' own files, and changes nothing.
+These are figures 3, 4 and 5 of "An Image is Worth 16x16 Words": a line for each model. The page also has the training
+losses, one picture for each loss, drawn as means over many steps, so that runs that differ by less than the noise of a
+step can be told apart; and a table that a script sorts. The command reads the runs' own files, and changes nothing.
 """
 
 import json
 import logging
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
+
+from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.arguments import take_own_flags
 from jobs.out_file import PAGES, refuse_no_page, write_page
 from jobs.output import put
-from jobs.reports.compare_facts import Point, gather, point_json, told_apart
-from jobs.reports.compare_page import render
 from jobs.reports.ls import folders_below
+from jobs.reports.points import Point, gather, point_json, told_apart
 from jobs.stages import usage_of
 from shards.errors import UserError
-from shards.output.quantities import plural
+from shards.output.quantities import number, plural
 from shards.output.terminal import printable_name
+from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
 from shards.schema.config_values import shown_value
 
+NUM_COLOURS = 8  # those of page.css; after the last one they come again, dashed
+_MOST_RUNS = 2 * NUM_COLOURS
+_LOG_RATIO = 10  # losses that span more than this are drawn on a log scale
+_COLUMNS = (
+    *(
+        ("run", "text"),
+        ("what differs", "text"),
+        ("scored on", "text"),
+        ("accuracy", "number"),
+        ("best", "number"),
+        ("few-shot", "number"),
+    ),
+    ("also scored", "text"),
+    *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
+)
+_MOST_SHOTS = 4  # plots of few-shot accuracy
+_MOST_DIFFERING = 24  # settings
+_ALIKE = 1.01  # points this close on the x axis are not joined, for the line would go straight up: it takes their mean
 log = logging.getLogger(__name__)
-_NAME, _MOST_POINTS, _MOST_NOTES, _MOST_DIFFERING = "compare.html", 2000, 3, 6
+_NAME, _MOST_POINTS, _MOST_NOTES, _MOST_SAID = "compare.html", 2000, 3, 6
 _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 
@@ -59,6 +84,37 @@ def run(words: list[str]) -> int:
     put(point_table(points))
     log.info("%s: %s, opens in any browser", printable_name(str(out)), plural(len(points), "point"))
     return exit_codes.DONE
+
+
+def _refuse_no_page(out: str) -> None:
+    """UserError if the page cannot have this name, or would replace something else."""
+    if Path(out).suffix.lower() not in PAGES:
+        raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
+    refuse_no_page(Path(out), name=_NAME)
+
+
+def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
+    """The points of all runs in these folders, each once."""
+    points, notes, seen = list[Point](), list[str](), set[Path]()
+    for given in folders:
+        root = Path(given)
+        new = [folder for folder in folders_below(root) if folder.resolve() not in seen]
+        seen |= {folder.resolve() for folder in new}
+        found, told = gather(new, root=root)
+        points, notes = [*points, *found], [*notes, *told]
+    if len(points) > _MOST_POINTS:
+        raise UserError(f"{len(points):,} runs; allowed: at most {_MOST_POINTS:,} in one comparison")
+    return told_apart(points), notes
+
+
+def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
+    """The error for folders without a point; the notes say what was there."""
+    listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
+    if not notes:
+        return UserError(f"no training run in {listed}, down to 3 levels; {give}")
+    shown = "; ".join(map(printable_name, notes[:_MOST_NOTES]))
+    more = f"; and {len(notes) - _MOST_NOTES} more" if len(notes) > _MOST_NOTES else ""
+    return UserError(f"nothing to compare in {listed}: {shown}{more}; {give}, of a sweep its own folder")
 
 
 def point_table(points: Sequence[Point]) -> str:
@@ -101,45 +157,212 @@ def point_table(points: Sequence[Point]) -> str:
     return "".join(lines)
 
 
-def _differs(settings: Sequence[str]) -> str:
-    """The first settings in which the run differs; the page has more."""
-    more = len(settings) - _MOST_DIFFERING
-    shown = [printable_name(one) for one in settings[:_MOST_DIFFERING]] + ([f"and {more} more"] if more > 0 else [])
-    return ", ".join(shown) or "-"
-
-
-def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
-    """The error for folders without a point; the notes say what was there."""
-    listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
-    if not notes:
-        return UserError(f"no training run in {listed}, down to 3 levels; {give}")
-    shown = "; ".join(map(printable_name, notes[:_MOST_NOTES]))
-    more = f"; and {len(notes) - _MOST_NOTES} more" if len(notes) > _MOST_NOTES else ""
-    return UserError(f"nothing to compare in {listed}: {shown}{more}; {give}, of a sweep its own folder")
-
-
 def _score(value: float | None, deviation: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
 
 
-def _refuse_no_page(out: str) -> None:
-    """UserError if the page cannot have this name, or would replace something else."""
-    if Path(out).suffix.lower() not in PAGES:
-        raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
-    refuse_no_page(Path(out), name=_NAME)
+def _differs(settings: Sequence[str]) -> str:
+    """The first settings in which the run differs; the page has more."""
+    more = len(settings) - _MOST_SAID
+    shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
+    return ", ".join(shown) or "-"
 
 
-def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """The points of all runs in these folders, each once."""
-    points, notes, seen = list[Point](), list[str](), set[Path]()
-    for given in folders:
-        root = Path(given)
-        new = [folder for folder in folders_below(root) if folder.resolve() not in seen]
-        seen |= {folder.resolve() for folder in new}
-        found, told = gather(new, root=root)
-        points, notes = [*points, *found], [*notes, *told]
-    if len(points) > _MOST_POINTS:
-        raise UserError(f"{len(points):,} runs; allowed: at most {_MOST_POINTS:,} in one comparison")
-    return told_apart(points), notes
+def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
+    """The page, UTF-8. Equal points give equal bytes."""
+    lines = list(dict.fromkeys(one.line for one in points))
+    values = {
+        "points": points,
+        "notes": notes,
+        "lines": lines,
+        "columns": _COLUMNS,
+        "dots": [dot_class(place) for place in range(len(lines))],
+        "plots": _plots(points, lines),
+        "losses": loss_plots(points),
+        "most_differing": _MOST_DIFFERING,
+    }
+    return page("jobs.reports", "compare.html.j2", values, script="compare.js")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plot:
+    """What a plot shows: `y_of` gives a score and its deviation. Only points scored on one dataset share a plot."""
+
+    title: str
+    x_name: str
+    x_of: Callable[[Point], float | None]
+    y_name: str
+    y_of: Callable[[Point], tuple[float | None, float | None]]
+
+
+def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Each with its title; those without a point are left out."""
+    made = []
+    for wanted in _wanted(points):
+        marks = [
+            PlotPoint(
+                x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=100 * (spread or 0)
+            )
+            for place, one in enumerate(points)
+            for x, (y, spread) in [(wanted.x_of(one), wanted.y_of(one))]
+            if x and y is not None
+        ]
+        if marks:
+            y_name = f"{wanted.y_name} (%)"
+            made.append((wanted.title, scatter(marks, x_name=wanted.x_name, y_name=y_name, lines=lines)))
+    return made
+
+
+def _wanted(points: Sequence[Point]) -> Iterator[_Plot]:
+    """The plots: for each dataset, accuracy over compute and over data; then few-shot accuracy over data."""
+    axes: dict[str, tuple[str, Callable[[Point], float | None]]] = {
+        "compute": ("exaFLOPs", lambda one: one.exaflops),
+        "data": ("images of pre-training", lambda one: one.num_images),
+    }
+    also = [more for one in points for more in one.also]
+    for dataset in dict.fromkeys([*(one.dataset for one in points), *(one.dataset for one in also if not one.shots)]):
+        for axis, (x_name, x_of) in axes.items():
+            title = _title("Accuracy", dataset, axis)
+            y_of = partial(_accuracy_on, dataset)
+            yield _Plot(title=title, x_name=x_name, x_of=x_of, y_name="Accuracy", y_of=y_of)
+    x_name, x_of = axes["data"]
+    measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
+    measured += [(one.shots, one.dataset) for one in also if one.shots]
+    for shots in sorted({shots for shots, _ in measured})[:_MOST_SHOTS]:
+        for dataset in dict.fromkeys(dataset for few, dataset in measured if few == shots):
+            name = f"{shots}-shot accuracy"
+            y_of = partial(_few_shot_on, dataset, shots)
+            yield _Plot(title=_title(name, dataset, "data"), x_name=x_name, x_of=x_of, y_name=name, y_of=y_of)
+
+
+def _title(name: str, dataset: str, axis: str) -> str:
+    return f"{name} on {dataset} over {axis}" if dataset else f"{name} over {axis}"
+
+
+def _accuracy_on(dataset: str, one: Point) -> tuple[float | None, float | None]:
+    return one.drawn if one.dataset == dataset else _also_on(dataset, 0, one)
+
+
+def _few_shot_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
+    """Measured in RUN/fewshot, of the best weights say, else in the run itself."""
+    found = _also_on(dataset, shots, one)
+    is_on = found[0] is None and one.fewshot_dataset == dataset
+    return (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if is_on else found
+
+
+def _also_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
+    found = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
+    return found[0] if found else (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotPoint:
+    """A point of a plot: `x` above 0; `y` and its `deviation` in percent; `row`: the id of its row in the table."""
+
+    x: float
+    y: float
+    line: str
+    name: str
+    row: str
+    deviation: float = 0.0
+
+
+def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
+    """The marks, those of one line joined. `lines`: all of the page, whose place gives the colour."""
+    x_low, x_high = min(one.x for one in marks), max(one.x for one in marks)
+    y_low = min(one.y - one.deviation for one in marks)
+    y_high = max(one.y + one.deviation for one in marks)
+    x_ticks, y_ticks = labelled(log_ticks(x_low, x_high)), labelled(ticks(y_low, y_high))
+    frame = Frame(
+        x=Axis(name=x_name, low=x_low, high=x_high, ticks=x_ticks, is_log=True, margin=0.06),
+        y=Axis(name=y_name, low=y_low, high=y_high, ticks=y_ticks, margin=0.08),
+    )
+    drawn: list[str] = []
+    for line in dict.fromkeys(one.line for one in marks):
+        drawn += _line([one for one in marks if one.line == line], lines.index(line), frame)
+    about = f"{y_name} over {x_name}: " + "; ".join(f"{one.name} {one.y:.1f} at {number(one.x)}" for one in marks)
+    return frame.svg(about, drawn)
+
+
+def dot_class(place: int) -> str:
+    """The CSS class of a line's marks, by the line's place among all."""
+    colour = place % NUM_COLOURS
+    return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
+
+
+def _line(marks: Sequence[PlotPoint], place: int, frame: Frame) -> list[str]:
+    colour, points = place % NUM_COLOURS, _joined(marks)
+    dashed = "" if place < NUM_COLOURS else " dashed"
+    body = [frame.line(points, f"joined{dashed} line-{colour}")] if len(points) > 1 else []
+    for one in sorted(marks, key=lambda one: one.x):
+        if one.deviation:
+            ends = frame.down(one.y - one.deviation), frame.down(one.y + one.deviation)
+            span = f"M{frame.across(one.x):.1f} {ends[0]:.1f}V{ends[1]:.1f}"
+            body.append(f'<path class="joined line-{colour}" d="{span}"/>')
+        told = f"{one.name} ({one.line}): {one.y:.2f} at {number(one.x)}"
+        dot = frame.dot(one.x, one.y, dot_class(place), radius=5)
+        body.append(f'<a href="#{escape(one.row)}"><title>{escape(told)}</title>{dot}</a>')
+    return body
+
+
+def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
+    """The points of the line of these marks: through each, and through the mean of those that are alike in x."""
+    groups: list[list[PlotPoint]] = []
+    for one in sorted(marks, key=lambda one: one.x):
+        if groups and one.x <= _ALIKE * groups[-1][0].x:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [(statistics.fmean(one.x for one in found), statistics.fmean(one.y for one in found)) for found in groups]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossPlot:
+    """`keys`: the class of each line and the name of its run. `words`: what is not drawn."""
+
+    title: str
+    picture: Markup
+    keys: tuple[tuple[str, str], ...]
+    words: str
+
+
+def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
+    """A picture for each loss that the runs train with; runs with fewer than two means are left out."""
+    drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
+    groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
+    return [_plot(group, is_only=len(groups) == 1) for group in groups]
+
+
+def _plot(points: list[Point], *, is_only: bool) -> LossPlot:
+    shown, num_left = points[:_MOST_RUNS], max(0, len(points) - _MOST_RUNS)
+    of_images = len({one.global_batch for one in shown}) > 1  # steps of other batches are no measure of progress
+    lines = [[(step * (one.global_batch if of_images else 1), loss) for step, loss in one.losses] for one in shown]
+    xs, ys = [x for line in lines for x, _ in line], [y for line in lines for _, y in line]
+    is_log = min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
+    x_name = "images trained on" if of_images else "step"
+    frame = Frame(
+        x=Axis(name=x_name, low=min(xs), high=max(xs), ticks=labelled(ticks(min(xs), max(xs), is_whole=True))),
+        y=Axis(
+            name="loss",
+            low=min(ys),
+            high=max(ys),
+            ticks=labelled(log_ticks(min(ys), max(ys)) if is_log else ticks(min(ys), max(ys))),
+            is_log=is_log,
+            margin=0.05,
+        ),
+    )
+    styles = [f"line-{at % NUM_COLOURS}{' dashed' if at >= NUM_COLOURS else ''}" for at in range(len(shown))]
+    names = [one.name + (" (its first seed)" if one.num_runs > 1 else "") for one in shown]
+    ends = "; ".join(f"{name} ends at {number(one.losses[-1][1])}" for name, one in zip(names, shown, strict=True))
+    title = "Training loss" if is_only else f"Training loss, {shown[0].loss_name}"
+    return LossPlot(
+        title=title,
+        picture=frame.svg(
+            f"{title} over {x_name}: {ends}.",
+            [frame.line(line, f"joined {style}") for line, style in zip(lines, styles, strict=True)],
+        ),
+        keys=tuple(zip(styles, names, strict=True)),
+        words=f"{plural(num_left, 'more run')} not drawn: compare fewer to see them." if num_left else "",
+    )

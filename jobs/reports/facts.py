@@ -27,8 +27,16 @@ from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
 from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import Line, is_finite, is_step, object_in, read_lines, read_tail
-from shards.local_file import open_local_file, read_local_file
+from shards.files.local_files import (
+    Line,
+    is_finite,
+    is_step,
+    object_in,
+    open_local_file,
+    read_lines,
+    read_local_file,
+    read_tail,
+)
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.schema.config_values import whole_number

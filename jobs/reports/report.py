@@ -1,22 +1,49 @@
-"""`patchline report`: what a run did, in a few lines and as one HTML page. It reads a run, also one that is running."""
+"""`patchline report`: what a run did, in a few lines and as one HTML page without a script. The run may be running.
+
+`kind_of` says how each curve is shown: its title, its unit, and how its values are written.
+"""
 
 import logging
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from markupsafe import Markup
 
 from jobs import exit_codes
 from jobs.out_file import refuse_no_page, write_page
 from jobs.output import WIDTH, fitted, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
-from jobs.reports.report_page import lacks_confusions, render
-from jobs.reports.scores import NO_SCORES, ScoreSheet, read_scores
-from jobs.reports.worth import worth_of
+from jobs.reports.worth import COLUMNS, CORE_DAYS, NO_SCORES, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.models import ReportJob
+from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
-from shards.output.quantities import duration, plural, share, size
+from shards.files.local_files import is_finite
+from shards.output.quantities import duration, number, percent, plural, share, short_time, size
+from shards.pages.page import Axis, Frame, labelled, log_ticks, page, shown, svg, ticks
 
+_LOG_RATIO = 50  # curves that span more than this are drawn on a log scale
+_BAR_WIDTH, _BAR_HEIGHT = 1100, 46
+_STEP_TITLES = {
+    "time/data_wait": "Step: waiting for data",
+    "time/to_device": "Step: copy to the device",
+    "time/forward_backward": "Step: forward and backward",
+    "time/communication": "Step: communication",
+    "time/optimizer": "Step: optimiser",
+    "time/checkpoint": "Step: checkpoint stall",
+    "time/evaluation": "Step: evaluation",
+    "time/other": "Step: other",
+    "time/step": "Step: all of it",
+    "ranks/data_wait": "Longest of all ranks: waiting for data",
+    "ranks/own_step": "Longest of all ranks: step without communication",
+    "ranks/own_step_median": "Median of all ranks: step without communication",
+    "ranks/checkpoint": "Longest of all ranks: checkpoint stall",
+    "memory/resident_bytes": "Resident memory",
+    "memory/allocated_peak_bytes": "Memory of tensors, at most",
+    "memory/reserved_peak_bytes": "Memory held by the allocator, at most",
+}
 __all__ = ["ReportJob", "run"]
-
 log = logging.getLogger(__name__)
 _NAME, _MOST_CONFUSIONS = "report.html", 5
 
@@ -111,3 +138,151 @@ def _time(facts: ReportFacts) -> list[str]:
         f"    {WORDS[name]:32}{duration(seconds):>14}{seconds / wall:>8.1%}" for name, seconds in parts
     ]
     return [*lines, f"ranks: {facts.run.ranks}"] if facts.run.ranks else lines
+
+
+def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
+    """The page, UTF-8. Equal facts give equal bytes."""
+    marks = sorted({one.step for one in facts.time.restarts if one.step})
+    values = {
+        "facts": facts,
+        "worth": worth,
+        "scores": scores,
+        "columns": COLUMNS,
+        "table_2": TABLE_2,
+        "core_days": CORE_DAYS,
+        "bar": time_bar(facts.time.parts, WORDS),
+        "words": WORDS,
+        "curves": shown_curves(facts.curves.curves, marks=marks, is_cost=False),
+        "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
+        "num_marks": len(marks),
+        "value_words": value_words,
+        "lacks_confusions": lacks_confusions(facts, scores),
+        "loss": facts.curves.named("loss"),
+        "accuracy": facts.curves.named("test_accuracy"),
+    }
+    return page("jobs.reports", "report.html.j2", values)
+
+
+def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
+    """Which command finds the confusions of a finished classifier; empty if they are known, or not of interest."""
+    is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
+    return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
+
+
+def value_words(value: object) -> str:
+    """A value of a file that should be a number."""
+    return number(value) if is_finite(value) else shown(str(value)[:40], 16)  # type: ignore[arg-type]
+
+
+def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
+    """One bar, a part per cause; its colours are the classes part-0, part-1 ... in the order of `parts`."""
+    total = sum(parts.values()) or 1.0
+    body, at = [], 0.0
+    for place, seconds in enumerate(parts.values()):
+        width = seconds / total * _BAR_WIDTH
+        if width:
+            body.append(f'<rect class="part-{place}" x="{at:.2f}" y="0" width="{width:.2f}" height="{_BAR_HEIGHT}"/>')
+        at += width
+    told = ", ".join(f"{words[name]} {share(seconds, total)}" for name, seconds in parts.items() if seconds)
+    return svg(f"Where the time went: {told}.", _BAR_WIDTH, _BAR_HEIGHT, body, is_flat=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """`unit`: beside the axis. `text`: a value in words. `is_cost`: it says what a step costs, not how the model
+    does. `may_be_log`: on a log scale if it spans much; a schedule is known by its shape on a linear one."""
+
+    title: str
+    unit: str
+    text: Callable[[float], str] = number
+    is_cost: bool = False
+    may_be_log: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownCurve:
+    """A curve on the page: its picture, and the words below it."""
+
+    title: str
+    plot: Markup
+    words: str
+    samples: tuple[tuple[int, str], ...]
+
+
+_KINDS = {
+    "loss": Kind(title="Training loss", unit="loss"),
+    "test_accuracy": Kind(title="Accuracy on the held-out dataset", unit="accuracy", text=percent),
+    "test_loss": Kind(title="Loss on the held-out dataset", unit="loss"),
+    "learning_rate": Kind(title="Learning rate", unit="learning rate", may_be_log=False),
+    "grad_norm": Kind(title="Gradient norm", unit="norm"),
+    "images_per_second": Kind(title="Throughput", unit="images/s"),
+    "data_wait_share": Kind(title="Waiting for data", unit="share of the step", text=percent, is_cost=True),
+    "perf/mfu": Kind(title="Model FLOP utilisation", unit="share of the data sheet's peak", text=percent),
+    "perf/mfu_of_measured_peak": Kind(
+        title="Model FLOP utilisation, measured", unit="share of the measured peak", text=percent
+    ),
+}
+
+
+def kind_of(name: str) -> Kind:
+    """How a curve of this name is shown."""
+    if name in _KINDS:
+        return _KINDS[name]
+    group, _, rest = name.partition("/")
+    if group == "eval":
+        dataset, _, score = rest.rpartition("/")
+        averaged = " of the averaged weights" if score.startswith("ema_") else ""
+        return Kind(title=f"Accuracy on {dataset}{averaged}", unit="accuracy", text=percent)
+    if group == "fewshot":
+        return Kind(title=f"{rest.removesuffix('_shots')}-shot accuracy", unit="accuracy", text=percent)
+    title = _STEP_TITLES.get(name, name)
+    if group in ("time", "ranks"):
+        return Kind(title=title, unit="time per step", text=short_time, is_cost=True)
+    if name.startswith("memory/") and name.endswith("bytes"):
+        return Kind(title=title, unit="bytes", text=size, is_cost=True)
+    return Kind(title=title, unit=name, is_cost=True)
+
+
+def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool) -> list[ShownCurve]:
+    """The curves of one section, in order. What took no time at all is left out."""
+    found = [(one, kind_of(one.name)) for one in curves]
+    return [
+        _shown(one, kind, marks=marks)
+        for one, kind in found
+        if kind.is_cost == is_cost and not (is_cost and not any(one.values))
+    ]
+
+
+def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
+    if len(curve.values) == 1:  # a picture would be empty but for a dot
+        words = f"{kind.text(curve.values[0])} at step {curve.steps[0]:,}"
+        return ShownCurve(title=kind.title, plot=Markup(), words=words, samples=())
+    (least_at, least), (most_at, most) = curve.extreme(most=False), curve.extreme(most=True)
+    words = f"Least {kind.text(least)} at step {least_at:,}, most {kind.text(most)} at step {most_at:,}"
+    not_finite = f"; {curve.num_not_finite:,} not finite" if curve.num_not_finite else ""
+    return ShownCurve(
+        title=kind.title,
+        plot=curve_plot(curve, kind, marks=marks),
+        words=f"{words}{not_finite}.",
+        samples=tuple((step, kind.text(value)) for step, value in curve.samples()),
+    )
+
+
+def curve_plot(curve: Curve, kind: Kind, *, marks: Sequence[int] = ()) -> Markup:
+    """The curve over the steps, with a dashed line at each step of `marks`."""
+    first, last = curve.steps[0], curve.steps[-1]
+    low, high = curve.extreme(most=False)[1], curve.extreme(most=True)[1]
+    is_log = kind.may_be_log and low > 0 and high / low > _LOG_RATIO
+    values = labelled(log_ticks(low, high) if is_log else ticks(low, high), kind.text)
+    frame = Frame(
+        x=Axis(name="step", low=first, high=last, ticks=labelled(ticks(first, last, is_whole=True))),
+        y=Axis(name=kind.unit, low=low, high=high, ticks=values, is_log=is_log, margin=0.05),
+    )
+    drawn = [frame.mark(at) for at in marks if first < at < last]
+    points = curve.envelope()
+    drawn.append(frame.dot(*points[0], "bar", radius=3) if len(points) == 1 else frame.line(points, "curve thin"))
+    about = (
+        f"{curve.name} over steps {first:,} to {last:,}: from {kind.text(curve.values[0])} to "
+        f"{kind.text(curve.values[-1])}, least {kind.text(low)}, most {kind.text(high)}."
+    )
+    return frame.svg(about, drawn)

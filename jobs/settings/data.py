@@ -10,8 +10,7 @@ from shards.adoption.foreign_samples import SampleRules
 from shards.class_labels import LabelRules
 from shards.errors import UserError
 from shards.images.config import ImageChecks, ImageLimits, Resize
-from shards.packing.about import About
-from shards.packing.config import MOST_SEED, Dedup
+from shards.packing.config import MOST_SEED, About, Dedup
 from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource

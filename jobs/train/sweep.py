@@ -18,7 +18,7 @@ from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.sweep_results import best_of, scores_of, sweep_facts, sweep_json, sweep_table
 from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
 from shards.errors import UserError, WillNotSucceedError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 from shards.schema.differences import differences

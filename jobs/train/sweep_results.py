@@ -17,8 +17,8 @@ from jobs.submittable import Override
 from jobs.train.sweep_plan import SweepPlan
 from jobs.train.trials import TrialScore, score_of
 from shards.errors import InvalidDataError
+from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.local_file import read_local_file
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 

@@ -25,7 +25,7 @@ from jobs.train.sweep_plan import seeds_of
 from jobs.train.trials import Trial, TrialScore, refuse_others, run_all, score_of
 from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
 from shards.schema.config_values import shown_value
 

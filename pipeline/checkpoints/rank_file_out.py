@@ -19,10 +19,17 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, BinaryIO, ClassVar, Protocol
 
-from shards.files.seal import sealed, unsealed
-from shards.files.typed_json import read_record
+from shards.files.typed_json import read_record, sealed, unsealed
 from shards.schema.config_values import Range, shown_value
 from shards.store import Store
+
+PART_BYTES = 1 << 20  # of a file, with a checksum of its own
+MOST_REPORT_BYTES = 64 << 20
+_SHA256 = re.compile("[0-9a-f]{64}")
+Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
+Progress = Callable[[], None]
+_MOST_PART_BYTES = 16 << 20  # that a reader holds at once
+_PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
 
 
 class DirectFile:
@@ -57,9 +64,6 @@ class DirectFile:
         return on
 
 
-PART_BYTES = 1 << 20  # of a file, with a checksum of its own
-
-
 class PartDigests:
     """The sha256 of each part of a file, which is written in pieces of any size."""
 
@@ -88,14 +92,6 @@ class PartDigests:
     def record(self) -> "FileRecord":
         """The record of the file, which is complete."""
         return FileRecord(num_bytes=self.num_bytes, part_bytes=self.part_bytes, sha256=self.sha256())
-
-
-MOST_REPORT_BYTES = 64 << 20
-_SHA256 = re.compile("[0-9a-f]{64}")
-Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
-Progress = Callable[[], None]
-_MOST_PART_BYTES = 16 << 20  # that a reader holds at once
-_PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ files, is a DecodeError. The fast decoder of JPEGs refuses the slightest damage:
 what is left of them.
 
 All other formats are decoded by Pillow alone, as at packing and in predictions, so that transparency, 16 bits and the
-default image of an APNG mean the same everywhere (shards/images/flatten.py). OpenCV is a little faster, but it shows an
+default image of an APNG mean the same everywhere (shards/images/resize.py). OpenCV is a little faster, but it shows an
 APNG's first frame, and its libpng writes warnings with words from the file to the file descriptor of standard error,
 past everything that escapes control characters (libpng 1.6.58, `png_icc_profile_error`).
 """
@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 from shards.errors import ImageRefusedError, PrintableError
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.images.decoding_cost import refuse_costly
-from shards.images.flatten import flattened
+from shards.images.resize import flattened
 from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 4  # part of the position: other pixels are another run

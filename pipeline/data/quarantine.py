@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from shards.errors import WillNotSucceedError
-from shards.files.json_lines import KeptWrites, append_line
+from shards.files.local_files import KeptWrites, append_line
 from shards.output.terminal import printable_name
 from shards.reading.read import RawSample
 

@@ -18,8 +18,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.hashing import DATASETS
 from shards.host_copy import LocalRanks
-from shards.mixing import MIXING_VERSION, Mixture, quotas
-from shards.order import ORDER_VERSION, SampleOrder
+from shards.order import MIXING_VERSION, ORDER_VERSION, Mixture, SampleOrder, quotas
 from shards.part import opened_parts, settings_of
 from shards.reading.read import window_bound_bytes
 

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from pipeline.ranks.host_memory import available_bytes
-from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
+from pipeline.ranks.host import available_bytes
+from pipeline.training.zero.loading import TESTED, deepspeed_version
 from shards.output.quantities import size
 
 Status = Literal["ok", "warning", "fault"]

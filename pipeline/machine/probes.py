@@ -1,23 +1,27 @@
-"""What `patchline doctor` tries beside each other, each in a process of its own that may crash or hang: torch, the
-decoder, S3, a disk.
+"""Checks of this machine that may crash, hang or load torch: torch and the GPUs, the JPEG decoder, S3, a disk, and the
+speed of a node.
 
     python -P -m pipeline.machine.probes torch|decoder|disk FOLDER|s3 URL
 
-Standard output gets one check per line, as JSON, as soon as it is known. A driver or a file server that does not answer
-holds up its own probe only. A process that cannot be killed, because the kernel waits for such a thing, is left alone.
+`patchline doctor` runs each of these in a process of its own, which writes one check per line, as JSON, as soon as it
+is known. A driver or a file server that does not answer holds up its own probe only. A process that cannot be killed,
+because the kernel waits for such a device, is left alone. `product_seconds` and `exchange` are what each rank of
+`patchline preflight --deep` tries.
 """
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from pipeline.machine.checks import Check, folder_check
 from shards.errors import TransientError, UserError
@@ -26,12 +30,20 @@ from shards.output.quantities import duration, size
 from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, open_store
 
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.ranks.world import World
+
 _MOST_BYTES = 1 << 20
 _MOST_SAID = 300  # characters of what a failed probe said
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MATRIX = 1024
 _MOST_ERROR = 0.02  # of a product in bf16, relative to fp32
 _SETUP = "install a torch that fits the driver: make setup TORCH='torch --index-url URL' (docs/training.md)"
+_REPEATS = 5
+_SIDE = {"cpu": 1024, "cuda": 8192}
+_EXCHANGE_LIMIT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,20 +183,20 @@ def judge_gpu(name: str, found: str, *, error: float, free_share: float) -> Chec
     return Check(name=name, status="ok", found=found)
 
 
-def _product_error(device: "object") -> float:
+def _product_error(device: "torch.device") -> float:
     import torch  # noqa: PLC0415
 
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(_MATRIX, _MATRIX, generator=generator) for _ in range(2))
     exact = first @ second
-    product = (first.to(device, torch.bfloat16) @ second.to(device, torch.bfloat16)).float().cpu()  # type: ignore[call-overload]
+    product = (first.to(device, torch.bfloat16) @ second.to(device, torch.bfloat16)).float().cpu()
     return float((product - exact).norm() / exact.norm())
 
 
-def _compile_check(device: "object") -> Check:
+def _compile_check(device: "torch.device") -> Check:
     from pipeline.models.build import compile_fault  # noqa: PLC0415
 
-    fault = compile_fault(device)  # type: ignore[arg-type]
+    fault = compile_fault(device)
     if not fault:
         return Check(name="torch.compile", status="ok", found="works")
     todo = "apt-get install g++ python3-dev (Debian), or train without it, more slowly: --engine.compile off"
@@ -233,6 +245,39 @@ def s3_check(url: str) -> Check:
         todo = "check the prefix, if something should be there"
         return Check(name="S3", status="warning", found=f"{shown_value(url)} answers; it has no objects", todo=todo)
     return Check(name="S3", status="ok", found=f"{shown_value(url)} can be listed and read")
+
+
+def product_seconds(device: "torch.device") -> float:
+    """Returns the median seconds of a square product, in bf16 on GPUs and fp32 on CPUs, without the first one."""
+    import torch  # noqa: PLC0415
+
+    side = _SIDE.get(device.type, _SIDE["cpu"])
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    first = torch.randn(side, side, device=device, dtype=kind)
+    taken = []
+    for _ in range(_REPEATS + 1):
+        began = time.perf_counter()
+        product = first @ first
+        float(product[0, 0])  # waits for the device
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])
+
+
+def exchange(world: "World", *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
+    """Adds up a number over all ranks. Returns why it failed; empty if the sum is right."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    from pipeline.ranks.world import joined  # noqa: PLC0415
+
+    try:
+        with joined(world, timeout=limit, join_timeout=limit):
+            total = torch.ones(1, device=world.device)
+            dist.all_reduce(total)
+            found = int(total.item())
+    except (TransientError, UserError, dist.DistError) as error:
+        return " ".join(str(error).split())[:300]
+    return "" if found == world.num_ranks else f"the sum over {world.num_ranks} ranks is {found}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Runs on nodes that fail, event by event: each node has a clock of its own, exponentially distributed.
 
-It shares nothing with the formula in goodput.py but the description of what interrupts training, so that one checks the
-other. A job begins on nodes that work; a failure, the limit of the queue or its last step ends it.
+It shares nothing with the formula in cluster_plan.py but the description of what interrupts training, so that one
+checks the other. A job begins on nodes that work; a failure, the limit of the queue or its last step ends it.
 """
 
 import heapq
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.planning.goodput import Regime
+from pipeline.planning.cluster_plan import Regime
 
 _ROUNDING_SECONDS = 1e-6
 

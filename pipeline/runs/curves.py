@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shards.files.json_lines import is_finite, is_step, object_in
-from shards.local_file import open_local_file
+from shards.files.local_files import is_finite, is_step, object_in, open_local_file
 
 COLUMNS = 480
 _SHOWN = re.compile(r"(loss|test_loss|test_accuracy|learning_rate|grad_norm|images_per_second|data_wait_share)")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.runs.starts import Start, cause_of
-from shards.files.json_lines import Line
+from shards.files.local_files import Line
 
 ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")  # as in ledger.py
 WORDS = {

@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoints.best import read_best
+from pipeline.checkpoints.stored import read_best
 from pipeline.data.transform import why_no_crop_decoder
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import InvalidDataError
-from shards.files.json_lines import Line, is_number, is_step, read_lines
-from shards.output.command_lines import command_lines
+from shards.files.local_files import Line, is_number, is_step, read_lines
 from shards.output.quantities import duration, plural, short_count
-from shards.output.terminal import printable_name
+from shards.output.terminal import command_lines, printable_name
 
 _COLUMNS = 80 - len("12:34:56 ")
 

@@ -42,11 +42,10 @@ from shards.packing.merge import Merged, rows_file
 from shards.packing.plan import PLAN_PATH
 from shards.reading.parallel import run_tasks
 from shards.schema.config_values import shown_text
-from shards.sources.tar_header import BLOCK_BYTES
+from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import LocalStore, MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
-
 LABEL_FLAGS = "--label-key, the label's suffix, or --label-field, a field of .json"
 _ADVICE = {
     RefusalCause.NO_IMAGE: "--image-keys, the suffixes of the images",
@@ -54,6 +53,8 @@ _ADVICE = {
     RefusalCause.UNKNOWN_LABEL: "--label-key or --label-field, or another --labels-file",
     RefusalCause.NOT_INTEGER: "the names of all classes in --labels-file",
 }
+MOST_NUMBERED_CLASSES = 1_000_000
+_DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 
 def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
@@ -95,10 +96,6 @@ def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
     [(kind, _)] = Counter(kind for kind, *_ in rows).most_common(1)
     [(commonest, _)] = Counter((reason, cause) for other, reason, cause in rows if other == kind).most_common(1)
     return commonest
-
-
-MOST_NUMBERED_CLASSES = 1_000_000
-_DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 
 @dataclass(frozen=True, kw_only=True)

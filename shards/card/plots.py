@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shards.card.tally import ASPECT_OCTAVES, ASPECT_STEPS, BYTE_STEPS, SIDE_STEPS, Tally, quantile
 from shards.output.quantities import percent, share, size
-from shards.pages.plots import BOTTOM, LEFT, WIDTH, Axis, Frame, Ticks, labelled, log_ticks, matrix, svg, ticks
+from shards.pages.page import BOTTOM, LEFT, WIDTH, Axis, Frame, Ticks, labelled, log_ticks, matrix, svg, ticks
 
 CURVE_POINTS = 400
 SHADES = 8

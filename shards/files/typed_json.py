@@ -1,15 +1,21 @@
-"""JSON of strangers as typed values: bounded in depth, without repeated keys, checked against a dataclass.
+"""JSON from strangers as typed values: bounded in depth, without repeated keys, checked against dataclasses.
 
-@dataclass(frozen=True, kw_only=True)
-class ShardFacts:
-    path: str
-    num_bytes: Annotated[int, Range(0)]
+    @dataclass(frozen=True, kw_only=True)
+    class ShardFacts:
+        path: str
+        num_bytes: Annotated[int, Range(0)]
 
-facts = read_record(ShardFacts, data)
+    facts = read_record(ShardFacts, data)
+
+Lists of many objects of one kind are checked column by column, since a manifest may have tens of thousands of them.
+A sealed text ends with a digest of itself, the sha256 of all bytes before it, so that a single changed bit is found
+before anything in the JSON counts.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -20,6 +26,13 @@ Record = TypeVar("Record")
 MOST_DEPTH = 64  # of lists and objects inside each other
 _CONTAINERS = frozenset({dict, list})
 _TOO_DEEP = f"lists and objects are nested more than {MOST_DEPTH} deep"
+SHA256_DIGITS = 64
+_MOST_PATH_CHARACTERS = 1024  # S3's bound for a key is as many bytes
+_PLAIN_PATH = re.compile(r"(?:(?:\A|(?<=[^/])/)(?!\.{1,2}(?:/|\Z))[^/\0\ud800-\udfff]+)+")
+_NOT_PLAIN = tuple(
+    f"{before}{part}{after}" for part in ("", ".", "..") for before in ("/", "\n") for after in ("/", "\n")
+)
+_BEFORE, _AFTER = b', "digest": "', b'"}\n'
 
 
 def parse_json(data: bytes | str) -> Any:
@@ -134,3 +147,85 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def records_from(kind: type[Record], values: Any, *, name: str) -> tuple[Record, ...]:
+    """A list of JSON objects as dataclasses whose fields are all plain texts or numbers. ValueError names the first
+    value that is missing, unknown, of the wrong type or out of its range."""
+    if not isinstance(values, list):
+        raise ValueError(f"{name} is {shown_value(values)}; allowed: a list")
+    declared = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # it is a dataclass
+    for number, value in enumerate(values):
+        if not isinstance(value, dict) or value.keys() != declared:
+            raise ValueError(f"{name}.{number} is {shown_value(value)}; allowed: an object with {sorted(declared)}")
+    for field, type_ in get_type_hints(kind, include_extras=True).items():
+        _refuse_column([value[field] for value in values], type_, name=name, field=field)
+    return tuple(kind(**value) for value in values)
+
+
+def not_plain(paths: Sequence[str]) -> str | None:
+    """The first path that is not plain and relative (no empty part, no . or .., no NUL, valid Unicode), if any is."""
+    joined = "\n".join(("", *paths, ""))
+    is_safe = joined.count("\n") == len(paths) + 1 and max(map(len, paths), default=0) <= _MOST_PATH_CHARACTERS
+    if not paths or (is_safe and is_unicode(joined) and not any(part in joined for part in (*_NOT_PLAIN, "\0"))):
+        return None
+    return next((path for path in paths if not _is_plain(path)), None)
+
+
+def not_sha256(texts: Sequence[str]) -> str | None:
+    """The first text that is no sha256 of 64 lower hex digits, if any is."""
+    joined = "".join(texts)
+    if set(map(len, texts)) <= {SHA256_DIGITS} and _is_hex(joined):
+        return None
+    return next(text for text in texts if len(text) != SHA256_DIGITS or not _is_hex(text))
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: JSON may name half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_column(column: list[Any], type_: Any, *, name: str, field: str) -> None:
+    """Equal types and the least and the most tell of a column what a look at each value would."""
+    is_right = set(map(type, column)) <= {without_range(type_)}
+    ends = () if type_ is str or not (is_right and column) else (min(column), max(column))
+    if is_right and not any(allowed_instead(value, type_) for value in ends):
+        return
+    for number, value in enumerate(column):
+        if allowed := allowed_instead(value, type_):
+            raise ValueError(f"{name}.{number}.{field} is {shown_value(value)}; {allowed}")
+
+
+def _is_plain(path: str) -> bool:
+    return len(path) <= _MOST_PATH_CHARACTERS and _PLAIN_PATH.fullmatch(path) is not None
+
+
+def _is_hex(text: str) -> bool:
+    try:
+        return len(bytes.fromhex(text)) * 2 == len(text) and text == text.lower()
+    except ValueError:
+        return False
+
+
+def sealed(text: bytes) -> bytes:
+    """The text of a JSON object, with its digest added."""
+    body = text.rstrip().removesuffix(b"}").rstrip()
+    return body + _BEFORE + _digest(body) + _AFTER
+
+
+def unsealed(data: bytes) -> bytes:
+    """The text without its digest. ValueError if the digest is missing, or is not that of the text."""
+    body, mark, rest = data.rpartition(_BEFORE)
+    if not mark:
+        raise ValueError("it does not end with its digest")
+    if rest != _digest(body) + _AFTER:
+        raise ValueError("its digest does not fit: it was changed after it was written")
+    return body + b"}"
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()

@@ -7,17 +7,16 @@ Pillow and libwebp: what they skip it skips, and where they stop with an error i
 
 import re
 import struct
+from collections.abc import Iterator
 from math import prod
 from typing import NoReturn
 
 from shards.errors import ImageRefusedError
-from shards.images.chunk_headers import gif_blocks, webp_size
 from shards.images.config import WIDEST_LIMITS, ImageLimits
 from shards.orientation import EXIF_PREFIX
 from shards.output.quantities import plural
 
 Data = bytes | memoryview
-
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]", re.DOTALL).search  # restarts have no length
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -30,6 +29,39 @@ _PROFILE_CHUNKS = 1024  # that a profile counts as: Pillow inflates each of them
 _EXIF_CHUNKS = 1024  # that each part of an EXIF block counts as: Pillow copies all parts before it once more
 _TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; it makes a number of each value of others
 _TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles, of which Pillow makes an object each
+
+
+def webp_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width of the canvas, as the header says. struct.error if it is cut off."""
+    name = bytes(data[12:16])
+    if name == b"VP8X":
+        (wide,) = struct.unpack_from("<I", data, 24)
+        (high,) = struct.unpack_from("<I", data, 26)
+        return 1 + (high >> 8), 1 + (wide & 0xFFFFFF)
+    if name == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", data, 26)
+    return height & 0x3FFF, width & 0x3FFF  # the upper bits are a hint for scaling
+
+
+def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
+    """Where a GIF's palette ends, then each block of the extensions before its first image. IndexError if the GIF ends
+    there."""
+    position = 13 + gif_palette_bytes(data[10])
+    yield position
+    while data[position] == 0x21:
+        position += 2
+        while length := data[position]:
+            position += 1 + length
+            yield position
+        position += 1
+        yield position
+
+
+def gif_palette_bytes(flags: int) -> int:
+    """Bytes of the palette, from its flags."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def refuse_costly(data: Data, limits: ImageLimits) -> None:

@@ -1,25 +1,63 @@
-"""Format, size and orientation of an image from its header alone; the pixels are never decoded.
+"""Reads the format, size and orientation of an image from its header alone; the pixels are never decoded.
 
-JPEG, PNG and WebP have parsers of our own (7 microseconds for a JPEG, a third of Pillow's time). They also check that
-the file has its end, since truncated files are the usual damage in collections. Other formats are rare and are packed
-only re-encoded; Pillow opens them, and a truncated TIFF or BMP is found when it is decoded.
+JPEG, PNG and WebP have parsers of our own, since every image of a collection goes through them (7 microseconds for a
+JPEG, a third of Pillow's time). They also check that the file has its end, since truncated files are the usual damage
+in collections. Other formats are rare and are packed only re-encoded: Pillow opens them, and a truncated TIFF or BMP is
+found when it is decoded.
+
+The JPEG parser reads markers (ITU-T T.81, annex B). Like libjpeg, it skips fill bytes and bytes between segments, and
+takes an unknown marker for damage. The parsers of PNG and WebP read the names and lengths of chunks.
 """
 
 import io
 import re
+import struct
 import warnings
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from shards.errors import ImageRefusedError
-from shards.images.chunk_headers import check_first_gif_frame, png_facts, webp_facts
-from shards.images.config import DEFAULT_LIMITS, ImageLimits
-from shards.images.decoding_cost import refuse_costly
-from shards.images.jpeg_header import jpeg_facts
-from shards.orientation import TAG, TURNS, UPRIGHT
+from shards.errors import ImageRefusedError, InvalidDataError
+from shards.files.local_files import at_home, open_local_file
+from shards.images.config import (
+    DEFAULT_LIMITS,
+    MAX_IMAGE_BYTES,
+    MAX_IMAGE_PIXELS,
+    PACKED_FORMATS,
+    WIDEST_LIMITS,
+    ImageLimits,
+)
+from shards.images.decoding_cost import gif_blocks, gif_palette_bytes, refuse_costly, webp_size
+from shards.orientation import EXIF_PREFIX, TAG, TURNS, UPRIGHT, orientation_of
 
-_PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
+# (bits, colour type) -> Pillow's mode. Pillow reads 16-bit colours as 8-bit.
+_PNG_MODES = {
+    (1, 0): "1",
+    **dict.fromkeys([(2, 0), (4, 0), (8, 0)], "L"),
+    (16, 0): "I;16",
+    **dict.fromkeys([(8, 2), (16, 2)], "RGB"),
+    **dict.fromkeys([(1, 3), (2, 3), (4, 3), (8, 3)], "P"),
+    (8, 4): "LA",
+    **dict.fromkeys([(16, 4), (8, 6), (16, 6)], "RGBA"),
+}
+_PNG_CHUNK = struct.Struct(">I4s")
+_PNG_HEADER = struct.Struct(">I4sIIBBBBBI")
+_WEBP_CHUNK = struct.Struct("<4sI")
+_WEBP_HAS_ALPHA = 0x10
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # skips fill bytes, and bytes between two segments
+_START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+_RESTARTS = bytes(range(0xD0, 0xD8))  # have no length and no meaning here
+_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive, Huffman coded
+_OTHER_FRAMES = {
+    **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
+    **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE), "hierarchical"),
+    **dict.fromkeys((0xC9, 0xCA), "arithmetic-coded"),  # Pillow, browsers and GPU decoders do not read it
+}
+_TAKEN = _FRAMES | {_SCAN, 0xC4, 0xCC, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # also tables, comments, APPn
+_MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # by components, as Pillow names them; YCCK is CMYK to it
 _MAGIC = {
     "jpg": (b"\xff\xd8\xff",),
     "png": (b"\x89PNG\r\n\x1a\n",),
@@ -32,12 +70,181 @@ _PILLOW_FORMATS = {"gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags
 _WHITE_IS_ZERO, _SIGNED = 0, 2
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
 _ISO_BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
 }
+# No flag lifts limits here, so only what `pack` refuses with every flag is too costly.
+_LIMITS = replace(WIDEST_LIMITS, max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
+
+
+def png_facts(data: bytes) -> tuple[int, int, str, int]:
+    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    try:
+        length, name, width, height, bits, colour, *_, checksum = _PNG_HEADER.unpack_from(data, 8)
+    except struct.error:
+        raise ImageRefusedError("truncated: ends within the PNG header") from None
+    mode = _PNG_MODES.get((bits, colour))
+    if length != 13 or name != b"IHDR" or zlib.crc32(data[12:29]) != checksum or mode is None:
+        raise ImageRefusedError("damaged PNG header")
+    position, has_pixels, exif = 33, False, b""
+    while name != b"IEND":
+        try:
+            length, name = _PNG_CHUNK.unpack_from(data, position)
+        except struct.error:
+            raise ImageRefusedError(f"truncated: a PNG without its end, {len(data)} bytes") from None
+        contents = position + 8
+        position = contents + length + 4
+        if not name.isalpha():
+            raise ImageRefusedError("damaged PNG: a chunk without a name")
+        if name == b"IDAT":
+            has_pixels = True
+        elif name == b"eXIf":
+            exif = data[contents : contents + length]
+    if position > len(data):
+        raise ImageRefusedError(f"truncated: a PNG without its end, {len(data)} bytes")
+    if not has_pixels:
+        raise ImageRefusedError("PNG without pixels")
+    return height, width, mode, orientation_of(exif)
+
+
+def webp_facts(data: bytes) -> tuple[int, int, str, int]:
+    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    if len(data) < 30:
+        raise ImageRefusedError("truncated: ends within the WebP header")
+    if data[8:12] != b"WEBP":
+        raise ImageRefusedError("RIFF file that is not WebP")
+    end = 8 + int.from_bytes(data[4:8], "little")
+    if end > len(data):
+        raise ImageRefusedError(f"truncated: {len(data)} bytes of {end}")
+    name = data[12:16]
+    if name == b"VP8X":
+        return _extended_webp(data, end)
+    if name == b"VP8L":
+        return (*webp_size(data), _lossless_mode(data, 20), 1)
+    # A key frame, then its start code (RFC 6386, section 9.1).
+    if name != b"VP8 " or data[20] & 1 or data[23:26] != b"\x9d\x01\x2a":
+        raise ImageRefusedError("damaged WebP header")
+    return (*webp_size(data), "RGB", 1)
+
+
+def _lossless_mode(data: bytes, position: int) -> str:
+    """The mode, from the contents of a VP8L chunk."""
+    if data[position : position + 1] != b"\x2f" or position + 5 > len(data):
+        raise ImageRefusedError("damaged WebP header")
+    (bits,) = struct.unpack_from("<I", data, position + 1)
+    return "RGBA" if bits >> 28 & 1 else "RGB"
+
+
+def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
+    """The extended format, for animations, alpha and metadata. Of an animation the first frame counts."""
+    mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
+    height, width = webp_size(data)
+    position, has_pixels, exif = 30, False, b""
+    while position + 8 <= end:
+        name, length = _WEBP_CHUNK.unpack_from(data, position)
+        contents = position + 8
+        position = contents + length + length % 2
+        if contents + length > end:
+            raise ImageRefusedError("damaged WebP: a chunk beyond its end")
+        if name == b"VP8L":
+            mode = _lossless_mode(data, contents)
+        has_pixels = has_pixels or name in {b"VP8 ", b"VP8L", b"ANMF"}
+        if name == b"EXIF":
+            exif = data[contents : contents + length].removeprefix(EXIF_PREFIX)
+    if not has_pixels:
+        raise ImageRefusedError("WebP without pixels")
+    return height, width, mode, orientation_of(exif)
+
+
+def check_first_gif_frame(data: bytes) -> None:
+    """Raises ImageRefusedError unless the first image is whole. Many GIFs lack the trailer after the last image."""
+    try:
+        *_, position = gif_blocks(data)
+        if data[position] != 0x2C:
+            raise ImageRefusedError("damaged GIF: no image in it")
+        _after_gif_blocks(data, position + 11 + gif_palette_bytes(data[position + 9]))
+    except IndexError:
+        raise ImageRefusedError(f"truncated: a GIF that ends within its first image, {len(data)} bytes") from None
+
+
+def _after_gif_blocks(data: bytes, position: int) -> int:
+    """The end of a chain of blocks: each begins with its length, and the last is empty."""
+    while length := data[position]:
+        position += 1 + length
+    return position + 1
+
+
+def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
+    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    frame: tuple[int, int, str] | None = None
+    exif: list[bytes] = []
+    position = 2
+    while True:
+        marker, position, following = _segment(data, position)
+        if marker == _SCAN:
+            break
+        if marker in _FRAMES:
+            if frame:
+                raise ImageRefusedError("damaged JPEG header: two frames")
+            frame = _frame(data[position:following])
+        elif marker == _APP1 and data.startswith(EXIF_PREFIX, position):
+            exif.append(data[position + len(EXIF_PREFIX) : following])
+        position = following
+    if frame is None:
+        raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
+    # Within a scan, 0xFF is followed by 0, so only a real end is found. The backward search is fast if the image is
+    # whole; the end of an embedded thumbnail lies before the scan.
+    if data.rfind(b"\xff\xd9", following) < 0:
+        raise ImageRefusedError(f"truncated: a JPEG without its end, {len(data)} bytes")
+    return (*frame, _orientation(exif) if exif else 1)
+
+
+def _segment(data: bytes, position: int) -> tuple[int, int, int]:
+    """The next segment: its marker, and where its contents begin and end."""
+    marker = _RESTARTS[0]
+    while marker in _RESTARTS:
+        found = _NEXT_MARKER.search(data, position)
+        if found is None:
+            raise ImageRefusedError("truncated: ends within the JPEG header")
+        position = found.end()
+        marker = data[position - 1]
+    if marker not in _TAKEN:
+        raise _refusal_of_marker(marker)
+    following = position + int.from_bytes(data[position : position + 2], "big")
+    if following > len(data) or position + 2 > len(data):
+        raise ImageRefusedError("truncated: ends within the JPEG header")
+    if following < position + 2:
+        raise ImageRefusedError("damaged JPEG header: a segment of no length")
+    return marker, position + 2, following
+
+
+def _refusal_of_marker(marker: int) -> ImageRefusedError:
+    if marker in _OTHER_FRAMES:
+        return ImageRefusedError(f"{_OTHER_FRAMES[marker]} JPEG, which the decoders do not read")
+    names = {_END: "it ends before its first scan", _START: "two starts"}
+    return ImageRefusedError(f"damaged JPEG header: {names.get(marker, f'unknown marker 0x{marker:02x}')}")
+
+
+def _frame(contents: bytes) -> tuple[int, int, str]:
+    """Height, width and mode from the contents of a frame's segment."""
+    if len(contents) < 6 or len(contents) != 6 + 3 * contents[5]:
+        raise ImageRefusedError("damaged JPEG header: frame of a wrong length")
+    bits, num_components = contents[0], contents[5]
+    if bits != 8 or num_components not in _MODES:
+        raise ImageRefusedError(f"JPEG with {num_components} components of {bits} bits; allowed: 1, 3 or 4 of 8 bits")
+    height, width = int.from_bytes(contents[1:3], "big"), int.from_bytes(contents[3:5], "big")
+    if not height and width:
+        raise ImageRefusedError("JPEG whose height follows its first scan (DNL), which decoders do not read")
+    return height, width, _MODES[num_components]
+
+
+def _orientation(exif: Iterable[bytes]) -> int:
+    """The orientation, from all segments: a block of more than 64 KiB is split over several."""
+    return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))
+
+
+_PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +337,31 @@ def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
     """The loaded image, turned upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
     how = None if header.ext == "tif" else TURNS[header.orientation].transpose
     return image if how is None else image.transpose(how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFile:
+    """An encoded image. Height and width are in pixels as stored, before `orientation` (EXIF's, 1 to 8) is applied."""
+
+    data: bytes
+    height: int
+    width: int
+    orientation: int
+
+
+def read_image_file(path: Path) -> ImageFile:
+    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
+    truncated, of another format or above the limits. Nothing is decoded."""
+    try:
+        with open_local_file(at_home(str(path))) as file:
+            data = file.read(_LIMITS.max_bytes + 1)
+    except IsADirectoryError:
+        raise ImageRefusedError("it is a folder; give the images in it") from None
+    except OSError as error:
+        raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
+    except InvalidDataError as error:  # a pipe, a device, or a zero byte in the name
+        raise ImageRefusedError(str(error)) from error
+    header = read_header(data, _LIMITS)
+    if header.ext not in PACKED_FORMATS:
+        raise ImageRefusedError(f"it is in the format {header.ext}; allowed: JPEG, PNG and WebP: convert it")
+    return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)

@@ -1,20 +1,32 @@
-"""Smaller copies of images as JPEG. Images that can be stored as they are keep every byte.
+"""Makes smaller copies of images as JPEG: those that shards store, and thumbnails for people to look at.
 
-Colours are taken as sRGB, as training does: profiles are dropped, not applied, and so is all other metadata. Of an
-animation, or a file with several images, the first one is kept.
+Images that can be stored as they are keep every byte. Colours are taken as sRGB, as training does: profiles are
+dropped, not applied, and so is all other metadata. If a file has several images, or is an animation, the first counts:
+of an APNG, its default image.
+
+All pixels go through `flattened`, in packing, `verify`, training, evaluation and predictions, so that the same image
+gives the same pixels everywhere: 8 bits a channel, with white behind what is transparent.
 """
 
 import io
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageOps
 
 from shards.errors import ImageRefusedError
-from shards.images.config import MOST_JPEG_PIXELS, Resize
-from shards.images.flatten import flattened
+from shards.images.config import DEFAULT_LIMITS, MOST_JPEG_PIXELS, Resize
+from shards.images.decoding_cost import refuse_costly
 from shards.images.image_header import ImageHeader, refusal_of, upright
 from shards.orientation import TURNS, UPRIGHT
 
+_GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N"))
+_BACKGROUND = "white"
+_BAND_PIXELS = 1 << 22
+_MOST_16_BIT = 65_535
+_STEPS = {"L;2": 85, "L;4": 17}  # Pillow scales grey pixels of 2 and 4 bits to 8, but not the transparent value
 _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _UNKNOWN_RANGE = frozenset(("I", "F"))
@@ -23,8 +35,62 @@ _UNKNOWN_RANGE = frozenset(("I", "F"))
 _REDUCING_GAP = 2.0
 _FILTER = Image.Resampling.LANCZOS  # the sharpest filter, since training scales the copy again
 _SUBSAMPLING = "4:2:0"  # as in most photographs; 4:4:4 needs a quarter more bytes
-
 _Box = tuple[float, float, float, float]
+THUMBNAIL_SIDE = 176
+PICTURE_SIDE = 512
+MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only huge images of other formats are skipped
+JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
+MOST_BYTES = 11_000  # of a thumbnail
+MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
+_EXTREME = 2.5  # longer images are cut to this ratio of their sides
+
+
+def flattened(image: Image.Image) -> Image.Image:
+    """Returns the image as L if it is grey, else as RGB. An image that is L or RGB and opaque is returned as it is.
+
+    Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. It works band by band,
+    so that the largest images are not in memory four times. It raises what Pillow's decoders raise for damage: nearly
+    any of Python's exceptions.
+    """
+    if isinstance(image.info.get("transparency"), str):  # a PNG's text of that name, not its transparent value
+        del image.info["transparency"]
+    _scale_transparent_value(image)
+    image.load()
+    mode = "L" if image.mode in _GREY else "RGB"
+    if image.mode == mode and not image.has_transparency_data:
+        return image
+    flat = Image.new(mode, image.size)
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        flat.paste(_opaque(band).convert(mode), (0, top))
+    flat.info = {name: value for name, value in image.info.items() if name != "transparency"}  # EXIF stays
+    return flat
+
+
+def _scale_transparent_value(image: Image.Image) -> None:
+    """Brings a PNG's transparent value to the 8 bits of the pixels. Pillow leaves it as it is in the file."""
+    tiles = getattr(image, "tile", None)
+    if not tiles:  # pixels that are decoded already do not say how many bits they had
+        return
+    value, bits = image.info.get("transparency"), tiles[0].args
+    if isinstance(value, int) and bits in _STEPS:
+        image.info["transparency"] = value * _STEPS[bits]
+    elif isinstance(value, tuple) and bits == "RGB;16B":
+        image.info["transparency"] = tuple(part >> 8 for part in value)
+
+
+def _opaque(band: Image.Image) -> Image.Image:
+    if band.mode.startswith("I;16"):
+        pixels = np.asarray(band).astype(np.uint32)
+        if band.has_transparency_data:
+            pixels[pixels == band.info["transparency"]] = _MOST_16_BIT
+        return Image.fromarray(((pixels * 255 + _MOST_16_BIT // 2) // _MOST_16_BIT).astype(np.uint8))
+    if not band.has_transparency_data:
+        return band
+    colours = band.convert("LA").convert("RGBA") if band.mode == "La" else band.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, _BACKGROUND), colours)
 
 
 def refusal(header: ImageHeader, resize: Resize) -> str | None:
@@ -104,3 +170,79 @@ def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Imag
     with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
         drafted = image.draft(None, gap)  # a JPEG can be decoded at 1/2, 1/4 or 1/8
         return flattened(image), drafted[1] if drafted else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thumbnail:
+    """A small JPEG. `height` and `width` are those of the whole, upright image."""
+
+    data: bytes
+    height: int
+    width: int
+
+
+def thumbnail(data: bytes) -> Thumbnail | None:
+    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, long images cut; None if the bytes do not decode."""
+    return _made(data, _fitted, least=THUMBNAIL_SIDE, most_bytes=MOST_BYTES)
+
+
+def picture(data: bytes) -> Thumbnail | None:
+    """A JPEG of the whole image, at most PICTURE_SIDE pixels on the longer side; None if the bytes do not decode."""
+    return _made(data, _shrunk, least=PICTURE_SIDE, most_bytes=MOST_PICTURE_BYTES)
+
+
+def _made(data: bytes, small: Callable[[Image.Image], Image.Image], *, least: int, most_bytes: int) -> Thumbnail | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns about odd metadata, which is dropped
+            upright = _decoded_upright(data, least)
+            if upright is None:
+                return None
+            image, height, width = upright
+            image.info = {}  # Pillow would copy a comment into the JPEG, or refuse a long one
+            return Thumbnail(data=_jpeg(small(image), most_bytes=most_bytes), height=height, width=width)
+    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any of Python's exceptions
+        return None
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    return ImageOps.fit(image, _fitting(*image.size), Image.Resampling.LANCZOS)
+
+
+def _shrunk(image: Image.Image) -> Image.Image:
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.LANCZOS)
+    return image
+
+
+def _decoded_upright(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
+    """An upright RGB image, `least` pixels or more per side if it has them, and the height and width of the whole."""
+    refuse_costly(data, DEFAULT_LIMITS)
+    with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        width, height = opened.size
+        opened.draft("RGB", (least, least))  # JPEG only: decode at a fraction of the size
+        if opened.width * opened.height > MOST_PIXELS:
+            return None
+        image = ImageOps.exif_transpose(flattened(opened)).convert("RGB")
+    if (image.width > image.height) != (width > height):
+        width, height = height, width
+    return image, height, width
+
+
+def _jpeg(image: Image.Image, *, most_bytes: int) -> bytes:
+    """A JPEG of the best quality that fits into `most_bytes`."""
+    data = b""
+    for quality in JPEG_QUALITIES:
+        file = io.BytesIO()
+        image.save(file, format="JPEG", quality=quality, optimize=True)
+        data = file.getvalue()
+        if len(data) <= most_bytes:
+            break
+    return data
+
+
+def _fitting(width: int, height: int) -> tuple[int, int]:
+    """The size of the thumbnail: never enlarged, its longer side no more than `_EXTREME` times the shorter."""
+    short = min(THUMBNAIL_SIDE, width, height)
+    scale = short / min(width, height)
+    longest = max(1, round(_EXTREME * short))
+    return min(max(1, round(width * scale)), longest), min(max(1, round(height * scale)), longest)

@@ -1,7 +1,9 @@
-"""What a command writes to a terminal or a log: one live line at the bottom, other output above it, all of it escaped.
+"""What a command and its worker processes write to a terminal or a log: one live line below other output, all escaped.
 
 Names come from data, which may be hostile. Every text passes `Escaped` on its way out, so none can hold a control
-character, and `message_text`, so that no line of a message can pass for another message.
+character, and `message_text`, so that no line of a message can pass for another message. This covers what other
+libraries write in Python, too. Libraries in C write to the file descriptors themselves; see `pipeline/data/decode.py`
+for the one that repeated names from data.
 
 The live line is drawn with carriage returns and blanks only. No cursor is hidden, so none has to be restored after a
 kill, and terminals without escape codes show it too.
@@ -10,10 +12,12 @@ kill, and terminals without escape codes show it too.
 import logging
 import os
 import re
+import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
 
@@ -30,6 +34,9 @@ _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
 )
 _NO_JSON_ESCAPE = "\x7f"  # the one control character that JSON holds unescaped; \\x7f would not be JSON
+_FLAG_INDENT = " " * 4
+log = logging.getLogger(__name__)
+_NOISY = ("botocore", "boto3", "urllib3", "s3transfer")
 
 
 def printable(text: str) -> str:
@@ -248,3 +255,66 @@ def _go_above(line: LiveLine, stack: ExitStack) -> None:
     if sys.stdout is not None and sys.stdout.isatty():
         stack.callback(setattr, sys, "stdout", sys.stdout)
         sys.stdout = cast("TextIO", Above(unescaped(sys.stdout), line))
+
+
+def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[str]:
+    """The command after the prompt `before`, broken before a flag wherever a line would exceed `columns`; longer words
+    stay whole."""
+    lines = [before]
+    for number, flag in enumerate(_flags(words)):
+        line = f"{lines[-1]}{' ' if number else ''}{flag}"
+        if number and len(line) + len(" \\") > columns:
+            lines.append(_FLAG_INDENT + flag)
+        else:
+            lines[-1] = line
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def _flags(words: Sequence[str]) -> list[str]:
+    """The quoted words, each flag with its values."""
+    flags: list[str] = []
+    for word in words:
+        quoted = printable_name(shlex.quote(word))
+        if flags and not word.startswith("--"):
+            flags[-1] += f" {quoted}"
+        else:
+            flags.append(quoted)
+    return flags
+
+
+@contextmanager
+def command_output(*, level: int = logging.INFO, rank: int = 0) -> Iterator[None]:
+    """While this is open, the log goes to standard error, and both standard streams are escaped.
+
+    Warnings, and errors that end a thread, become messages of the log: Python would write their further lines as they
+    are. A program with its own log keeps its handlers.
+    """
+    with escaped_output(), ExitStack() as stack:
+        root = logging.getLogger()
+        if not root.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(LogFormatter(sys.stderr, rank=rank))
+            stack.callback(root.removeHandler, handler)
+            root.addHandler(handler)
+            root.setLevel(level)
+        for noisy in _NOISY:
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata and large sizes, which are checked
+        stack.callback(logging.captureWarnings, False)
+        logging.captureWarnings(True)
+        for module, say in ((threading, _say_end_of_thread), (sys, _say_unraisable)):
+            name = "excepthook" if module is threading else "unraisablehook"
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, say)
+        yield
+
+
+def _say_end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        name = ended.thread.name if ended.thread else "a thread"
+        log.error("%s ended", name, exc_info=ended.exc_value)
+
+
+def _say_unraisable(ignored: Any) -> None:
+    log.error("%s", ignored.err_msg or "an error was ignored", exc_info=ignored.exc_value)

@@ -5,11 +5,12 @@ It loads neither numpy nor Pillow: the command line reads it.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from typing import Annotated, Literal
 
 from shards.class_labels import LabelRules
+from shards.errors import UserError
 from shards.images.config import (
     CODEC_PACKAGES,
     DEFAULT_MAX_DISTANCE,
@@ -20,10 +21,15 @@ from shards.images.config import (
     ImageLimits,
     Resize,
 )
+from shards.manifest import Manifest
 from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.kinds import Source, tool_versions
 
 MOST_SEED = 2**63 - 1
+MOST_CHARACTERS = 10_000
+_LINE_BREAK = "\n"
+# These turn the direction of the text after them, so that a line looks different from what it says.
+_TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +136,36 @@ class PackSpec:
         if not self.source.labels_are_names:
             decides["labels"] = "as written"
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """Texts of at most MOST_CHARACTERS, without control characters but line breaks; empty: nothing is said."""
+
+    description: str = ""
+    licence: str = ""
+
+    def __post_init__(self) -> None:
+        for option, text in (("--description", self.description), ("--licence", self.licence)):
+            _check(option, text)
+
+    def of(self, manifest: Manifest) -> Manifest:
+        """The manifest with these texts; one that is empty here stays as it is there."""
+        description = self.description or manifest.description
+        return replace(manifest, description=description, licence=self.licence or manifest.licence)
+
+
+def _check(option: str, text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        message = f"{option} has {len(text):,} characters; allowed: at most {MOST_CHARACTERS:,}"
+        raise UserError(f"{message}; shorten it, and link to the full text")
+    for place, character in enumerate(text, start=1):
+        if _is_refused(character):
+            what = f"{option} has {character!r} as character {place}"
+            raise UserError(f"{what}; allowed: printable text and line breaks (\\n); remove it")
+
+
+def _is_refused(character: str) -> bool:
+    is_control = ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0
+    is_surrogate = 0xD800 <= ord(character) < 0xE000  # bytes of the command line that are not UTF-8
+    return character != _LINE_BREAK and (is_control or is_surrogate or character in _TURNING)

@@ -17,10 +17,9 @@ from shards.class_labels import Meaning
 from shards.index import table_bytes
 from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
-from shards.packing.duplicates import Labels
-from shards.packing.labelling import labelled
+from shards.packing.left_out import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
-from shards.packing.survey import NO_LABEL, reasons
+from shards.packing.survey import NO_LABEL, labelled, reasons
 from shards.schema.config_values import Range
 from shards.store import open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked

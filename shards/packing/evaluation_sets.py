@@ -1,7 +1,10 @@
-"""Images that must not be in a collection: those of named evaluation sets, and images that look like them.
+"""Finds images of a collection that are those of evaluation sets, or look like them, and must not be in it.
 
 The ViT paper removes the test images of its downstream tasks from its pre-training data (section 4.1). An evaluation
 set is a packed (or adopted) dataset; the scan phase hashes it, one file a shard, and the plan matches against it.
+
+Thumbnails of the closest and of the most doubtful matches are made with the plan, while the source and the evaluation
+sets can still be read; the card shows them.
 """
 
 import hashlib
@@ -11,21 +14,24 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.dataset import Dataset, open_dataset
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError, StorageError, UserError
 from shards.images.config import HASH_BITS
 from shards.images.decoding_cost import refuse_costly
-from shards.images.near_duplicates import EvaluationIndex
-from shards.images.perceptual import evaluation_hashes
+from shards.images.near_duplicates import EvaluationIndex, evaluation_hashes
+from shards.images.resize import thumbnail
 from shards.index import table_bytes
+from shards.packing.config import PackSpec
+from shards.packing.scan import reader_of
+from shards.sources.entry import ImageBytes
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked
 
 HASH_BYTES = HASH_BITS // 8
 VIEWS = ("straight", "mirrored", "inner", "inner_mirrored")
-
 _SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -37,6 +43,18 @@ _SCHEMA = pa.schema(
 )
 _RULES = TableSchema(schema=_SCHEMA, may_be_null=frozenset(VIEWS))
 _MADE_OF = b"patchline.evaluation"
+MOST_MATCHES = 48
+_UNREADABLE = (OSError, ValueError, KeyError, IndexError, EOFError, MissingObjectError, UserError, StorageError)
+_MATCHES_SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("evaluation", pa.string()),
+        ("evaluation_set", pa.string()),
+        ("distance", pa.int32()),
+        ("thumbnail", pa.binary()),  # JPEG; null if the image could not be read again
+        ("evaluation_thumbnail", pa.binary()),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,3 +243,46 @@ def bytes_rows(column: pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.b
 
 def _prefix(sha256: NDArray[np.uint8]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(sha256[:, :8]).view(np.uint64).reshape(-1)
+
+
+def closest_matches(
+    store: Store, spec: PackSpec, dropped: pa.Table, overlaps: pa.Table, sets: tuple[EvaluationSet, ...]
+) -> pa.Table:
+    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still
+    match."""
+    ordered = overlaps.sort_by([("distance", "ascending"), ("position", "ascending")])
+    if ordered.num_rows > MOST_MATCHES:
+        half = MOST_MATCHES // 2
+        ordered = pa.concat_tables([ordered.slice(0, half), ordered.slice(ordered.num_rows - half)])
+    reader = reader_of(store, spec)
+    rows = []
+    for item in ordered.to_pylist():
+        ours = dropped.filter(pc.equal(dropped["position"], item["position"])).to_pylist()[0]
+        [image] = reader.read_many([ours["locator"].decode("utf-8", "surrogateescape")])
+        rows.append(
+            {
+                "source": ours["source"],
+                "evaluation": item["match"],
+                "evaluation_set": sets[item["set_number"]].url,
+                "distance": item["distance"],
+                "thumbnail": _small(image),
+                "evaluation_thumbnail": _small(_evaluation_image(sets[item["set_number"]], item)),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=_MATCHES_SCHEMA)
+
+
+def _small(image: ImageBytes) -> bytes | None:
+    made = thumbnail(image) if isinstance(image, bytes) else None
+    return made.data if made else None
+
+
+def _evaluation_image(item: EvaluationSet, match: dict[str, int]) -> ImageBytes:
+    try:
+        dataset = open_dataset(item.url)
+        rows = dataset.sample_rows(match["shard"])
+        first = int(rows.offset[match["row"]])
+        path = dataset.shard_path(match["shard"])
+        return dataset.shard_store.read_range(path, first, first + int(rows.size[match["row"]]))
+    except _UNREADABLE as error:
+        return OSError(str(error))

@@ -22,18 +22,15 @@ from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 from shards.packing.config import PackSpec
 from shards.packing.deal import DROPPED_SCHEMA, DealTask, GatherTask, deal, dropped_rows, gather, shards_per_file
-from shards.packing.duplicates import Duplicates, candidates, find_duplicates
-from shards.packing.evaluation_sets import EvaluationSet, find_sets
-from shards.packing.labelling import labelled, settled
+from shards.packing.evaluation_sets import EvaluationSet, closest_matches, find_sets
+from shards.packing.left_out import Duplicates, candidates, find_duplicates, rows_of_other_side
 from shards.packing.listing import Listing
-from shards.packing.matches import closest_matches
 from shards.packing.plan import DROPPED_PATH, MATCHES_PATH, PLAN_PATH, Plan
 from shards.packing.scan import read_scan, scan_path
-from shards.packing.set_aside import rows_of_other_side
-from shards.packing.survey import EXAMPLES, SCANS_A_TASK, Survey, SurveyTask, survey
+from shards.packing.survey import EXAMPLES, SCANS_A_TASK, Survey, SurveyTask, labelled, settled, survey
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import FolderSource, Source
-from shards.sources.splits import refuse_classes_of_splits, split_of
+from shards.sources.names import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
 

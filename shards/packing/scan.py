@@ -1,12 +1,20 @@
-"""First phase of packing: every image of a source read once. One Parquet file for each slice of the listing.
+"""First phase of packing: reads every image of a source once, into one Parquet file for each slice of the listing.
 
 Slices are cut by position, not by worker, so the files are the same however many tasks share the work.
+
+From some sources (Parquet) a single image cannot be read: a shard of 1,000 random images would read 1,000 row groups.
+The scan reads all images in their own order anyway, so it copies those of such a source end to end into one object per
+slice of the work folder, and packing reads them from there by offset. The work folder is removed once the manifest is
+written.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from itertools import islice
+from types import TracebackType
+from typing import BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,22 +22,21 @@ from isal.isal_zlib import crc32
 
 from shards.class_names import class_name, labels_fault
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
+from shards.images.damage import jpeg_damage, png_damage
 from shards.images.image_header import read_header
-from shards.images.jpeg_damage import jpeg_damage
-from shards.images.perceptual import perceptual_hash
-from shards.images.png_damage import png_damage
+from shards.images.near_duplicates import perceptual_hash
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
-from shards.packing.staging import StagedFile
-from shards.parquet.files import ParquetPieces
+from shards.parquet_pieces import ParquetPieces
 from shards.schema.config_values import Range
-from shards.sources.entry import Entry, ImageBytes
-from shards.storage.store_file import StoreFile
+from shards.sources.entry import MOST_BYTES_AHEAD, Entry, ImageBytes, Reader
+from shards.storage.ahead import Hold, in_order_within
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, read_checked, refuse_values
 
+READS_AHEAD = 16
 ROWS_AT_ONCE = 4096
-
 SCAN_SCHEMA = pa.schema(
     [
         ("locator", pa.binary()),  # file names need not be UTF-8
@@ -55,6 +62,62 @@ _FIT_RULES = TableSchema(  # of images that are fit
     may_be_null=frozenset({"weights", "phash", "reason"}),
 )
 _SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
+
+
+class StagedFile:
+    """The copies of one slice's images; they appear, whole, when the block ends without an error."""
+
+    def __init__(self, store: Store, number: int) -> None:
+        self._number, self._position = number, 0
+        self._writing: AbstractContextManager[BinaryIO] = store.create(_staged_path(number))
+
+    def __enter__(self) -> Self:
+        self._file = self._writing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writing.__exit__(kind, error, trace)
+
+    def add(self, entry: Entry, image: bytes) -> Entry:
+        """Append an image; returns its entry with a locator that finds the copy."""
+        self._file.write(image)
+        locator = f"{self._number}:{self._position}:{len(image)}"
+        self._position += len(image)
+        return replace(entry, locator=locator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedReader:
+    """Reads images of the copies by the locators that `add` gave."""
+
+    store: Store
+
+    def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
+        """Reads files in order; from S3, several are fetched at once."""
+        for image in in_order_within(self._read, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
+            if isinstance(image, Exception) and not isinstance(image, OSError | ImageRefusedError):
+                raise image
+            yield image
+            del image  # frees it before the next
+
+    def _read(self, locator: str, hold: Hold) -> ImageBytes:
+        number, first, size = (int(text) for text in locator.split(":"))
+        hold(size)
+        try:
+            return self.store.read_range(_staged_path(number), first, first + size)
+        except (MissingObjectError, EOFError) as error:
+            return OSError(f"the copy in the work folder is gone: {error}")
+
+
+def reader_of(store: Store, spec: PackSpec) -> Reader:
+    """The reader that finds the images of a packing by their locators."""
+    return StagedReader(store=store) if spec.source.staged else spec.source.reader()
+
+
+def _staged_path(number: int) -> str:
+    return f"work/staged-{number:06d}.bin"
 
 
 @dataclass(frozen=True, kw_only=True)

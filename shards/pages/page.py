@@ -1,18 +1,20 @@
-"""HTML pages: one frame around all of them, one style sheet and one way to show names.
+"""HTML pages: one frame around all of them, one style sheet, one way to show names, and plots as inline SVG.
 
 A page loads nothing from elsewhere. It runs at most one script, which its content security policy names by hash. Names
-are only ever text, whatever they contain.
+are only ever text, whatever they contain. Plots take numbers and return markup: a frame with two axes, which pages fill
+with lines, bars and marks, and a matrix of shares. Their colours are the page's, by CSS class.
 """
 
 import base64
 import hashlib
+import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 
-import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from shards.output.quantities import duration, number, plural, share, size
 
@@ -23,11 +25,23 @@ _USER_AND_PASSWORD = re.compile(r"\b(\w+://)[^/\s]*@")
 _QUERY = re.compile(r"\b(\w+://[^\s?#]*)[?#]\S*")
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 _JOINERS = "\u200c\u200d"  # of Persian words and of emoji
+WIDTH, HEIGHT = 560, 250
+LEFT, RIGHT, TOP, BOTTOM = 76, 14, 34, 44
+_MOST_TICKS, _MOST_LOG_TICKS = 5, 7
+_LEAST_LEFT, _LEAST_TOP, _LEAST_RIGHT = 60, 60, 8
+_TURN = 55  # degrees of the names of columns
+_TEXT_SIZE = 12.5  # pixels, of page.css
+_CELL, _NARROW_CELL = 28, 17  # pixels, of few and of many names
+_MOST_WIDE = 20
+# Places along an axis with their labels.
+Ticks = Sequence[tuple[float, str]]
 
 
 def page(package: str, template: str, values: Mapping[str, object], *, script: str = "") -> bytes:
     """The page in UTF-8 that a template of a package makes of these values; equal values give equal bytes. `template`
     and `script` are names of files in the package. The template extends page.html.j2."""
+    import jinja2  # noqa: PLC0415 - plots alone do not need it
+
     own, frame = resources.files(package), resources.files("shards.pages")
     texts = {template: own.joinpath(template).read_text("utf-8"), FRAME: frame.joinpath(FRAME).read_text("utf-8")}
     environment = jinja2.Environment(
@@ -86,3 +100,196 @@ def _visible(text: str, kept: str = "") -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def labelled(values: Iterable[float], text: Callable[[float], str] = number) -> list[tuple[float, str]]:
+    """Ticks at these values."""
+    return [(value, text(value)) for value in values]
+
+
+def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
+    """Two to five round numbers from `low` to `high`, or fewer if only whole ones count."""
+    if high <= low:
+        return [low]
+    rough = 10.0 ** math.floor(math.log10((high - low) / 5))
+    for factor in (1, 2, 5, 10, 20):
+        step = max(rough * factor, 1.0) if is_whole else rough * factor
+        found = [at * step for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        if len(found) <= _MOST_TICKS:
+            break
+    return found
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`: powers of ten with 2 and 5 times them, or, of many, some of the powers; the
+    two ends if fewer than two are round."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for factors in ((1, 2, 5), (1,)):
+        found = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
+        found = [at for at in found if low <= at <= high]
+        if len(found) <= _MOST_LOG_TICKS:
+            break
+    else:
+        found = found[:: -(-len(found) // _MOST_LOG_TICKS)]
+    return found if len(found) > 1 else list(dict.fromkeys((low, high)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """From `low` to `high`, with `margin` beyond either end, as a share of the axis between them."""
+
+    name: str
+    low: float
+    high: float
+    ticks: Ticks
+    is_log: bool = False
+    margin: float = 0.0
+
+    def share(self, value: float) -> float:
+        """Where on the axis a value is: 0 at its beginning, 1 at its end."""
+        low, high, at = (math.log10(each) if self.is_log else each for each in (self.low, self.high, value))
+        if low == high:
+            return 0.5 if self.margin else 0.0
+        return ((at - low) / (high - low) + self.margin) / (1 + 2 * self.margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The two axes of a plot."""
+
+    x: Axis
+    y: Axis
+
+    def across(self, value: float) -> float:
+        """Pixels from the left of a value of the x axis."""
+        return LEFT + self.x.share(value) * (WIDTH - LEFT - RIGHT)
+
+    def down(self, value: float) -> float:
+        """Pixels from the top of a value of the y axis."""
+        return HEIGHT - BOTTOM - self.y.share(value) * (HEIGHT - TOP - BOTTOM)
+
+    def line(self, points: Iterable[tuple[float, float]], style: str = "curve", *, has_area: bool = False) -> str:
+        """A line through the points, maybe with the area below it."""
+        at = [(self.across(x), self.down(y)) for x, y in points]
+        path, base = " ".join(f"{x:.1f},{y:.1f}" for x, y in at), HEIGHT - BOTTOM
+        area = f'<polygon class="area" points="{at[0][0]:.1f},{base} {path} {at[-1][0]:.1f},{base}"/>'
+        return f'{area if has_area else ""}<polyline class="{style}" points="{path}"/>'
+
+    def dot(self, x: float, y: float, style: str, *, radius: int) -> str:
+        """A point as a disc."""
+        return f'<circle class="{style}" cx="{self.across(x):.1f}" cy="{self.down(y):.1f}" r="{radius}"/>'
+
+    def mark(self, x: float, text: str = "") -> str:
+        """A dashed line from top to bottom, with its text on the side that has room."""
+        at = self.across(x)
+        line = f'<path class="mark" d="M{at:.1f} {TOP - 12 if text else TOP}V{HEIGHT - BOTTOM}"/>'
+        shift, anchor = (6, "start") if self.x.share(x) < 0.5 else (-6, "end")
+        place = f'x="{at + shift:.1f}" y="{TOP - 4}" text-anchor="{anchor}"'
+        return line + (f'<text class="marked" {place}>{escape(text)}</text>' if text else "")
+
+    def svg(self, about: str, drawn: Iterable[str]) -> Markup:
+        """The plot with what is drawn in the frame. `about`: what it shows, in words."""
+        return svg(about, WIDTH, HEIGHT, self.elements(drawn))
+
+    def elements(self, drawn: Iterable[str]) -> list[str]:
+        """The frame around what is drawn in it, which lies above its grid."""
+        base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+        grid = [
+            f'<path class="grid" d="M{LEFT} {self.down(at):.1f}H{right}"/>'
+            f'<text x="{LEFT - 8}" y="{self.down(at) + 4:.1f}" text-anchor="end">{escape(label)}</text>'
+            for at, label in self.y.ticks
+        ]
+        steps = []
+        for at, label in self.x.ticks:
+            x = self.across(at)
+            has_room = x + 0.7 * text_width(label) < WIDTH  # on a phone, texts are larger
+            place = (
+                f'x="{x if has_room else WIDTH:.1f}" y="{base + 18}" text-anchor="{"middle" if has_room else "end"}"'
+            )
+            steps.append(f'<path class="axis" d="M{x:.1f} {base}v4"/><text {place}>{escape(label)}</text>')
+        names = [f"{axis.name} (log scale)" if axis.is_log else axis.name for axis in (self.x, self.y)]
+        ends = [
+            f'<path class="axis" d="M{LEFT} {base}H{right}"/>',
+            f'<text x="{right}" y="{HEIGHT - 6}" text-anchor="end">{escape(names[0])}</text>',
+            f'<text x="4" y="13">{escape(names[1])}</text>',
+        ]
+        return [*grid, *drawn, *steps, *ends]
+
+
+def svg(about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False) -> Markup:
+    """The picture of these elements; `about`: what it shows, for those who do not see it. A flat one is as wide as the
+    page."""
+    # every text in `body` is either made here or was escaped when it was put in
+    size = 'preserveAspectRatio="none" class="flat"' if is_flat else f'style="max-width:{width * 1.15:.0f}px"'
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}" {size}>'
+    return Markup(f"{head}{''.join(body)}</svg>")  # noqa: S704
+
+
+def matrix(
+    shares: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    style: Callable[[int, int], str],
+    about: str,
+) -> Markup:
+    """Percentages, the largest in the strongest colour. `style`: the CSS class of a row and column; cells of the class
+    `none` stay empty. Many names have small cells without numbers."""
+    cell = _CELL if max(len(rows), len(columns)) <= _MOST_WIDE else _NARROW_CELL
+    left, top, right = _margins(rows, columns, cell=cell)
+    drawn = [
+        value
+        for row, of_row in enumerate(shares)
+        for column, value in enumerate(of_row)
+        if style(row, column) != "none"
+    ]
+    most = max(drawn, default=0.0) or 1.0
+    body = []
+    for column, name in enumerate(columns):
+        turned = f"translate({left + (column + 0.5) * cell + 4:.1f} {top - 7}) rotate(-{_TURN})"
+        body.append(f'<text class="name" transform="{turned}">{escape(name)}</text>')
+    for row, name in enumerate(rows):
+        y = top + row * cell
+        place = f'x="{left - 8}" y="{y + cell / 2 + 4}" text-anchor="end"'
+        body.append(f'<text class="name" {place}>{escape(name)}</text>')
+        for column, value in enumerate(shares[row]):
+            x, own = left + column * cell, style(row, column)
+            box = f'class="{own}" x="{x}" y="{y}" width="{cell - 1}" height="{cell - 1}"'
+            if own == "none":
+                body.append(f"<rect {box}/>")
+                continue
+            strength = math.sqrt(value / most)
+            body.append(f'<rect {box} fill-opacity="{0.04 + 0.96 * strength:.2f}"/>')
+            if value and cell == _CELL:
+                kind = "value strong" if strength > 0.6 else "value"
+                place = f'class="{kind}" x="{x + (cell - 1) / 2}" y="{y + cell / 2 + 4}" text-anchor="middle"'
+                body.append(f"<text {place}>{escape(_percent(value))}</text>")
+    return svg(about, left + len(columns) * cell + right, top + len(rows) * cell + 4, body)
+
+
+def _percent(value: float) -> str:
+    """A percentage in two or three characters; a few of many is never 0, and almost all is never 100."""
+    return "<1" if value < 0.01 else ">99" if 0.99 < value < 1 else f"{100 * value:.0f}"
+
+
+def _margins(rows: Sequence[str], columns: Sequence[str], *, cell: int) -> tuple[int, int, int]:
+    """Room for the whole names left of the cells, above and right of them, where those of columns lean over."""
+    left = max([_LEAST_LEFT, *(12 + text_width(name) for name in rows)])
+    top = max([_LEAST_TOP, *(24 + math.sin(math.radians(_TURN)) * text_width(name) for name in columns)])
+    lean = math.cos(math.radians(_TURN))
+    ends = [lean * text_width(name) + 8 - (len(columns) - at - 0.5) * cell for at, name in enumerate(columns)]
+    return math.ceil(left), math.ceil(top), math.ceil(max([_LEAST_RIGHT, *(end + 8 for end in ends)]))
+
+
+def text_width(text: str) -> float:
+    """Pixels of a name at most, in the fonts that pages are shown in."""
+    return _TEXT_SIZE * sum(_width(one) for one in text)
+
+
+def _width(character: str) -> float:
+    """A character's width in em."""
+    if unicodedata.combining(character):
+        return 0.0
+    if unicodedata.east_asian_width(character) in "WF" or character in "MW@%mw…—":
+        return 1.0
+    return 0.78 if character.isupper() else 0.62

@@ -17,7 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
-from shards.output.command_output import command_output
+from shards.output.terminal import command_output
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

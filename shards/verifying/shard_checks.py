@@ -19,16 +19,15 @@ from isal.isal_zlib import crc32
 from PIL import Image
 
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.damage import jpeg_damage, png_damage
 from shards.images.decoding_cost import refuse_costly
-from shards.images.jpeg_damage import jpeg_damage
-from shards.images.png_damage import png_damage
 from shards.index import IndexRow, ShardCommit
 from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard
 from shards.sample_rows import BlockTable
 from shards.sources.entry import printable
-from shards.sources.tar_header import BLOCK_BYTES
-from shards.storage.local_read import open_regular
+from shards.sources.tar_members import BLOCK_BYTES
+from shards.storage.local import open_regular
 from shards.storage.temporary import temporary_file
 from shards.store import Store
 

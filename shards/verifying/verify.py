@@ -1,16 +1,18 @@
 """Reads a dataset back and lists everything that is not as its manifest says.
 
-It also proves from the plan's own files that every scanned image is in exactly one shard or among the dropped ones, and
-lists what the loaders would refuse, by the loaders' own checks.
+It also proves from the plan's own files that every scanned image is in exactly one shard or among the dropped ones,
+lists what the loaders would refuse, by the loaders' own checks, and finds files that do not belong to the dataset.
 """
 
 import hashlib
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -48,7 +50,8 @@ from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
 from shards.sample_rows import BlockTable
-from shards.storage.store_file import StoreFile
+from shards.storage.local import temporary_files
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store
 from shards.tables import (
     TableSchema,
@@ -61,7 +64,53 @@ from shards.tables import (
     refuse_values,
 )
 from shards.verifying import plan_checks, shard_checks
-from shards.verifying.strays import DatasetFault, strays
+
+_ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
+_ROWS_AT_ONCE = 1 << 16
+_MOST_SCANNED = 1 << 32  # a byte of memory for each
+_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
+# Most faults that one check of a shard lists; their count is always given.
+MAX_FAULTS_A_CHECK = 10
+# What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
+_BROKEN = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError),
+    *(UserError, RecursionError, pa.ArrowException),
+)
+# With these, a file is missing or cannot be right, which `_files` or `refused_files` has listed.
+_REPORTED = (MissingObjectError, InvalidDataError, ValueError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFault:
+    """What is wrong, and in which object of the dataset."""
+
+    where: str
+    what: str
+
+
+def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
+    """Finds files that do not belong there. For adopted tars, only index/ and our own work files are checked: anything
+    else may lie next to them."""
+    known = {record.path for record in manifest.shards} | set(manifest.files)
+    folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
+    for path in (path for folder in folders for path in store.list(folder)):
+        if path not in known:
+            yield DatasetFault(where=path, what="is not in the manifest")
+    for path in store.list("work"):
+        if not manifest.adopted or _ADOPTED_LEFT.fullmatch(path):
+            yield DatasetFault(
+                where=path, what="is left over from packing; a finished dataset does not need it: delete it"
+            )
+    for path in _unfinished(store, folders):
+        yield DatasetFault(where=path, what="is an unfinished write that a killed process left; delete it")
+
+
+def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
+    """Temporary files, which a folder's store does not list; unfinished uploads to S3 are not files."""
+    for folder in folders:
+        if (local := store.local_path(folder)) is not None and local.is_dir():
+            root = Path(store.url)
+            yield from sorted(str(file.relative_to(root)) for file in temporary_files(local))
 
 
 def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
@@ -97,11 +146,6 @@ def refused_rows(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
             yield f"its index cannot be right: {error}"
 
 
-_ROWS_AT_ONCE = 1 << 16
-_MOST_SCANNED = 1 << 32  # a byte of memory for each
-_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
-
-
 def misplaced(store: Store, plan: Plan) -> Iterator[str]:
     """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
     num_scanned = plan.num_samples + plan.num_quarantined
@@ -129,19 +173,6 @@ def misplaced(store: Store, plan: Plan) -> Iterator[str]:
     for position in np.flatnonzero(times != 1).tolist():
         how_often = "in no shard and not among the dropped" if not times[position] else "in more than one place"
         yield f"the image at position {position} is {how_often}"
-
-
-# Most faults that one check of a shard lists; their count is always given.
-MAX_FAULTS_A_CHECK = 10
-# What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
-_BROKEN = (
-    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError),
-    *(UserError, RecursionError, pa.ArrowException),
-)
-
-
-# With these, a file is missing or cannot be right, which `_files` or `refused_files` has listed.
-_REPORTED = (MissingObjectError, InvalidDataError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)

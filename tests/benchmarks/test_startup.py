@@ -12,7 +12,7 @@ from benchmarks.restart import table as restart_table
 from benchmarks.startup import BARE, COMMANDS, IMPORT, STARTING, aims, arms, measured, results, table
 from jobs.stages import STAGES
 from pipeline.runs.starts import START_SPANS
-from shards.files.json_lines import append_line
+from shards.files.local_files import append_line
 
 
 def test_every_stage_is_measured_and_a_start_is_a_time() -> None:

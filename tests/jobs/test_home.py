@@ -6,7 +6,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.job_files import Fields, Scalar, read_tree
-from shards.local_file import at_home
+from shards.files.local_files import at_home
 from shards.store import open_store
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from jobs.chains.state import DONE, ending, read_plan_of, read_record_of, state_folder
 from jobs.output import put
-from shards.files.json_lines import read_tail
+from shards.files.local_files import read_tail
 from shards.output.quantities import clock
 from tests.rigs.slurm import SlurmCluster, SlurmConfig, missing_programs
 

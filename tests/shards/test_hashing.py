@@ -17,7 +17,7 @@ WITHOUT = {
     "pipeline/data/mixup.py": "derive_key(key, round_number)",
     "pipeline/models/build.py": "derive_key(seed, zlib.crc32(name.encode()))",
     "pipeline/training/zero/gradient_check.py": "derive_key(what, number)",  # of a copy that is thrown away
-    "shards/card/pictures.py": "derive_key(_MOSAIC, shard)",
+    "shards/card/facts.py": "derive_key(_MOSAIC, shard)",
     "shards/sources/digits.py": "derive_key(1797, 80, 20)",
 }
 

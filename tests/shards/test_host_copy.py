@@ -26,7 +26,7 @@ from shards.errors import UserError
 from shards.hashing import BLOCKS
 from shards.host_copy import LocalRanks, one_copy, passing_copy
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH, SHARDS_PATH, index_path
-from shards.single_labels import labels_of
+from shards.part import labels_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import run_ranks
 from tests.rigs.watched import WatchedStore

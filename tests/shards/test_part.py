@@ -1,4 +1,4 @@
-"""Parts of a dataset: exactly the samples chosen, read with nothing of the others, counted as a dataset."""
+"""A part of a dataset: its samples against Python's own sets, and choices that are nested, exact and never change."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -6,24 +6,49 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shards import sample_rows
 from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.order import SampleOrder
-from shards.part import Part, opened_parts, settings_of
-from shards.reading.read import RawSample, read_sample, verified, window_bound_bytes
-from shards.reading.stream_reader import StreamReader
+from shards.part import (
+    Ids,
+    Part,
+    Runs,
+    between,
+    chosen,
+    cut,
+    joined,
+    opened_parts,
+    per_class,
+    settings_of,
+    single,
+    without,
+)
+from shards.reading.read import RawSample, StreamReader, read_sample, verified, window_bound_bytes
 from shards.sample_rows import BlockTable
 from shards.store import open_store
-from shards.subset import Ids
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.watched import watched
 from tests.shards.adoption.test_adopt import adoption_of, run, with_cls, write_tars
 
 NUM_SAMPLES, NUM_CLASSES = 60, 3
 WHOLE, NOTHING = SubsetConfig(), HeldOutConfig()
+CASES = [
+    pytest.param(SubsetConfig(share=0.3), NOTHING, id="share"),
+    pytest.param(SubsetConfig(count=7), NOTHING, id="count"),
+    pytest.param(SubsetConfig(per_class=2), NOTHING, id="per class"),
+    pytest.param(SubsetConfig(first=5, end=11), NOTHING, id="range"),
+    pytest.param(SubsetConfig(share=0.5, first=5), HeldOutConfig(share=0.2), id="all three"),
+    pytest.param(WHOLE, HeldOutConfig(count=5), id="held out"),
+]
+MOST = 60
+sets = st.sets(st.integers(0, MOST - 1), min_size=1)
+CHOSEN = [0, 9, 11, 15, 16]
+OF_CLASSES = [0, 9, 11, 16]
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +89,6 @@ def an_epoch(dataset: Dataset, *, lanes: int = 2, batch: int = 4) -> list[RawSam
                 found[sample.sample_id] = replace(read, data=bytes(read.data or b""))  # a copy, which holds nothing
             del samples, sample, read
     return [found[number] for number in range(dataset.num_samples)]
-
-
-CASES = [
-    pytest.param(SubsetConfig(share=0.3), NOTHING, id="share"),
-    pytest.param(SubsetConfig(count=7), NOTHING, id="count"),
-    pytest.param(SubsetConfig(per_class=2), NOTHING, id="per class"),
-    pytest.param(SubsetConfig(first=5, end=11), NOTHING, id="range"),
-    pytest.param(SubsetConfig(share=0.5, first=5), HeldOutConfig(share=0.2), id="all three"),
-    pytest.param(WHOLE, HeldOutConfig(count=5), id="held out"),
-]
 
 
 @pytest.mark.parametrize("folder", ["packed", "adopted"])
@@ -212,3 +227,86 @@ def test_a_number_per_class_needs_one_label_each(tmp_path: Path) -> None:
 def test_settings_are_what_differs_from_the_default() -> None:
     assert settings_of(SubsetConfig(share=0.1, seed=3)) == {"share": 0.1, "seed": 3, "version": 1}
     assert settings_of(HeldOutConfig(count=5)) == {"count": 5, "version": 1}
+
+
+def array(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def runs_of(ids: set[int]) -> Runs:
+    return joined(single(array(sorted(ids))))
+
+
+@given(ids=sets)
+def test_runs_are_their_ids(ids: set[int]) -> None:
+    runs, rising = runs_of(ids), sorted(ids)
+    assert runs.ids().tolist() == rising
+    assert runs.num_samples == len(ids)
+    assert runs.at(np.arange(len(ids))).tolist() == rising
+    assert runs.num_below(np.arange(MOST + 1)).tolist() == [sum(one < end for one in ids) for end in range(MOST + 1)]
+    ends = runs.first + runs.count
+    assert (runs.first[1:] > ends[:-1]).all()  # as few as possible
+
+
+@given(ids=sets, size=st.integers(1, 9))
+def test_runs_are_cut_at_blocks(ids: set[int], size: int) -> None:
+    found = cut(runs_of(ids), np.arange(0, MOST, size))
+    assert found.ids().tolist() == sorted(ids)
+    assert (found.first // size == (found.first + found.count - 1) // size).all()
+
+
+@given(ids=sets, others=sets)
+def test_ids_are_taken_out(ids: set[int], others: set[int]) -> None:
+    found = without(runs_of(ids), runs_of(ids & others))
+    assert found.ids().tolist() == sorted(ids - others)
+
+
+def blocks_of(ids: set[int], size: int) -> tuple[Runs, np.ndarray]:
+    units = cut(runs_of(ids), np.arange(0, MOST, size))
+    return units, units.first // size
+
+
+@given(ids=sets, size=st.integers(1, 9), key=st.integers(0, 2**64 - 1), data=st.data())
+def test_fewer_are_among_more(ids: set[int], size: int, key: int, data: st.DataObject) -> None:
+    units, names = blocks_of(ids, size)
+    more = data.draw(st.integers(1, len(ids)))
+    fewer = data.draw(st.integers(1, more))
+    found = [set(chosen(units, num, names=names, key=key).ids().tolist()) for num in (fewer, more)]
+    assert [len(one) for one in found] == [fewer, more]
+    assert found[0] <= found[1] <= ids
+
+
+def test_only_one_block_is_cut() -> None:
+    units, names = blocks_of(set(range(MOST)), 8)
+    found = chosen(units, 21, names=names, key=5).ids()
+    nums = np.bincount(found // 8)
+    assert sorted(nums[nums > 0].tolist()) == [5, 8, 8]
+
+
+def test_every_sample_is_chosen_equally_often() -> None:
+    units, names = blocks_of(set(range(MOST)), 4)
+    found = [chosen(units, 20, names=names, key=key).ids() for key in range(3000)]
+    nums = np.bincount(np.concatenate(found), minlength=MOST)  # 1,000 each, deviation 26
+    assert 870 < nums.min() < nums.max() < 1130
+
+
+def test_the_choice_never_changes() -> None:
+    units = single(np.arange(20))
+    assert chosen(units, 5, names=units.first, key=1).ids().tolist() == CHOSEN
+    labels = np.arange(20) % 2
+    assert per_class(np.arange(20), labels, 2, key=1).tolist() == OF_CLASSES
+
+
+@given(seed=st.integers(0, 2**32), num_classes=st.integers(1, 5), most=st.integers(1, 6))
+def test_as_many_ids_of_each_class(seed: int, num_classes: int, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(num_classes), most + 2))
+    ids = np.sort(rng.choice(1000, labels.size, replace=False))
+    by_id = dict(zip(ids.tolist(), labels.tolist(), strict=True))
+    more, fewer = (set(per_class(ids, labels, num, key=seed).tolist()) for num in (most, max(1, most - 1)))
+    assert fewer <= more <= set(ids.tolist())
+    assert np.bincount([by_id[one] for one in more]).tolist() == [most] * num_classes
+
+
+def test_a_range() -> None:
+    assert between(3, 6).ids().tolist() == [3, 4, 5]

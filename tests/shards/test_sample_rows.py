@@ -10,8 +10,8 @@ from shards import sample_rows
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.index import index_bytes, read_sample_rows
+from shards.part import labels_of, refuse_too_few
 from shards.sample_rows import BlockTable
-from shards.single_labels import labels_of, refuse_too_few
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.shards.test_index import COMMIT, ROWS
 

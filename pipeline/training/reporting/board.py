@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from pipeline.training.settings.loggers import Settings
-from pipeline.training.zero.deepspeed_import import without
-from shards.files.json_lines import naming
+from pipeline.training.zero.loading import without
+from shards.files.local_files import naming
 
 with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
-from shards.files.json_lines import KeptWrites, Line, append_line, is_finite, is_step, read_lines
+from shards.files.local_files import KeptWrites, Line, append_line, is_finite, is_step, read_lines
 
 log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]

@@ -20,9 +20,8 @@ from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import Logger, LoggersConfig, Settings, StartEnding
 from shards.errors import InvalidDataError, UserError
-from shards.files.json_lines import write_whole
+from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.local_file import read_local_file
 from shards.schema.config_values import shown_value
 
 FILE_NAME = "loggers.json"

@@ -19,8 +19,7 @@ from pathlib import Path
 from pipeline.training.reporting.metrics import tag_of
 from pipeline.training.settings.loggers import Line, Logger, Settings, StartEnding, without_password
 from shards.errors import InvalidDataError
-from shards.files.json_lines import is_finite, is_step, object_in
-from shards.local_file import open_local_file
+from shards.files.local_files import is_finite, is_step, object_in, open_local_file
 
 _STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')  # as Metrics writes it
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 
 from pipeline.training.settings.loggers import CurveWriter
-from shards.files.json_lines import (
+from shards.files.local_files import (
     KeptWrites,
     Line,
     Lines,

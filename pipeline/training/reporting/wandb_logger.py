@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.ranks.world import set_defaults
 from pipeline.training.settings.loggers import Line, LoggersConfig, Settings, StartEnding
 from shards.errors import UserError
-from shards.files.json_lines import is_step
-from shards.local_file import open_local_file
+from shards.files.local_files import is_step, open_local_file
 
 if TYPE_CHECKING:
     import wandb

@@ -2,16 +2,16 @@
 
 import pytest
 
-from jobs.cluster.preflight_slurm import (
+from jobs.cluster.preflight import (
     fields_of,
     holds,
     judge_config,
     judge_limit,
     judge_nodes,
     judge_partition,
-    options_of,
     slurm_checks,
 )
+from jobs.cluster.preflight_nodes import options_of
 from jobs.cluster.settings import ClusterConfig
 
 GOOD = {"KillWait": "30 sec", "SlurmdTimeout": "300 sec", "RequeueExit": "75", "MaxArraySize": "1001"}

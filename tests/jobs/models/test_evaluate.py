@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from jobs import exit_codes
 from jobs.data import pack
-from jobs.models.evaluate import EvaluateJob, run, score_text
-from jobs.models.weights_used import say_other_transform, say_weights_used
+from jobs.models.evaluate import EvaluateJob, run, say_other_transform, say_weights_used, score_text
 from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData

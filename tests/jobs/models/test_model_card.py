@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.models.model_card import FILE_NAME, Exported, Training, card_text, training_of
+from jobs.models.export_weights import FILE_NAME, Exported, Training, card_text, training_of
 from jobs.record import read_record
-from jobs.reports.compare_facts import point_of
+from jobs.reports.points import point_of
 from jobs.stages import job_class
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig

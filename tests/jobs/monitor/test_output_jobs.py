@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.monitor.ask import output_lines, outputs_in
+from jobs.monitor.status import output_lines, outputs_in
 from jobs.resolve import default_job
 from jobs.submittable import output_name, run_name, work_name
 from tests.jobs.cluster.test_slurm import programs

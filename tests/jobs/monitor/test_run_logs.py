@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cluster.slurm import parsed
-from jobs.monitor.run_logs import asked_log, newest_log
+from jobs.monitor.logs import asked_log, newest_log
 from tests.jobs.chains.test_state import chain  # noqa: F401 - a fixture
 from tests.jobs.cluster.test_slurm import RUNNING, UNKNOWN, programs
 from tests.jobs.reports.test_ls import make

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from jobs.cluster.queue_reasons import QueueFinding
 from jobs.monitor.status import Status
-from jobs.monitor.view import View, drawn, sparkline, view_of
+from jobs.monitor.watch import View, drawn, sparkline, view_of
 from pipeline.runs.facts import RunFacts
 from tests.jobs.reports.test_ls import make
 

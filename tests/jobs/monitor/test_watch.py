@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from jobs.monitor.status import Status
-from jobs.monitor.view import view_of
-from jobs.monitor.watch import is_over, line_of
+from jobs.monitor.watch import is_over, line_of, view_of
 from tests.jobs.cluster.test_slurm import SILENT, programs
 from tests.jobs.monitor.test_status import submitted
 from tests.jobs.reports.test_ls import CHECKOUT, make

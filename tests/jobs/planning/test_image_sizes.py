@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from jobs.planning.image_sizes import at_sizes
+from jobs.planning.scaling import at_sizes
 from jobs.recipes.plan import RECIPES
 from shards.errors import UserError
 from tests.rigs.processes import patchline

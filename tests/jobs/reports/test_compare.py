@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.reports.compare_facts import gather, point_of
-from jobs.reports.compare_page import render
+from jobs.reports.compare import render
+from jobs.reports.points import gather, point_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import training_flops
 from tests.rigs.browser import CHROMIUM, browser

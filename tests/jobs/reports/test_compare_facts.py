@@ -11,9 +11,8 @@ import pytest
 
 from jobs.recipes import finetune, pretrain
 from jobs.record import write_record
-from jobs.reports.compare_facts import Point, gather, point_json, point_of, repeated, told_apart
-from jobs.reports.compare_losses import loss_plots
-from jobs.reports.compare_page import render
+from jobs.reports.compare import loss_plots, render
+from jobs.reports.points import Point, gather, point_json, point_of, repeated, told_apart
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from jobs.reports.compare_losses import NUM_COLOURS
-from jobs.reports.compare_page import PlotPoint, scatter
+from jobs.reports.compare import NUM_COLOURS, PlotPoint, scatter
 
 
 def mark(x: float, y: float, *, line: str = "vit", name: str = "a", deviation: float = 0.0) -> PlotPoint:

@@ -9,9 +9,8 @@ import pytest
 
 from jobs.recipes import pretrain
 from jobs.record import write_record
-from jobs.reports.compare import point_table
-from jobs.reports.compare_facts import Point, gather, point_json, point_of, repeated, told_apart
-from jobs.reports.compare_page import render
+from jobs.reports.compare import point_table, render
+from jobs.reports.points import Point, gather, point_json, point_of, repeated, told_apart
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotImages, FewshotInTraining
 from shards.config import HeldOutConfig

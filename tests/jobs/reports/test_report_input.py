@@ -14,10 +14,8 @@ import pytest
 
 from jobs.cli import main
 from jobs.reports.facts import gather
-from jobs.reports.report import summary
-from jobs.reports.report_page import render
-from jobs.reports.scores import read_scores
-from jobs.reports.worth import worth_of
+from jobs.reports.report import render, summary
+from jobs.reports.worth import read_scores, worth_of
 from tests.jobs.reports.test_ls import make
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.hostile import HOSTILE, assert_harmless

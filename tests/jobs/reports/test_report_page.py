@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.reports.report_page import Kind, curve_plot, kind_of, time_bar
+from jobs.reports.report import Kind, curve_plot, kind_of, time_bar
 from pipeline.runs.curves import Curve
 from shards.output.quantities import percent
 

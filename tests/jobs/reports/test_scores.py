@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from jobs.reports.scores import FOLDER, NO_SCORES, Classes, ExampleImage, read_scores
-from jobs.reports.worth import Repeats, worth_of
+from jobs.reports.worth import FOLDER, NO_SCORES, Classes, ExampleImage, Repeats, read_scores, worth_of
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns

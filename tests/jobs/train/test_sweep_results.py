@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.reports.compare_facts import gather
+from jobs.reports.points import gather
 from jobs.reports.worth import worth_of
 from jobs.train import sweep
 from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of

@@ -32,7 +32,7 @@ from pipeline.checkpoints.manifest import MANIFEST_NAME
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.loggers import LoggersConfig
 from shards.errors import TransientError, UserError
-from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import sealed, unsealed
 from shards.store import open_store
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD

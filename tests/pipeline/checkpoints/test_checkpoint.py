@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World
 from shards.errors import UserError
-from shards.files.seal import sealed, unsealed
+from shards.files.typed_json import sealed, unsealed
 from shards.store import open_store
 from tests.pipeline.training.test_run import continue_from
 from tests.rigs.checkpoints import checkpoints_of

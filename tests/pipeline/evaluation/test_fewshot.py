@@ -27,7 +27,7 @@ from pipeline.ranks.world import World
 from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.single_labels import labels_of
+from shards.part import labels_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import run_ranks
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.machine import checks
 from pipeline.machine.checks import Check
-from pipeline.training.zero.deepspeed_version import TESTED
+from pipeline.training.zero.loading import TESTED
 
 GB = 10**9
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.machine.node_speed import exchange, product_seconds
 from pipeline.machine.probes import (
     Probe,
     decoder_checks,
     driver_words,
+    exchange,
     judge_gpu,
+    product_seconds,
     run_probes,
     s3_check,
     torch_checks,

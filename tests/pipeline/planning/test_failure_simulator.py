@@ -6,8 +6,8 @@ import math
 import pytest
 
 from pipeline.checkpoints.config import DAY_SECONDS, best_interval, mean_seconds_to_failure
+from pipeline.planning.cluster_plan import Regime, outcome
 from pipeline.planning.failure_simulator import simulate
-from pipeline.planning.goodput import Regime, outcome
 
 QUIET = Regime(interval=100.0, stall=2.0, commit=10.0, mean_to_failure=1e15, startup=50.0, down=300.0, queue=20.0)
 HOUR = 3600.0

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.runs.starts import Left, Start
 from pipeline.runs.time import ACCOUNTS, time_of
-from shards.files.json_lines import Line
+from shards.files.local_files import Line
 
 
 def line(at: float, attempt: str, **seconds: float) -> Line:

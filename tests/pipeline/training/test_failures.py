@@ -27,10 +27,9 @@ from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.watchdog.stopping import Signals, Stopping
 from shards.errors import InvalidDataError, StorageError, WillNotSucceedError
-from shards.files.json_lines import read_lines
+from shards.files.local_files import read_lines
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.forked_ranks import GOES_ON

@@ -9,7 +9,7 @@ import pytest
 from markupsafe import Markup
 
 from shards.card import plots
-from shards.pages.plots import Axis
+from shards.pages.page import Axis
 
 COUNTS = {
     "long tail": np.sort(10_000 / np.arange(1, 21_001)).astype(np.int64),

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from shards.errors import ImageRefusedError
-from shards.images.chunk_headers import check_first_gif_frame, png_facts, webp_facts
+from shards.images.image_header import check_first_gif_frame, png_facts, webp_facts
 from tests.rigs.images import image_bytes
 
 RGB = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8))

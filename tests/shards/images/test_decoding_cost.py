@@ -14,8 +14,8 @@ from shards.errors import ImageRefusedError
 from shards.images.config import DEFAULT_LIMITS, WIDEST_LIMITS, ImageLimits
 from shards.images.decoding_cost import refuse_costly
 from shards.images.image_header import read_header
-from shards.images.perceptual import perceptual_hash
-from shards.images.thumbnails import picture, thumbnail
+from shards.images.near_duplicates import perceptual_hash
+from shards.images.resize import picture, thumbnail
 from tests.rigs.costly_images import (
     gif_of_extensions,
     png_of_chunks,

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from shards.errors import ImageRefusedError
-from shards.images.jpeg_header import jpeg_facts
+from shards.images.image_header import jpeg_facts
 from tests.rigs.images import image_bytes
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)

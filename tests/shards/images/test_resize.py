@@ -1,4 +1,4 @@
-"""Smaller copies: which images stay untouched, the pixels of a copy, and what is refused."""
+"""Smaller copies and thumbnails: upright, in the right size, on white where they are transparent."""
 
 import io
 import random
@@ -8,18 +8,32 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from shards.errors import ImageRefusedError, UserError
 from shards.images.config import Resize
 from shards.images.image_header import ImageHeader, read_header
-from shards.images.resize import fitted, is_untouched, refusal
+from shards.images.resize import (
+    MOST_BYTES,
+    MOST_PICTURE_BYTES,
+    PICTURE_SIDE,
+    THUMBNAIL_SIDE,
+    fitted,
+    flattened,
+    is_untouched,
+    picture,
+    refusal,
+    thumbnail,
+)
 from tests.rigs.images import image_bytes
+from tests.rigs.transparent import SIDE, TRANSPARENT
 
 SMALL = Resize(short_side=16, quality=95)
 CONVERT = Resize(convert=True, quality=95)
 # Four plain quarters, whose colours and positions survive JPEG and any filter.
 COLOURS = np.array([[[220, 40, 40], [40, 200, 60]], [[50, 60, 210], [230, 220, 70]]], dtype=np.uint8)
 QUARTERS = Image.fromarray(np.kron(COLOURS, np.ones((32, 48, 1), dtype=np.uint8)))  # 64 high, 96 wide
+RAMP = np.tile(np.linspace(0, 65_535, 64).astype(np.uint16), (64, 1))
 
 
 def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
@@ -105,9 +119,6 @@ def test_copies_stand_upright(image_format: str, orientation: int) -> None:
     turned = {2: COLOURS[:, ::-1], 3: COLOURS[::-1, ::-1], 4: COLOURS[::-1], 5: COLOURS.transpose(1, 0, 2)}
     turned |= {6: np.rot90(COLOURS, -1), 7: COLOURS[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(COLOURS)}
     assert np.abs(corners(pixels) - turned.get(orientation, COLOURS)).max() <= 20
-
-
-RAMP = np.tile(np.linspace(0, 65_535, 64).astype(np.uint16), (64, 1))
 
 
 @pytest.mark.parametrize("image_format", ["PNG", "TIFF"])
@@ -235,3 +246,140 @@ def test_photographs_come_out_as_in_a_single_exact_step(test_data: Path) -> None
             exact = image.resize((header.width, header.height), Image.Resampling.LANCZOS)
         error = pixels.astype(np.float64) - np.asarray(exact)
         assert 20 * np.log10(255 / np.sqrt((error**2).mean())) > 26, path.name
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_transparent_pixels_become_white(kind: str) -> None:
+    data, expected = TRANSPARENT[kind]
+    with Image.open(io.BytesIO(data)) as image:
+        flat = flattened(image)
+    assert flat.mode in ("L", "RGB")
+    np.testing.assert_array_equal(np.asarray(flat.convert("RGB")), expected)
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_bands_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shards.images.resize._BAND_PIXELS", 3 * SIDE)
+    test_transparent_pixels_become_white(kind)
+
+
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_a_resized_copy_lies_on_white_too(kind: str) -> None:
+    data, expected = TRANSPARENT[kind]
+    copy, _ = fitted(data, read_header(data), Resize(short_side=SIDE // 2, quality=95))
+    with Image.open(io.BytesIO(copy)) as image:
+        found = np.asarray(image.convert("RGB")).astype(int)
+    inside = (slice(None), [0, 1, 6, 7])  # away from the edge between the halves, which the filter blurs
+    assert np.abs(found[inside] - expected[::2, ::2].astype(int)[inside]).max() <= 12
+
+
+def test_an_opaque_image_is_returned_as_it_is() -> None:
+    for mode in ("L", "RGB"):
+        image = Image.new(mode, (4, 3), "red")
+        assert flattened(image) is image
+
+
+def test_orientation_is_kept_for_who_turns_it() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    Image.new("RGBA", (6, 4), (0, 0, 0, 0)).save(file, "PNG", exif=exif)
+    with Image.open(file) as image:
+        assert flattened(image).getexif()[0x0112] == 6
+
+
+def encoded_upright(image: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, **options)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("length", [60_000, 70_000])
+def test_a_long_comment_is_not_copied(length: int) -> None:
+    """Pillow writes a PNG's text of that name into the JPEG, and raises if it does not fit."""
+    texts = PngInfo()
+    texts.add_text("comment", "a" * length)
+    data = encoded_upright(Image.new("RGB", (60, 40)), format="PNG", pnginfo=texts)
+    for made, most in ((thumbnail(data), MOST_BYTES), (picture(data), MOST_PICTURE_BYTES)):
+        assert made is not None
+        assert len(made.data) <= most
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (600, 800, (THUMBNAIL_SIDE, 235)),
+        (32, 32, (32, 32)),
+        (100, 4000, (100, 250)),
+        (1, 1, (1, 1)),
+    ],
+    ids=["made smaller", "never larger", "long ones are cut", "one pixel"],
+)
+def test_size_of_a_thumbnail(height: int, width: int, expected: tuple[int, int]) -> None:
+    made = thumbnail(encoded_upright(Image.new("RGB", (width, height)), format="JPEG"))
+    assert made is not None
+    assert (made.height, made.width) == (height, width)
+    with Image.open(io.BytesIO(made.data)) as small:
+        assert (small.format, small.height, small.width) == ("JPEG", *expected)
+        assert not small.getexif()
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "LA", "I;16", "1", "CMYK"])
+def test_every_mode_becomes_rgb(mode: str) -> None:
+    image = Image.new("RGB", (8, 8), (200, 200, 200)).convert("L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray(np.full((8, 8), 200 << 8, np.uint16))
+    made = thumbnail(encoded_upright(image, format="JPEG" if mode == "CMYK" else "PNG"))
+    assert made is not None
+    with Image.open(io.BytesIO(made.data)) as small:
+        assert small.mode == "RGB"
+        assert np.asarray(small).mean() == pytest.approx(255 if mode == "1" else 200, abs=60 if mode == "1" else 4)
+
+
+def test_noise_takes_no_more_bytes_than_others() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (176, 440, 3), dtype=np.uint8)
+    made = thumbnail(encoded_upright(Image.fromarray(noise), format="PNG"))
+    assert made is not None
+    assert len(made.data) <= MOST_BYTES
+    noise = np.random.default_rng(0).integers(0, 256, (700, 700, 3), dtype=np.uint8)
+    made = picture(encoded_upright(Image.fromarray(noise), format="PNG"))
+    assert made is not None
+    assert len(made.data) <= MOST_PICTURE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [
+        (600, 800, (384, PICTURE_SIDE)),
+        (32, 32, (32, 32)),
+        (100, 4000, (13, PICTURE_SIDE)),
+        (1, 2000, (1, PICTURE_SIDE)),
+    ],
+    ids=["made smaller", "never larger", "long ones are whole", "one pixel high"],
+)
+def test_a_picture_shows_the_whole_image(height: int, width: int, expected: tuple[int, int]) -> None:
+    made = picture(encoded_upright(Image.new("RGB", (width, height)), format="PNG"))
+    assert made is not None
+    assert (made.height, made.width) == (height, width)
+    with Image.open(io.BytesIO(made.data)) as small:
+        assert (small.height, small.width) == expected
+
+
+def test_transparent_pixels_are_white() -> None:
+    made = thumbnail(encoded_upright(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), format="PNG"))
+    assert made is not None
+    assert np.asarray(Image.open(io.BytesIO(made.data))).min() > 250
+
+
+def test_exif_orientation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    made = thumbnail(encoded_upright(Image.new("RGB", (400, 200)), format="JPEG", exif=exif))
+    assert made is not None
+    assert (made.height, made.width) == (400, 200)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", b"<svg onload=alert(1)>", image_bytes(1)[:200]])
+def test_broken_images_have_none(data: bytes) -> None:
+    assert thumbnail(data) is None
+    assert picture(data) is None

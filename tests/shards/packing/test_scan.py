@@ -1,4 +1,4 @@
-"""The scan: what it finds, what it refuses, and that it runs only once."""
+"""The scan of a source: its files, its reasons to refuse images, and the copies that it leaves in the work folder."""
 
 import hashlib
 import zlib
@@ -12,7 +12,8 @@ import pytest
 from shards.images.config import ImageChecks, ImageLimits, Resize
 from shards.packing.config import Dedup
 from shards.packing.listing import listed
-from shards.packing.scan import ScanTask, is_scanned, scan_footer, scan_path, scan_slice
+from shards.packing.scan import ScanTask, StagedFile, StagedReader, is_scanned, scan_footer, scan_path, scan_slice
+from shards.sources.entry import Entry
 from shards.sources.kinds import FlatSource, FolderSource
 from shards.sources.parquets import ParquetSource
 from shards.store import open_store
@@ -125,3 +126,41 @@ def test_images_that_cannot_be_read_alone_are_staged(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "out"))
     scanned(store, pack_spec(ParquetSource(files=(str(tmp_path / "a.parquet"),))))
     assert store.read("work/staged-000000.bin") == b"".join(images)
+
+
+def test_images_come_back_in_any_order_folder_and_s3(tmp_path: Path, s3_bucket: str) -> None:
+    images = [bytes([number]) * (number * 100) for number in range(20)]
+    for url in (str(tmp_path), f"s3://{s3_bucket}/x"):
+        store = open_store(url)
+        locators = []
+        for number in (0, 1):
+            with StagedFile(store, number) as file:
+                some = images[number * 10 : number * 10 + 10]
+                locators += [file.add(Entry(locator="", name="n"), image).locator for image in some]
+        order = [7, 19, 0, 12, 7]
+        assert list(StagedReader(store=store).read_many([locators[n] for n in order])) == [images[n] for n in order]
+
+
+def test_a_copy_that_is_gone_is_an_unreadable_image(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    with StagedFile(store, 0) as file:
+        locator = file.add(Entry(locator="", name="n"), b"12345").locator
+    [beyond] = StagedReader(store=store).read_many(["0:3:5"])
+    assert isinstance(beyond, OSError)
+    store.delete("work/staged-000000.bin")
+    [gone] = StagedReader(store=store).read_many([locator])
+    assert isinstance(gone, OSError)
+    assert "work folder" in str(gone)
+
+
+def test_nothing_is_left_where_the_scan_fails(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+
+    def fail() -> None:
+        with StagedFile(store, 0) as file:
+            file.add(Entry(locator="", name="n"), b"12345")
+            raise RuntimeError("scan failed")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(store.list()) == []

@@ -9,9 +9,8 @@ import pytest
 from shards.class_labels import are_names
 from shards.errors import UserError
 from shards.images.config import Resize
-from shards.packing.labelling import labelled
 from shards.packing.scan import SCAN_SCHEMA, scan_path
-from shards.packing.survey import SurveyTask, reasons, survey
+from shards.packing.survey import SurveyTask, labelled, reasons, survey
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from tests.rigs.images import class_folders

@@ -25,8 +25,7 @@ from shards.manifest import (
 from shards.packing.plan import PLAN_PATH
 from shards.sources.image_lists import ManifestSource
 from shards.store import Store, open_store
-from shards.verifying.strays import strays
-from shards.verifying.verify import verify_dataset
+from shards.verifying.verify import strays, verify_dataset
 from tests.rigs.datasets import packed_folders
 from tests.rigs.images import image_bytes
 from tests.rigs.tables import read_table

@@ -1,0 +1,357 @@
+"""`patchline doctor --gpu`: runs its parts one after the other, and keeps their results in a file and on a page.
+
+Each part is a process of its own (several, where GPUs exchange data): one that crashes, hangs or runs out of memory
+loses its own result only. The file is written after every part, so a trial that is cut off continues there: parts that
+the file has, of the same device and versions, are not measured again. The page draws the results beside the plan.
+"""
+
+import json
+import logging
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from jobs import exit_codes
+from jobs.out_file import write_out
+from jobs.output import put
+from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from pipeline.ranks.host import free_port
+from pipeline.shared_settings import Device
+from shards.errors import UserError
+from shards.files.typed_json import parse_json
+from shards.output.quantities import duration, number, percent, plural, size
+from shards.output.terminal import printable_name
+from shards.pages.page import page, svg, text_width
+
+_BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 540, 130
+Entry = Mapping[str, Any]
+log = logging.getLogger(__name__)
+_MOST_FILE_BYTES = 16 << 20
+_MOST_SAID = 300
+_OTHER_OUT = "give another --out"
+
+
+def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
+    """Measures every part that `out` lacks, writes it and the page beside it; 1 if a part failed, else 0. UserError if
+    there is no GPU to measure, or if `out` is something else."""
+    from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - torch, for which other checks do not wait
+
+    about = device_facts(device)
+    num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # as gloo ranks
+    parts = parts_of(about["device"], num_gpus=num_gpus, has_float8=not about["no_float8"], data_url=data_url)
+    if about["no_float8"]:
+        put(f"no steps in float8: {printable_name(about['no_float8'])}\n")
+    kept = _kept(out, about)
+    found: dict[str, Any] = {"about": about, "parts": {}}
+    began = time.monotonic()
+    for place, (name, part) in enumerate(parts.items(), 1):
+        old = kept.get(name, {})
+        is_kept = old.get("part") == _plain(part) and "result" in old
+        entry = old if is_kept else _measured(part, environ)
+        found["parts"][name] = entry
+        _write(out, found)
+        note = " (kept)" if is_kept else f" ({duration(entry['seconds'])})"
+        put(f"[{place}/{len(parts)}] {printable_name(f'{name}: {words_of(entry)}')}{note}\n")
+    failed = [name for name, entry in found["parts"].items() if "result" not in entry]
+    how = f"{plural(len(failed), 'part')} failed: {', '.join(failed)}" if failed else "all parts measured"
+    put(f"{how}, in {duration(time.monotonic() - began)}: {out}, {out.with_suffix('.html')}\n")
+    return exit_codes.FAULTS_FOUND if failed else exit_codes.DONE
+
+
+def _plain(part: GpuPart) -> dict[str, Any]:
+    """The part as JSON has it."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(part)))
+    return found
+
+
+def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """The parts that the file has of this device. UserError if it is no file of this command."""
+    if not out.exists():
+        return {}
+    try:
+        if out.stat().st_size > _MOST_FILE_BYTES:
+            raise ValueError("it is too large")
+        found = parse_json(out.read_bytes())
+        parts = found["parts"]
+        if not all(isinstance(entry, dict) for entry in parts.values()):
+            raise TypeError("a part is no object")
+        before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may have come
+        return dict(parts) if before == now else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{out} is no file of `doctor --gpu` ({error}); give another --out") from error
+
+
+def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The part with its result, or why there is none."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="patchline-gpu-") as folder:
+        try:
+            outcome = {"result": _result(part, Path(folder), environ)}
+        except _FailedError as error:
+            outcome = {"failed": str(error)}
+        return {"part": _plain(part), "seconds": round(time.monotonic() - began, 1)} | outcome
+
+
+class _FailedError(Exception):
+    """Why a part has no result."""
+
+
+def _result(part: GpuPart, folder: Path, environ: Mapping[str, str]) -> Any:
+    started = _Started(folder=folder, environ=environ, until=time.monotonic() + part.limit_seconds)
+    if part.kind == "resume":
+        digits = str(folder / "digits")
+        started.command("pack", "digits", "--out", digits)
+        words = ("verify-resume", "digits_smoke", "--data.url", digits, "--run-dir", str(folder), "--json")
+        more = ("--steps", "12", "--device", part.device, "--engine.deterministic")
+        return {"verdict": parse_json(started.command(*words, *more))}
+    if part.kind == "loader" and not part.data_url:
+        images = folder / "images" / "one"
+        images.mkdir(parents=True)
+        started.part(replace(part, kind="pictures", data_url=str(images)))
+        started.command("pack", "folder", "--source.root", str(images.parent), "--out", str(folder / "packed"))
+        part = replace(part, data_url=str(folder / "packed"))
+    return started.part(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Started:
+    """What a part starts, in its folder, until its time is over. _FailedError with the last line that was written."""
+
+    folder: Path
+    environ: Mapping[str, str]
+    until: float
+
+    def command(self, *words: str) -> bytes:
+        """What `patchline WORDS` writes to standard output."""
+        return self._output(["jobs.cli", *words], num_ranks=1)
+
+    def part(self, part: GpuPart) -> Any:
+        """The result of a part, measured by a process for each rank."""
+        file = self.folder / "result.json"
+        self._output(["pipeline.gpu_parts.parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
+        try:
+            return parse_json(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise _FailedError(f"it wrote no result: {error}") from error
+
+    def _output(self, words: list[str], *, num_ranks: int) -> bytes:
+        output, errors = self.folder / "output", self.folder / "errors"
+        shared = dict(self.environ)
+        if num_ranks > 1:
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
+        processes = []
+        with output.open("wb") as stdout, errors.open("wb") as stderr:
+            for rank in range(num_ranks):
+                own = shared | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if num_ranks > 1 else {})
+                processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-P", "-m", *words],  # -P: the current folder may have a jobs/, too
+                        env=own,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        start_new_session=True,  # so that all that it starts can be ended with it
+                    )
+                )
+            code = _ended(processes, self.until - time.monotonic())
+        if code == 0:
+            return output.read_bytes()
+        said = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+        how = "its time was over" if code is None else f"it ended with {code}"
+        raise _FailedError(f"{how}: {said[-1][:_MOST_SAID]}" if said else how)
+
+
+def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | None:
+    """The first code that is not 0, else 0; None if time is over. All of them, and what they started, have ended."""
+    until, codes = time.monotonic() + seconds, list[int]()
+    try:
+        for process in processes:
+            codes.append(process.wait(max(0.0, until - time.monotonic())))
+            if codes[-1]:
+                return codes[-1]
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return 0
+
+
+def _write(out: Path, found: dict[str, Any]) -> None:
+    """The results as JSON, and the page that draws them."""
+    write_out(out, json.dumps(found, indent=1).encode() + b"\n", todo=_OTHER_OUT)
+    write_out(out.with_suffix(".html"), gpu_page(found), todo=_OTHER_OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A bar with its words. `style`: of its colour."""
+
+    name: str
+    value: float
+    text: str
+    style: str
+
+
+def words_of(entry: Entry) -> str:
+    """What a part has found, in a line; or why it has found nothing."""
+    result = entry.get("result")
+    return _WORDS[entry["part"]["kind"]](result) if result is not None else str(entry["failed"])
+
+
+def gpu_page(found: Mapping[str, Any]) -> bytes:
+    """The page. Equal results give equal bytes."""
+    parts: Mapping[str, Entry] = found["parts"]
+    done = {name: entry["result"] for name, entry in parts.items() if "result" in entry}
+    steps = {name: done[name] for name in done if parts[name]["part"]["kind"] in ("step", "determinism")}
+    kinds = {kind: [done[name] for name in done if parts[name]["part"]["kind"] == kind] for kind in _WORDS}
+    values = {
+        "about": found["about"],
+        "seconds": sum(entry["seconds"] for entry in parts.values()),
+        "parts": [(name, words_of(entry), "result" in entry) for name, entry in parts.items()],
+        "num_failed": len(parts) - len(done),
+        "rates": bars(_rates(steps), about="Images per second: measured, and as planned"),
+        "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
+        "attention": [table for result in kinds["attention"] for table in [_attention(result)]],
+        "profiles": [(name, done[name]) for name in done if parts[name]["part"]["kind"] == "profile"],
+        "zero": kinds["zero"],
+        "exchanges": kinds["exchange"],
+        "feeds": _feeds(kinds["loader"], steps),
+        "median": statistics.median,
+    }
+    return page("jobs.monitor", "gpu.html.j2", values)
+
+
+def bars(each: Sequence[Bar], *, about: str) -> Markup | None:
+    """Horizontal bars on one scale; None if there are none."""
+    if not each:
+        return None
+    most = max(bar.value for bar in each) or 1.0
+    left = 14 + max(text_width(bar.name) for bar in each)
+    height = _GAP + len(each) * (_BAR + _GAP)
+
+    def drawn() -> Iterator[str]:
+        for place, bar in enumerate(each):
+            top = _GAP + place * (_BAR + _GAP)
+            wide = bar.value / most * _WIDTH
+            middle = top + _BAR * 0.72
+            yield f'<text x="{left - 8:.0f}" y="{middle:.0f}" text-anchor="end">{escape(bar.name)}</text>'
+            yield f'<rect class="{bar.style}" x="{left:.0f}" y="{top}" width="{wide:.1f}" height="{_BAR}" rx="3"/>'
+            yield f'<text x="{left + wide + 6:.0f}" y="{middle:.0f}">{escape(bar.text)}</text>'
+
+    return svg(about, int(left + _WIDTH + _RIGHT), height, drawn())
+
+
+def _feeds(loaders: Sequence[Mapping[str, Any]], steps: Mapping[str, Any]) -> float | None:
+    """What the loader prepares in the time of an image of the fastest step."""
+    rates = [statistics.median(result["images_per_second"]) for result in steps.values()]
+    if not (loaders and rates):
+        return None
+    return float(statistics.median(loaders[0]["images_per_second"]) / max(rates))
+
+
+def _rates(steps: Mapping[str, Any]) -> list[Bar]:
+    found = []
+    for name, result in steps.items():
+        rate, planned = statistics.median(result["images_per_second"]), result["planned_images_per_second"]
+        share = f" ({percent(result['mfu'])})" if result["mfu"] is not None else ""
+        found.append(Bar(name=name, value=rate, text=f"{number(rate)}{share}", style="measured"))
+        if planned is not None:
+            found.append(Bar(name="as planned", value=planned, text=number(planned), style="planned"))
+    return found
+
+
+def _memory(steps: Mapping[str, Any]) -> list[Bar]:
+    found = []
+    for name, result in steps.items():
+        allocated, predicted = result["allocated_bytes"], result["predicted_bytes"]
+        if allocated is not None:
+            found.append(Bar(name=name, value=allocated, text=size(allocated), style="measured"))
+            found.append(Bar(name="as predicted", value=predicted, text=size(predicted), style="planned"))
+    return found
+
+
+def _attention(result: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[tuple[str, bool]]]]]:
+    """Names of backends, and for each shape what each takes: the fastest one is marked."""
+    shapes = result["milliseconds"]
+    names = list(next(iter(shapes.values())))
+    rows = []
+    for shape, by_name in shapes.items():
+        times = [each for each in by_name.values() if not isinstance(each, str)]
+        least = min(times, default=None)
+        shown = (("no", False) if isinstance(each, str) else (number(each), each == least) for each in by_name.values())
+        rows.append((shape, list(shown)))
+    return names, rows
+
+
+def _step_words(result: Mapping[str, Any]) -> str:
+    share = f", MFU {percent(result['mfu'])}" if result["mfu"] is not None else ""
+    allocated, predicted = result["allocated_bytes"], size(result["predicted_bytes"])
+    memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
+    first = duration(result["first_step_seconds"])
+    rate = number(statistics.median(result["images_per_second"]))
+    attention = f"attention {result['attention']}"
+    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
+
+
+def _determinism_words(result: Mapping[str, Any]) -> str:
+    return f"{_step_words(result)}; two runs have {'the same' if result['same_bits'] else 'OTHER'} bits"
+
+
+def _attention_words(result: Mapping[str, Any]) -> str:
+    fastest = []
+    for shape, by_name in result["milliseconds"].items():
+        times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
+        best = min(times, key=lambda name: times[name], default="none")
+        fastest.append(f"{shape}: {best}" + (f" {number(times[best])} ms" if times else ""))
+    return "; ".join(fastest)
+
+
+def _zero_words(result: Mapping[str, Any]) -> str:
+    rate = number(statistics.median(result["images_per_second"]))
+    return f"{rate} images/s through {result['backend']}, loss {result['losses'][-1]:.6f} after five steps"
+
+
+def _loader_words(result: Mapping[str, Any]) -> str:
+    rate, cpu = number(statistics.median(result["images_per_second"])), result["cpu_seconds_per_1000"]
+    return f"{rate} images/s with {result['threads']} threads, {number(cpu)} CPU-seconds per 1,000"
+
+
+def _profile_words(result: Mapping[str, Any]) -> str:
+    busy = percent(min(1.0, result["busy_milliseconds"] / result["step_milliseconds"]))
+    return f"{number(result['step_milliseconds'])} ms a step, {result['num_launches']:,} kernels, busy {busy}"
+
+
+def _exchange_words(result: Mapping[str, Any]) -> str:
+    best = max(result["gigabytes_per_second"].values())
+    return f"{result['ranks']} ranks through {result['backend']}: {number(best)} GB/s bus bandwidth at most"
+
+
+def _resume_words(_result: Mapping[str, Any]) -> str:
+    return "a killed run continued with the same bits"
+
+
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "step": _step_words,
+    "determinism": _determinism_words,
+    "attention": _attention_words,
+    "zero": _zero_words,
+    "loader": _loader_words,
+    "profile": _profile_words,
+    "exchange": _exchange_words,
+    "resume": _resume_words,
+}

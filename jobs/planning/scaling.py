@@ -1,0 +1,349 @@
+"""What a plan costs over the number of nodes and over the image size, as tables for `patchline plan`.
+
+Over the image size: the products of attention grow with the square of the tokens, and so with the fourth power of the
+side (of axial attention, with the third); all else in a layer grows with the tokens.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from jobs.output import WIDTH
+from jobs.settings.models import PlanJob
+from pipeline.models.activations import activations_of
+from pipeline.models.flops import attention_flops, forward_flops
+from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
+from pipeline.planning.failure_simulator import Simulated, simulate
+from pipeline.planning.forecast import Cost, Forecast, forecast
+from pipeline.planning.step_time import Network, slow_stage_3
+from pipeline.training.fitting.memory import pass_of
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import UserError
+from shards.output.quantities import duration, plural, short_count, size
+
+_NUM_RUNS = 100
+_MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
+_DAY_SECONDS = 86_400.0
+_OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
+_EFFICIENT = 0.5  # of a step that computes
+_MOST_DOUBLED = 8  # how often the batch is doubled at most to find one that is efficient
+_LEAST = 0.1  # shown with two decimals
+_MOST = 999_999.5  # shown in full
+Row = tuple[NodesPlan, Simulated | None]
+
+
+def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
+    """The plan for each number of nodes, in ascending order, and what simulated runs reach if they are asked for.
+    UserError for a number on which the job does not run."""
+    cluster = _cluster(job)
+    rows: list[Row] = []
+    for num_nodes in sorted(job.nodes):
+        try:
+            found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
+        except UserError as error:
+            message = str(error)
+            raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
+        plan = plan_nodes(found, cluster, num_nodes=num_nodes)
+        regime = regime_of(found, cluster, num_nodes=num_nodes, failures_per_node_day=cluster.failures_per_node_day)
+        work_seconds = found.days * _DAY_SECONDS
+        simulated = None
+        if job.simulate:
+            num_events = _NUM_RUNS * (work_seconds / regime.interval + num_nodes) / plan.outcome.goodput
+            if num_events > _MOST_EVENTS:
+                raise UserError(
+                    f"--nodes {num_nodes} with --simulate: {_NUM_RUNS} runs have about {num_events:,.0f} saves and "
+                    f"failures; at most {_MOST_EVENTS:,} are simulated: leave out --simulate or shorten the run"
+                )
+            simulated = simulate(regime, num_nodes=num_nodes, work_seconds=work_seconds, num_runs=_NUM_RUNS)
+        rows.append((plan, simulated))
+    return rows
+
+
+def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
+    """The forecast of the job on this many of its GPUs. UserError as `forecast`."""
+    return forecast(
+        job.training,
+        cost,
+        gpu=job.gpu,
+        num_gpus=num_gpus,
+        mfu=job.mfu,
+        num_classes=job.num_classes,
+        network=Network(gpus_per_node=job.gpus_per_node, gbits=job.network_gbits),
+    )
+
+
+def in_plan(text: str) -> str:
+    """The message, with the names that the training job's flags have here."""
+    return _OF_TRAINING.sub("--training.", text)
+
+
+def _cluster(job: PlanJob) -> Cluster:
+    return Cluster(
+        gpus_per_node=job.gpus_per_node,
+        limit_seconds=job.max_time * 3600.0,
+        price=job.price,
+        failures_per_node_day=job.failures_per_node_day,
+        startup_seconds=job.startup_seconds,
+        queue_seconds=job.queue_seconds,
+        restart_seconds=job.restart_seconds,
+        writer_bytes_per_second=job.writer_gb_per_second * 1e9,
+        image_bytes=job.image_bytes,
+        samples_per_block=job.samples_per_block,
+        lanes=job.training.data.lanes,
+    )
+
+
+def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows for scripts: one object for each number of nodes."""
+    return [{**asdict(plan), "simulated": asdict(found) if found else None} for plan, found in rows]
+
+
+def node_tables(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> list[Table]:
+    """The tables over the numbers of nodes, each at most as wide as a terminal."""
+    return [
+        _time_table(job, rows),
+        _step_table(job, cost, rows),
+        _store_table(job, rows),
+        _goodput_table(job, rows),
+    ]
+
+
+def _step_table(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> Table:
+    caption = (
+        f"per GPU: images of a step; compute: at {job.mfu:.0%} of nominal operations (--mfu); host: the GPU waits for "
+        f"its process to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
+        "(--network-gbits), after the backward pass. MFU: of the whole step."
+    )
+    names = ("nodes", "GPUs", "per GPU", "compute ms", "host ms", "exchange ms", "step ms", "MFU, %")
+    most = rows[-1][0].num_gpus
+    caption += f" {scaling_advice(job, cost, num_gpus=most)}"
+    if slow := slow_stage_3(job.training, num_ranks=most):
+        caption += f" {in_plan(slow)}"
+    table = plain_table("a step", caption, names)
+    for plan, _ in rows:
+        step = plan.step
+        table.add_row(
+            f"{plan.num_nodes:,}",
+            f"{plan.num_gpus:,}",
+            f"{plan.images_per_gpu:,}",
+            *(few(1e3 * seconds) for seconds in (step.compute, step.host, step.communication, step.seconds)),
+            _percent(plan.mfu_reached),
+        )
+    return table
+
+
+def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
+    """Where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
+    training, batch = job.training, job.training.global_batch
+    numbers = [2**power for power in range(int(math.log2(batch)) + 1) if batch % 2**power == 0]
+    efficient = [number for number in numbers if _compute_share(job, cost, training, number) >= _EFFICIENT]
+    said = f"At a batch of {batch:,}, less than half of a step computes on any number of GPUs"
+    if efficient:
+        said = f"At a batch of {batch:,}, at least half of a step computes on up to {plural(max(efficient), 'GPU')}"
+    if _compute_share(job, cost, training, num_gpus) >= _EFFICIENT:
+        return f"{said}."
+    larger = (replace(training, global_batch=batch * 2**power) for power in range(1, _MOST_DOUBLED))
+    for other in larger:
+        if (share := _compute_share(job, cost, other, num_gpus)) >= _EFFICIENT:
+            fewer = "fewer GPUs or " if num_gpus > 1 else ""
+            return (
+                f"{said}; on {num_gpus:,}, take {fewer}a larger batch: of {other.global_batch:,}, {share:.0%} of the "
+                "step computes (--training.global-batch; with a learning rate of its own)."
+            )
+    return f"{said}; take fewer." if num_gpus > 1 else f"{said}."
+
+
+def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
+    """The share of a step that computes, 0 to 1; 0 if it does not fit."""
+    try:
+        return forecast_of(replace(job, training=training), cost, num_gpus=num_gpus).step.compute_share
+    except UserError:
+        return 0.0
+
+
+def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+    limit = f"jobs of at most {job.max_time:g} hours" if job.max_time else "no limit of the queue (--max-time)"
+    first = rows[0][0]
+    caption = (
+        f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
+        f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
+        "the limit alone makes. Without evaluation and waits for data."
+    )
+    names = ("nodes", "GPUs", "images/s", "goodput", "failures", "pieces", "days", "GPU-hours")
+    table = plain_table(
+        f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else []))
+    )
+    for plan, _ in rows:
+        cells = (
+            f"{plan.num_nodes:,}",
+            f"{plan.num_gpus:,}",
+            few(plan.images_per_second),
+            f"{_percent(plan.outcome.goodput)} %",
+            few(plan.outcome.num_failures),
+            f"{plan.outcome.num_pieces:,}",
+            few(plan.days),
+            few(plan.gpu_hours),
+        )
+        table.add_row(*cells, *([few(plan.cost)] if job.price else []))
+    return table
+
+
+def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+    first = rows[0][0].traffic
+    shared = [f"{plan.num_nodes:,}" for plan, _ in rows if plan.traffic.times_read > 1]
+    caption = (
+        f"images of {job.image_bytes:,} bytes (--image-bytes) in blocks of {job.samples_per_block}: "
+        f"{size(round(first.read_bytes))} per request. upload: checkpoints on average; peak: while one is written "
+        f"({job.writer_gb_per_second:g} GB/s per node)."
+    )
+    if shared:
+        lanes = job.training.data.lanes
+        caption += (
+            f" With {', '.join(shared)} nodes ranks share lanes and read them several times: take a multiple of the "
+            f"ranks that divides the batch as --training.data.lanes (now {lanes})."
+        )
+        if rows[-1][0].num_gpus > lanes:
+            caption += " A run does not begin with more ranks than lanes."
+    names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
+    table = plain_table("store and checkpoints", caption, names)
+    for plan, _ in rows:
+        traffic = plan.traffic
+        table.add_row(
+            f"{plan.num_nodes:,}",
+            few(traffic.read_bytes_per_second / 1e9),
+            few(traffic.reads_per_second),
+            duration(plan.interval_seconds),
+            few(plan.stall_seconds),
+            few(plan.commit_seconds),
+            few(traffic.upload_bytes_per_second / 1e9),
+            few(traffic.peak_upload_bytes_per_second / 1e9),
+        )
+    return table
+
+
+def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+    names = list(rows[0][0].goodputs)
+    caption = (
+        "Percent of the wall time that trains, at published failures per node and day: 0.00234 and 0.0065 on Meta's "
+        "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 "
+        "(arXiv 2407.21783), 0.016 for OPT-175B (its logbook)."
+    )
+    simulated = []
+    if job.simulate:
+        simulated = ["simulated"]
+        caption += f" simulated: {_NUM_RUNS} runs at the rate above, their mean and standard deviation."
+    table = plain_table("goodput at published failure rates, %", caption, ("nodes", "above", *simulated, *names))
+    for plan, found in rows:
+        more = [f"{_percent(found.goodput)} ± {_percent(found.spread)}"] if found else []
+        shares = [_percent(plan.goodputs[name]) for name in names]
+        table.add_row(f"{plan.num_nodes:,}", _percent(plan.outcome.goodput), *more, *shares)
+    return table
+
+
+def plain_table(title: str, caption: str, names: Sequence[str]) -> Table:
+    """An empty table of numbers in columns of these names."""
+    table = Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        width=WIDTH,
+    )
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def few(number: float) -> str:
+    """Three digits of what is small or huge, all of what is large."""
+    if 0 < number < _LEAST:
+        return f"{number:.2g}"
+    if number >= _MOST:
+        return short_count(number)
+    digits = 0 if number >= 100 else 1 if number >= 10 else 2
+    return f"{number:,.{digits}f}"
+
+
+def summary(job: PlanJob, rows: Sequence[Row]) -> str:
+    """One sentence, for readers of the picture: what the least and the most nodes need."""
+    (first, _), (last, _) = rows[0], rows[-1]
+    parts = [
+        f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
+        f"{_percent(plan.outcome.goodput)} %"
+        for plan in ((first, last) if len(rows) > 1 else (first,))
+    ]
+    return f"{job.recipe or 'A run'} on {job.gpus_per_node} x {job.gpu} per node. {'; '.join(parts)}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtSize:
+    """An image of this side in pixels: the tokens of a transformer (0: a BiT ResNet), the operations of a forward pass,
+    those of them in the products of attention, and the bytes that training keeps and needs for it."""
+
+    image_size: int
+    num_tokens: int
+    forward_flops: int
+    attention_flops: int
+    activation_bytes: int
+
+
+def at_sizes(job: PlanJob) -> list[AtSize]:
+    """The cost at each of `--image-sizes`, in ascending order. UserError for one that is no multiple of the patch."""
+    training = job.training
+    model = replace(training.model, num_classes=training.model.num_classes or max(1, job.num_classes))
+    stride = 1 if model.is_bit else model.stride
+    how = pass_of(training, is_on_gpu=True, element_bytes=4 if training.engine.precision == "fp32" else 2)
+    found = []
+    for side in sorted(job.image_sizes):
+        if side % stride:
+            lower, upper = side // stride * stride, -(-side // stride) * stride
+            sizes = f"{lower} or {upper}" if lower else str(upper)
+            raise UserError(f"--image-sizes has {side}, not a multiple of the patch ({stride} px); take {sizes}")
+        at = replace(model, image_size=side)
+        kept = activations_of(at, how)
+        num_tokens = 0 if at.is_bit else at.num_prefix_tokens + at.grid[0] * at.grid[1]
+        found.append(
+            AtSize(
+                image_size=side,
+                num_tokens=num_tokens,
+                forward_flops=forward_flops(at),
+                attention_flops=attention_flops(at),
+                activation_bytes=kept.image_bytes + kept.working_bytes,
+            )
+        )
+    return found
+
+
+def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
+    """A row for each image size, at most as wide as a terminal."""
+    kind = "fp32" if job.training.engine.precision == "fp32" else "bf16"
+    recomputed = " and activation checkpointing" if job.training.engine.activation_checkpointing else ""
+    model = job.training.model
+    is_axial = not model.is_bit and model.attention == "axial"
+    growth = "tokens times those of a row and a column" if is_axial else "square of the tokens"
+    caption = (
+        f"attention: the share of its two products, which grow with the {growth}. memory: what training "
+        f"keeps and needs for one image more, in {kind}{recomputed}, before torch.compile saves some of it."
+    )
+    table = plain_table("over the image size", caption, ("px", "tokens", "GFLOP", "times", "attention", "memory MB"))
+    for at in found:
+        table.add_row(
+            f"{at.image_size:,}",
+            f"{at.num_tokens:,}" if at.num_tokens else "-",
+            few(at.forward_flops / 1e9),
+            f"{at.forward_flops / found[0].forward_flops:.2f}",
+            f"{at.attention_flops / at.forward_flops:.1%}",
+            few(at.activation_bytes / 1e6),
+        )
+    return table

@@ -1,0 +1,453 @@
+"""What `patchline compare` knows of each run: accuracy, and what it cost in compute and data, from the runs' own files.
+
+A fine-tuned run has the compute of the run that its weights are from as well, and that run's data, if its folder is
+still where the job says. The repetitions of a sweep are one point. What is not known is None, with the reason.
+
+If a run averages its weights, its accuracy is that of the averaged ones, which are in RUN/weights, if it is known.
+Further scores are those on other datasets, and few-shot accuracy: measured in the run, or by `patchline fewshot
+RUN/best --run-dir RUN/fewshot`.
+"""
+
+import json
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.record import leaves_of, read_leaves, read_record
+from jobs.reports.compare_names import (
+    ScoredOn,
+    dataset_names,
+    fewshot_on,
+    model_name,
+    scored_on,
+    sizes_of,
+    what_differs,
+)
+from jobs.settings.models import FewshotJob
+from jobs.stages import WITH_SMOKE, job_class
+from jobs.train.sweep_results import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
+from pipeline.models.config import MOST_CLASSES
+from pipeline.models.flops import num_parameters, training_flops
+from pipeline.training.settings.job import TrainingJob
+from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import Line, is_finite, is_step, read_lines, read_local_file
+from shards.files.typed_json import parse_json
+from shards.output.quantities import plural
+
+_FEWSHOT, _SHOTS = "fewshot/", "_shots"
+_RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
+_FOLDER, _RESULTS, _MOST_BYTES = "fewshot", "fewshot.json", 16 << 20
+_RECORD, _METRICS = "job.yaml", "metrics.jsonl"
+_MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
+_BEFORE = "pretrained_by"  # the key, in the sizes of a fine-tuned model, of the optimiser of its pre-training
+_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlsoScored:
+    """A further score of a run, as plots draw it. `shots`: of a few-shot accuracy, else 0; `dataset`: name of what it
+    is on; `weights`: whose it is, if not of the run as it went. Its deviation is over choices of shots, or, of
+    repetitions, over these."""
+
+    on: ScoredOn
+    score: float
+    shots: int = 0
+    deviation: float | None = None
+    weights: str = ""
+    dataset: str = ""
+
+    def words(self) -> str:
+        """Such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
+        spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
+        shots = plural(self.shots, "shot") if self.shots else ""
+        about = ", ".join(filter(None, (shots, self.weights)))
+        return f"{self.dataset}: {self.score:.4f}{spread}" + (f" ({about})" if about else "")
+
+
+def accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
+    """All accuracies of the averaged weights if the last line with a score has one, else those of the raw ones; and
+    which."""
+    key = _key(lines)
+    return [float(line[key]) for line in lines if is_share(line.get(key))], key == _AVERAGED
+
+
+def fewshot_in(lines: Sequence[Line]) -> dict[int, float]:
+    """The last few-shot accuracies, by the number of shots."""
+    found: dict[int, float] = {}
+    for line in lines:
+        for key, value in line.items():
+            shots = key.removeprefix(_FEWSHOT).removesuffix(_SHOTS)
+            if key == f"{_FEWSHOT}{shots}{_SHOTS}" and shots.isdecimal() and len(shots) < 10 and is_share(value):
+                found[int(shots)] = float(value)
+    return dict(sorted(found.items()))
+
+
+def also_of(
+    run_dir: Path, lines: Sequence[Line], job: TrainingJob, *, is_best: bool
+) -> tuple[tuple[AlsoScored, ...], list[str]]:
+    """All further scores of a run, and why some cannot be used."""
+    few, why = fewshot_of(run_dir)
+    found = [*also_in(lines, job, is_best=is_best), *few]
+    return tuple(replace(one, dataset=one.on.name()) for one in found), [why] if why else []
+
+
+def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[AlsoScored]:
+    """The scores on the other datasets that the run is scored on, after its last step that was scored, or, with
+    `is_best`, after the step with the best accuracy (early stopping)."""
+    key = _key(lines)
+    scored = [line for line in lines if is_share(line.get(key))]
+    if not scored:
+        return []
+    line = max(scored, key=lambda one: float(one[key])) if is_best else scored[-1]
+    ending = "ema_accuracy" if key == _AVERAGED else "accuracy"
+    sets = job.evaluation.sets(has_held_out=not job.data.held_out.is_none)
+    found: list[tuple[str, Any]] = [(url, line.get(f"eval/{name}/{ending}")) for name, url in sets.items() if name]
+    return [AlsoScored(on=ScoredOn(urls=(url,)), score=float(value)) for url, value in found if is_share(value)]
+
+
+def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
+    """What `patchline fewshot ... --run-dir RUN/fewshot` has measured of this run's weights, and why it cannot be used;
+    nothing if it was not run."""
+    folder = run_dir / _FOLDER
+    if not (folder / _RESULTS).exists():
+        return [], ""
+    try:
+        job = read_record(folder / "job.yaml", stage="fewshot", kind=FewshotJob)
+        facts = parse_json(read_local_file(folder / _RESULTS, most_bytes=_MOST_BYTES))
+        if (facts["weights"], facts["data_url"]) != (job.weights, job.data.url):
+            return [], f"{_FOLDER}/{_RESULTS} is not of the job beside it: measure again"
+        results = [(one["shots"], one["ridge_mean"], one["ridge_deviation"], one["ridge"]) for one in facts["results"]]
+    except (OSError, ValueError, KeyError, TypeError, UserError, InvalidDataError) as error:
+        return [], f"{_FOLDER}/{_RESULTS} cannot be used: {error}"
+    given, on = Path(job.weights), fewshot_on(job.data)
+    if on is None or (given.exists() and not given.resolve().is_relative_to(run_dir.resolve())):
+        return [], f"{_FOLDER}/{_RESULTS} is of the weights {job.weights!r}, not of this run's"
+    weights = "" if given.resolve() == run_dir.resolve() else given.name
+    return [
+        AlsoScored(on=on, score=mean, shots=shots, deviation=spread if len(each) > 1 else None, weights=weights)
+        for shots, mean, spread, each in results
+        if type(shots) is int and shots > 0 and is_share(mean) and is_share(spread) and isinstance(each, list)
+    ], ""
+
+
+def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ...], list[str]]:
+    """The further scores of repetitions as means with deviations, and what some of these lack."""
+    kinds = dict.fromkeys((one.on, one.shots, one.weights) for run in runs for one in run)
+    found, lacking = list[AlsoScored](), list[str]()
+    for kind in kinds:
+        own = [one for run in runs for one in run if (one.on, one.shots, one.weights) == kind]
+        scores = [one.score for one in own]
+        spread = deviation_of(scores) if len(runs) > 1 else own[0].deviation
+        found.append(replace(own[0], score=statistics.fmean(scores), deviation=spread))
+        if len(own) < len(runs):
+            what = f"{own[0].shots}-shot accuracy" if own[0].shots else "score"
+            lacking.append(f"{len(runs) - len(own)} of {len(runs)} repetitions have no {what} on {kind[0].name()}")
+    return tuple(found), lacking
+
+
+def deviation_of(found: Sequence[float]) -> float | None:
+    """The standard deviation of a sample; None for one value."""
+    return statistics.stdev(found) if len(found) > 1 else None
+
+
+def is_share(value: Any) -> bool:
+    """Whether it is a number from 0 to 1."""
+    return is_finite(value) and 0 <= value <= 1
+
+
+def _key(lines: Sequence[Line]) -> str:
+    scored = [line for line in lines if is_share(line.get(_RAW)) or is_share(line.get(_AVERAGED))]
+    return _AVERAGED if scored and is_share(scored[-1].get(_AVERAGED)) else _RAW
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A run, or the repetitions of a sweep. `num_images`: of the data that the model was pre-trained on; `exaflops`: of
+    all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
+    the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
+    `fewshot_dataset`: names of what they are on; `also`: further scores, each with its own; `label`: that of the model,
+    with what tells it from others. `losses`: means of the training loss `loss_name`, each with its last step.
+    `settings`: values by field, those that its repetitions share; `differs`: those that not all runs of its stage have.
+    `reasons`: why something is not known."""
+
+    name: str
+    stage: str
+    model: str
+    sizes: dict[str, str]
+    num_parameters: int
+    image_size: int
+    step: int
+    num_images: int | None
+    exaflops: float | None
+    accuracy: float | None
+    best_accuracy: float | None
+    fewshot: dict[int, float]
+    command: str
+    is_averaged: bool = False
+    scored_on: ScoredOn | None = None
+    fewshot_on: ScoredOn | None = None
+    also: tuple[AlsoScored, ...] = ()
+    dataset: str = ""
+    fewshot_dataset: str = ""
+    label: str = ""
+    deviation: float | None = None
+    best_deviation: float | None = None
+    fewshot_deviation: dict[int, float] = field(default_factory=dict)
+    num_runs: int = 1
+    losses: tuple[tuple[int, float], ...] = ()
+    loss_name: str = ""
+    global_batch: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
+    differs: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """Whose points are joined in a plot: those of one model after one stage."""
+        return f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
+
+    @property
+    def drawn(self) -> tuple[float | None, float | None]:
+        """The accuracy that a plot shows, with its deviation: of pre-training the best ("An Image is Worth 16x16
+        Words", section 4.3), of fine-tuning the last."""
+        is_tuned = self.stage == "finetune"
+        return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
+
+
+@dataclass(kw_only=True)
+class _Sweep:
+    """What is found of a sweep: the points of its repetitions, and the names of its other runs."""
+
+    name: str
+    facts: dict[str, Any] | None
+    seeds: list[Point] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+
+
+def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
+    """A point for each run, and a note for each folder that cannot be used. `root`: what names are relative to."""
+    points, notes = list[Point](), list[str]()
+    sweeps: dict[Path, _Sweep] = {}
+    for folder in folders:
+        try:
+            if read_leaves(folder / _RECORD).get("stage") not in WITH_SMOKE and folder != root:
+                continue  # an evaluation's folder, say
+            point = point_of(folder, name=_name(folder, root))
+        except (OSError, UserError, InvalidDataError) as error:
+            notes.append(f"{_name(folder, root)}: {error}")
+            continue
+        if (path := sweep_of(folder)) is None:
+            points.append(point)
+            continue
+        if path not in sweeps:
+            given = folder.parent.parent
+            name = _name(given if given.absolute() == path else path, root)
+            sweeps[path] = _Sweep(name=name, facts=read_sweep(path))
+        if is_repetition(folder, sweeps[path].facts):
+            sweeps[path].seeds.append(point)
+        else:  # a try, say, which chose the values, on held-out data
+            sweeps[path].others.append(name_in_sweep(folder))
+    points += [repeated(one.seeds, name=one.name) for one in sweeps.values() if one.seeds]
+    notes += [f"{one.name}: {left_out(one.others, one.facts)}" for one in sweeps.values() if one.others]
+    return points, notes
+
+
+def told_apart(points: Sequence[Point]) -> list[Point]:
+    """All points of a comparison in order, each with a label that no other model has, and its datasets with names that
+    no others have."""
+    known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
+    names = dataset_names([on for each in known for on in each if on])
+    kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
+    # Among those of one stage, in order: two stages have other settings anyway.
+    differing = {
+        stage: iter(what_differs([one.settings for one in points if one.stage == stage])) for stage in WITH_SMOKE
+    }
+    found = []
+    for one in points:
+        # Fine-tuning at a higher resolution, by another optimiser, is a line of its own anyway.
+        own = {name: one.sizes[name] for name in ("image_size", "optimizer", _BEFORE) if name in one.sizes}
+        alike = [(stage, dict(sizes)) for model, stage, sizes in kinds if model == one.model]
+        others = [sizes if stage == one.stage else sizes | own for stage, sizes in alike]
+        label = model_name(one.model, one.sizes, others=others)
+        dataset = names[one.scored_on] if one.scored_on else ""
+        few = names[one.fewshot_on] if one.fewshot_on else ""
+        also = tuple(replace(more, dataset=names[more.on]) for more in one.also)
+        found.append(
+            replace(
+                one, label=label, dataset=dataset, fewshot_dataset=few, also=also, differs=next(differing[one.stage])
+            )
+        )
+    return sorted(found, key=_order)
+
+
+def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
+    return one.model, one.stage == "finetune", one.num_parameters, one.line, one.exaflops or 0.0, one.name
+
+
+def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
+    """The point of one run. Raises OSError, UserError or InvalidDataError if its record is no training job."""
+    stage = read_leaves(folder / _RECORD).get("stage", "")
+    if stage not in WITH_SMOKE:
+        raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")
+    job = read_record(folder / _RECORD, stage=stage, kind=job_class(stage))
+    lines = read_lines(folder / _METRICS, is_usable=lambda line: is_step(line.get("step"))).objects
+    step = int(lines[-1]["step"]) if lines else 0
+    model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
+    has_head = model.num_classes > 0
+    is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
+    flops = training_flops(model, head=has_head, is_frozen=is_frozen, skips_branches=skips)
+    source, why_not = _source(job.initial.weights, ancestors=ancestors) if job.initial.weights else (None, "")
+    num_images, exaflops = _cost(job, lines, source, flops=flops * step * job.global_batch)
+    reasons = [] if lines else ["no metrics yet"]
+    reasons += [why_not] if why_not else []
+    if lines and num_images is None and not job.initial.weights:
+        reasons.append("the number of images is not in its metrics")
+    sizes = sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name]}
+    if source:
+        sizes[_BEFORE] = source.sizes.get(_BEFORE) or f"pre-trained by {source.sizes['optimizer']}"
+    scores, is_averaged = accuracies(lines)
+    if job.ema_decay and scores and not is_averaged:
+        reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
+    on, few_on = scored_on(job), fewshot_on(job.fewshot)
+    also, why = also_of(folder, lines, job, is_best=stage != "finetune")
+    return Point(
+        name=name,
+        stage=stage,
+        model=model.name,
+        sizes=sizes,
+        num_parameters=num_parameters(model, head=has_head),
+        image_size=model.image_size,
+        step=step,
+        num_images=num_images,
+        exaflops=exaflops,
+        accuracy=scores[-1] if scores else None,
+        best_accuracy=max(scores, default=None),
+        is_averaged=is_averaged,
+        fewshot=fewshot_in(lines),
+        scored_on=on,
+        fewshot_on=few_on,
+        also=also,
+        dataset=on.name() if on else "",
+        fewshot_dataset=few_on.name() if few_on else "",
+        label=model_name(model.name, sizes_of(model)),
+        losses=mean_losses(lines),
+        loss_name="masked patches" if job.model.masked_patches else job.loss,
+        global_batch=job.global_batch,
+        settings=leaves_of(job),
+        command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
+        reasons=(*reasons, *why),
+    )
+
+
+def repeated(runs: Sequence[Point], *, name: str) -> Point:
+    """The repetitions of one recipe as one point: the mean of each score, and the deviation of a sample."""
+    lasts = [one.accuracy for one in runs if one.accuracy is not None]
+    bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
+    shots = sorted({number for one in runs for number in one.fewshot})
+    few = {number: [one.fewshot[number] for one in runs if number in one.fewshot] for number in shots}
+    numbers = {"score": len(lasts)} | {f"{number}-shot accuracy": len(found) for number, found in few.items()}
+    lacking = [
+        f"{len(runs) - number} of {len(runs)} repetitions have no {what}"
+        for what, number in numbers.items()
+        if number < len(runs) and (number or not few)
+    ]
+    also, without = means_of([one.also for one in runs])
+    return replace(
+        runs[0],
+        name=name,
+        also=also,
+        accuracy=statistics.fmean(lasts) if lasts else None,
+        deviation=deviation_of(lasts),
+        best_accuracy=statistics.fmean(bests) if bests else None,
+        best_deviation=deviation_of(bests),
+        fewshot={number: statistics.fmean(found) for number, found in few.items()},
+        fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
+        num_runs=len(runs),
+        settings={name: value for name, value in runs[0].settings.items() if _is_shared(name, value, runs)},
+        reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
+    )
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """The facts as --json has them: without what only pictures show, and with settings only if they differ."""
+    by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
+    facts = asdict(replace(point, losses=(), settings={}))
+    facts |= {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
+    return {name: value for name, value in facts.items() if name not in ("losses", "settings")}
+
+
+def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int, float], ...]:
+    """The training loss as at most `columns` means over equally many steps, each with its last step."""
+    found = [(int(line["step"]), float(line["loss"])) for line in lines if is_finite(line.get("loss"))]
+    if not found:
+        return ()
+    first, width = found[0][0], (found[-1][0] - found[0][0] + 1) / columns
+    means: dict[int, list[tuple[int, float]]] = {}
+    for step, loss in found:
+        means.setdefault(int((step - first) / width), []).append((step, loss))
+    return tuple((each[-1][0], statistics.fmean(loss for _, loss in each)) for each in means.values())
+
+
+def _is_shared(name: str, value: str, runs: Sequence[Point]) -> bool:
+    return all(one.settings.get(name) == value for one in runs)
+
+
+def final_run_of(weights: str) -> Path | None:
+    """The run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in RUN may
+    have the weights of any of its checkpoints."""
+    path = Path(weights).absolute()  # so that a dot has a name
+    folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
+    return folder if (folder / _RECORD).is_file() else None
+
+
+def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
+    """The run that the weights are from, and what of it is not known, and why."""
+    final = final_run_of(weights)
+    folder = final or Path(weights).parent
+    if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
+        return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
+    try:
+        point = point_of(folder, name=str(folder), ancestors=ancestors + 1)
+    except (OSError, UserError, InvalidDataError) as error:
+        return None, f"the run of its weights {weights!r} cannot be read: {error}"
+    if final:
+        return point, ""
+    why = f"its weights {weights!r} may be of any checkpoint of their run, so its compute is not known"
+    return replace(point, exaflops=None), why
+
+
+def _cost(
+    job: TrainingJob, lines: Sequence[Line], source: Point | None, *, flops: float
+) -> tuple[int | None, float | None]:
+    """Images of pre-training, and exaFLOPs of all training. `source`: the run that the weights are from, if it is
+    known; `flops`: of this run alone."""
+    if not job.initial.weights:
+        return _num_images(lines, global_batch=job.global_batch), flops / 1e18
+    before = source.exaflops if source else None
+    return source.num_images if source else None, None if before is None else flops / 1e18 + before
+
+
+def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
+    """Samples of an epoch, from how many epochs the run has done: exact once there are as many digits as it takes."""
+    for line in reversed(lines):
+        epoch = line.get("epoch")
+        if epoch is not None and is_finite(epoch) and epoch > 0:
+            return round(int(line["step"]) * global_batch / float(epoch))
+    return None
+
+
+def _num_classes(folder: Path) -> int:
+    """The number of classes of the model that the run left; 0 if there is none yet."""
+    try:
+        found = parse_json(read_local_file(folder / "weights" / "config.json", most_bytes=_MOST_CONFIG_BYTES))
+        number = found["model"]["num_classes"] if isinstance(found, dict) else 0
+    except (OSError, ValueError, KeyError, TypeError, InvalidDataError, json.JSONDecodeError):
+        return 0
+    return number if type(number) is int and 0 <= number <= MOST_CLASSES else 0
+
+
+def _name(folder: Path, root: Path) -> str:
+    return str(folder.relative_to(root)) if folder != root and folder.is_relative_to(root) else str(folder)

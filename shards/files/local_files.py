@@ -1,0 +1,293 @@
+"""Reads and writes local files, whatever a killed process or another program has left in them.
+
+Files are read only if they are regular, and never beyond a bound. Files of one JSON object per line are appended to and
+read line by line, or from their end: the metrics of 300,000 steps are 200 MB. Other small files are written whole or
+not at all.
+"""
+
+import json
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from shards.errors import InvalidDataError, disk_fault
+from shards.files.typed_json import MOST_DEPTH
+from shards.storage.local import open_regular, read_whole
+
+log = logging.getLogger(__name__)
+MOST_FILE_BYTES = 1 << 30
+_MOST_LINE_BYTES = 1 << 20
+_MOST_KEPT = 10_000  # writes, of a kilobyte or two
+Line = dict[str, Any]
+
+
+def at_home(path: str) -> str:
+    """A path with `~` or `~user` at its beginning replaced by the home folder, as a shell does it; else as it is."""
+    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111 - Path raises for unknown users
+
+
+def read_local_file(path: str | Path, *, most_bytes: int) -> bytes:
+    """The file's bytes, whatever links lead to it.
+
+    Raises OSError if it is missing, a folder or unreadable; InvalidDataError if it is a pipe, a socket or a device, or
+    has more than `most_bytes`.
+    """
+    name = os.fspath(path)
+    try:
+        descriptor = open_regular(name, os.O_RDONLY | os.O_CLOEXEC)
+    except ValueError:
+        raise InvalidDataError(f"cannot read {name!r}: its name has a null byte") from None
+    try:
+        return read_whole(descriptor, name=name, most_bytes=most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def read_local_text(path: str | Path, *, most_bytes: int) -> str:
+    """The text of a UTF-8 file, without a byte order mark. Raises as `read_local_file`; InvalidDataError if it is not
+    UTF-8."""
+    data = read_local_file(path, most_bytes=most_bytes)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        what = f"{path} is not UTF-8: byte {error.start:,} (line {line:,}) is 0x{data[error.start]:02x}"
+        raise InvalidDataError(f"{what}; save it as UTF-8") from None
+
+
+def open_local_file(path: str | Path) -> BufferedReader:
+    """The file, open for reading its parts. Raises as `read_local_file`."""
+    name = os.fspath(path)
+    try:
+        return open(name, "rb", opener=open_regular)
+    except ValueError:
+        raise InvalidDataError(f"cannot read {name!r}: its name has a null byte") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """The usable lines of a file in order, as they stand there and as objects, and the number of the others.
+    `has_half_line`: the last of these ends without a line break, as while it is written."""
+
+    texts: list[bytes]
+    objects: list[Line]
+    num_unusable: int
+    has_half_line: bool = False
+
+
+def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: bytes = b"") -> Lines:
+    """The lines with an object that is usable, of those with `containing` in them; none if there is no such file.
+
+    InvalidDataError if it is no regular file, or is larger than MOST_FILE_BYTES.
+    """
+    try:
+        data = read_local_file(path, most_bytes=MOST_FILE_BYTES)
+    except FileNotFoundError:
+        data = b""
+    except IsADirectoryError:
+        raise InvalidDataError(f"{path} is a folder; move it away, a run writes a file of this name") from None
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{error}; move it away") from error
+    texts, objects, num_unusable, is_usable_line = [], [], 0, True
+    for text in data.split(b"\n"):
+        if not text or containing not in text:
+            continue
+        found = object_in(text)
+        is_usable_line = found is not None and is_usable(found)
+        if found is None or not is_usable_line:
+            num_unusable += 1
+            continue
+        texts.append(text)
+        objects.append(found)
+    has_half_line = not is_usable_line and not data.endswith(b"\n")
+    return Lines(texts=texts, objects=objects, num_unusable=num_unusable, has_half_line=has_half_line)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of writing inside name this file or folder: a full disk does not say where it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, PATH.part. It takes the place of `path` if the block ends without an error;
+    else it is removed, and `path` stays as it was. Nothing is synced to the disk."""
+    waiting = path.with_name(f"{path.name}.part")
+    try:
+        yield waiting
+        waiting.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            waiting.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file with these bytes, or leaves the one from before, and nothing else."""
+    with naming(path), replacing(path) as waiting:
+        waiting.write_bytes(data)
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Appends an object, on a line of its own even if a killed process has left half a line."""
+    with naming(path), open_to_append(path) as file:
+        append_to(file, line)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Opens a file for `append_to`. Ends the half line that a killed process or a full disk has left."""
+    file = path.open("a+b", buffering=0)
+    try:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if file.read(1) not in (b"", b"\n"):
+            file.write(b"\n")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
+    """Appends an object to a file from `open_to_append`. If it raises OSError, half a line may be there: open the file
+    again."""
+    text = json.dumps(line).encode() + b"\n"
+    while text:  # a disk with little room takes the beginning
+        text = text[file.write(text) :]
+
+
+def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
+    """Appends an object. If the file cannot be written, the log says so, and `what` it was about. OSError if its folder
+    is gone."""
+    try:
+        append_line(path, line)
+    except OSError as error:
+        if not path.parent.is_dir():
+            raise
+        log.warning("%s cannot be written: %s; it lacks this: %s", path, error.strerror, what)
+
+
+class KeptWrites:
+    """The writes to one file, in order. Those that a full, read-only or failing disk refuses are kept and repeated
+    before the next one, so that whoever writes works on meanwhile. Beyond `_MOST_KEPT` of them, the disk's error is
+    raised. `path`: for messages."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kept = deque[Callable[[], object]]()
+        self._fault: OSError | None = None
+
+    def do(self, write: Callable[[], object]) -> None:
+        """Writes, now or later: `write` can be repeated after an OSError."""
+        self._kept.append(write)
+        try:
+            while self._kept:
+                self._kept[0]()
+                self._kept.popleft()
+        except OSError as error:
+            fault = disk_fault(error)
+            if fault is None or len(self._kept) > _MOST_KEPT:
+                raise
+            if self._fault is None:
+                log.warning("%s cannot be written: %s; its lines are kept until it can", self._path, fault.strerror)
+            self._fault = fault
+            return
+        if self._fault:
+            log.warning("%s can be written again; nothing is missing", self._path)
+        self._fault = None
+
+    def settle(self) -> None:
+        """Raises the disk's error if something is still to be written."""
+        if self._kept:
+            self.do(lambda: None)
+        if self._fault:
+            raise self._fault
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of a line is a number, which may be NaN."""
+    return type(value) is int or type(value) is float
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a finite number that a float holds."""
+    return is_number(value) and abs(value) < 1e300 and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def is_step(value: object) -> bool:
+    """Whether it is a number of steps."""
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def object_in(text: bytes) -> Line | None:
+    """The object in a line; None if there is none, or it is too long or nested too deeply.
+
+    NaN and Infinity are read as this program writes them: a loss may be either.
+    """
+    if len(text) > _MOST_LINE_BYTES or text.count(b"[") + text.count(b"{") > MOST_DEPTH:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:  # broken, not UTF-8, or an integer of thousands of digits
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """The last bytes of a file that has `num_bytes`, last changed at `modified` (seconds since 1970)."""
+
+    data: bytes
+    num_bytes: int
+    modified: float
+
+    def last(self, is_usable: Callable[[Line], bool], *, containing: bytes = b"") -> Line | None:
+        """The last usable line, of those with `containing` in them, which has no line break. None if there is none; a
+        line that begins before these bytes does not count."""
+        end = len(self.data)
+        while end > 0:
+            if containing:
+                end = self._end_of_line(self.data.rfind(containing, 0, end), most=end)
+            first = self.data.rfind(b"\n", 0, max(0, end)) + 1
+            if end < 0 or (first == 0 and len(self.data) < self.num_bytes):
+                return None
+            text = self.data[first:end]
+            if text and (found := object_in(text)) is not None and is_usable(found):
+                return found
+            end = first - 1
+        return None
+
+    def _end_of_line(self, position: int, *, most: int) -> int:
+        """The end of the line with a position, up to `most`; -1 if there is none."""
+        if position < 0:
+            return -1
+        end = self.data.find(b"\n", position, most)
+        return most if end < 0 else end
+
+
+def read_tail(path: Path, *, most_bytes: int) -> Tail | None:
+    """The last `most_bytes` of a file, or all of it; None if it is missing.
+
+    Raises OSError if it is a folder or unreadable, and InvalidDataError if it is not a regular file.
+    """
+    try:
+        file = open_local_file(path)
+    except FileNotFoundError:
+        return None
+    with file:
+        status = os.fstat(file.fileno())
+        file.seek(max(0, status.st_size - most_bytes))
+        return Tail(data=file.read(most_bytes), num_bytes=status.st_size, modified=status.st_mtime)

@@ -1,0 +1,189 @@
+"""`patchline doctor --gpu`: each part's result is kept, whatever becomes of others, and is drawn beside the plan."""
+
+import copy
+import json
+import subprocess
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from jobs import exit_codes
+from jobs.monitor import doctor, gpu_trial
+from jobs.monitor.gpu_trial import gpu_page
+from jobs.settings.models import DoctorJob
+from pipeline.gpu_parts import parts as gpu_parts
+from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from pipeline.ranks import world
+from shards.errors import UserError
+from tests.rigs.writer_kills import until
+
+SHAPES = parts_of("cpu", num_gpus=0)["attention"].shapes
+
+
+def measured(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_a_part_that_fails_loses_its_own_result_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {
+        "broken": GpuPart(kind="step", device="cpu", model="no_such_model", batch=2),
+        "attention": GpuPart(kind="attention", device="cpu", seconds=0.1, shapes=SHAPES),
+    }
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: parts)
+    out = tmp_path / "gpu.json"
+    job = DoctorJob(gpu=True, device="cpu", out=str(out))
+    assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
+    said = capsys.readouterr().out
+    assert "no steps in float8: a CPU gains nothing from float8" in said
+    assert "[1/2] broken: it ended with 1: " in said
+    assert "no_such_model" in said
+    assert "1 part failed: broken" in said
+    first = measured(out)
+    assert list(first["parts"]) == ["broken", "attention"]
+    times = first["parts"]["attention"]["result"]["milliseconds"]["ViT-Ti/16 at 32"]
+    assert times["flash"] > 0
+    assert isinstance(times["cudnn"], str)  # a CPU has none
+    assert b"failed: " in out.with_suffix(".html").read_bytes()
+
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"attention": parts["attention"]})
+    assert doctor.run(job, environ={}) == exit_codes.DONE
+    assert "(kept)" in capsys.readouterr().out
+    assert measured(out)["parts"] == {"attention": first["parts"]["attention"]}
+
+
+def test_a_part_that_hangs_is_given_up_with_all_that_it_started() -> None:
+    process = subprocess.Popen(
+        ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert gpu_trial._ended([process], 0.05) is None
+    until(lambda: not Path(f"/proc/{child}").exists(), why="its child has not ended")
+
+
+@pytest.mark.parametrize(("gigabytes", "micro_batch"), [(150.1, 256), (85.0, 128), (24.0, 16)])
+def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: float, micro_batch: int
+) -> None:
+    gpu = SimpleNamespace(total_memory=int(gigabytes * 1e9))
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    place = replace(world.current_world("cpu"), device=torch.device("cuda"))
+    part = parts_of("cuda", num_gpus=1)["step vit_h14 eager"]
+    assert gpu_parts._job(part, place).global_batch == micro_batch
+
+
+def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
+    parts = parts_of("cuda", num_gpus=1, has_float8=True)
+    more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
+    assert more == {
+        f"step {model} compiled, {scaling} float8"
+        for model in ("vit_b16", "vit_h14")
+        for scaling in ("tensorwise", "rowwise")
+    }
+    for name in more:
+        engine = gpu_parts._job(replace(parts[name], batch=8), world.current_world("cpu")).engine
+        assert name.endswith(f"{engine.float8} float8")
+        assert engine.precision == "bf16"
+
+
+@pytest.mark.long
+def test_a_step_in_float8_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, which emulates it."""
+    part = GpuPart(
+        kind="step", device="cpu", model="vit_ti16", image_size=32, batch=3, seconds=0.1, float8="tensorwise"
+    )
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"float8": part})
+    out = tmp_path / "gpu.json"
+    assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.DONE
+    assert measured(out)["parts"]["float8"]["result"]["micro_batch"] == 3
+    assert b"No steps in float8: a CPU gains nothing from float8." in out.with_suffix(".html").read_bytes()
+
+
+def test_rounds_last_as_long_as_they_should_although_the_first_calls_take_no_time() -> None:
+    calls = count()
+    rates = gpu_parts._rates(lambda: time.sleep(0.01 * (next(calls) > 3)), 1, 0.5, world.current_world("cpu"))
+    assert all(rate < 101 for rate in rates)
+    assert next(calls) < 200  # about 100; thousands, if the first call told how many a round has
+
+
+def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no GPU to measure; --device cpu"):
+        doctor.run(DoctorJob(gpu=True, out=str(tmp_path / "gpu.json")), environ={})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"parts": 7, "about": {}}', '{"parts": {"a": 1}, "about": {}}', "{"])
+def test_a_file_of_something_else_stays(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "notes.json"
+    out.write_text(text)
+    with pytest.raises(UserError, match=r"notes\.json is no file of `doctor --gpu`"):
+        doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={})
+    assert out.read_text() == text
+
+
+STEP = {
+    "images_per_second": [2900.0] * 5,
+    "planned_images_per_second": 2622.0,
+    "mfu": 0.31,
+    "allocated_bytes": 41_000_000_000,
+    "predicted_bytes": 44_000_000_000,
+    "attention": "cudnn",
+    "micro_batch": 128,
+    "first_step_seconds": 30.0,
+}
+
+
+def results(name: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
+    """As of a GPU."""
+    parts = {
+        "step vit_b16 compiled": ({"kind": "step"}, STEP),
+        "loader": (
+            {"kind": "loader"},
+            {"images_per_second": [8700.0], "threads": 16, "cpu_seconds_per_1000": 1.2, "photographs": "generated"},
+        ),
+        "attention": ({"kind": "attention"}, {"milliseconds": {"B/16": {"flash": 0.6, "cudnn": 0.5, "math": "no"}}}),
+    }
+    entries = {key: {"part": part, "seconds": 9.0, "result": result} for key, (part, result) in parts.items()}
+    failed = {"part": {"kind": "profile"}, "seconds": 150.0, "failed": "no result within 2 min 30 s"}
+    about = {"device": "cuda", "name": name, "num_gpus": 1, "cores": 16, "torch": "2.13.0", "cuda": "12.8"}
+    return {"about": about, "parts": entries | {"profile": failed}}
+
+
+def test_the_page_draws_what_was_measured_beside_the_plan() -> None:
+    found = results()
+    text = gpu_page(found).decode()
+    for words in (
+        ">2,900 (31 %)<",
+        ">2,622<",
+        ">41.0 GB<",
+        ">44.0 GB<",
+        "failed: no result within 2 min 30 s",
+        '<td class="num best">0.5</td>',
+        "prepares 3 images for each",
+    ):
+        assert words in text
+    assert gpu_page(copy.deepcopy(found)) == text.encode()
+    assert "<script>alert" not in gpu_page(results("<script>alert(1)</script>")).decode()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
+    words = ["patchline", "doctor", "--gpu", "--device", "cpu", "--out", str(tmp_path / "gpu.json")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, "all parts measured" in done.stdout) == (0, True), done.stdout + done.stderr
+    parts = measured(tmp_path / "gpu.json")["parts"]
+    of_stage = [entry["result"]["losses"] for entry in parts.values() if entry["part"]["kind"] == "zero"]
+    assert of_stage[0] == of_stage[1] == pytest.approx(of_stage[2], rel=1e-5)
+    assert [entry["result"]["same_bits"] for entry in parts.values() if entry["part"]["kind"] == "determinism"] == [
+        True
+    ]
