@@ -8,19 +8,18 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.planning.scaling import (
-    Row,
     at_sizes,
     forecast_of,
     in_plan,
     node_rows,
     node_tables,
-    rows_as_json,
     scaling_advice,
     size_table,
 )
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
+from pipeline.planning.cluster_plan import NodesPlan
 from pipeline.planning.cost import Cost, cost_of
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast
 from pipeline.planning.step_time import slow_stage_3
@@ -53,7 +52,11 @@ def run(job: PlanJob) -> int:
 
         write_plot(job, nodes, sizes)
     if job.json:
-        told = {"cost": asdict(cost), "forecast": asdict(found) if found else None, "nodes": rows_as_json(nodes)}
+        told = {
+            "cost": asdict(cost),
+            "forecast": asdict(found) if found else None,
+            "nodes": [asdict(one) for one in nodes],
+        }
         told["image_sizes"] = [asdict(one) for one in sizes]
         put(json.dumps(told, allow_nan=False) + "\n")
         return exit_codes.DONE
@@ -69,7 +72,7 @@ def run(job: PlanJob) -> int:
     return exit_codes.DONE
 
 
-def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
+def _nodes(job: PlanJob, cost: Cost) -> list[NodesPlan]:
     """The plans for `--nodes`."""
     try:
         return node_rows(job, cost) if job.nodes else []

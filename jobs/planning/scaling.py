@@ -7,8 +7,7 @@ side (of axial attention, with the third); all else in a layer grows with the to
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.table import Table
@@ -17,9 +16,8 @@ from jobs.output import WIDTH
 from jobs.settings.models import PlanJob
 from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
-from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
+from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.cost import Cost
-from pipeline.planning.failure_simulator import Simulated, simulate
 from pipeline.planning.forecast import Forecast, forecast
 from pipeline.planning.step_time import Network, slow_stage_3
 from pipeline.training.fitting.memory import pass_of
@@ -27,41 +25,26 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, short_count, size
 
-_NUM_RUNS = 100
-_MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
 _DAY_SECONDS = 86_400.0
 _OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # of a step that computes
 _MOST_DOUBLED = 8  # how often the batch is doubled at most to find one that is efficient
 _LEAST = 0.1  # shown with two decimals
 _MOST = 999_999.5  # shown in full
-Row = tuple[NodesPlan, Simulated | None]
 
 
-def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
-    """The plan for each number of nodes, in ascending order, and what simulated runs reach if they are asked for.
-    UserError for a number on which the job does not run."""
+def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:
+    """Returns the plan for each number of nodes, in ascending order. UserError for a number on which the job does not
+    run."""
     cluster = _cluster(job)
-    rows: list[Row] = []
+    rows = []
     for num_nodes in sorted(job.nodes):
         try:
             found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
         except UserError as error:
             message = str(error)
             raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
-        plan = plan_nodes(found, cluster, num_nodes=num_nodes)
-        regime = regime_of(found, cluster, num_nodes=num_nodes, failures_per_node_day=cluster.failures_per_node_day)
-        work_seconds = found.days * _DAY_SECONDS
-        simulated = None
-        if job.simulate:
-            num_events = _NUM_RUNS * (work_seconds / regime.interval + num_nodes) / plan.outcome.goodput
-            if num_events > _MOST_EVENTS:
-                raise UserError(
-                    f"--nodes {num_nodes} with --simulate: {_NUM_RUNS} runs have about {num_events:,.0f} saves and "
-                    f"failures; at most {_MOST_EVENTS:,} are simulated: leave out --simulate or shorten the run"
-                )
-            simulated = simulate(regime, num_nodes=num_nodes, work_seconds=work_seconds, num_runs=_NUM_RUNS)
-        rows.append((plan, simulated))
+        rows.append(plan_nodes(found, cluster, num_nodes=num_nodes))
     return rows
 
 
@@ -99,34 +82,29 @@ def _cluster(job: PlanJob) -> Cluster:
     )
 
 
-def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows for scripts: one object for each number of nodes."""
-    return [{**asdict(plan), "simulated": asdict(found) if found else None} for plan, found in rows]
-
-
-def node_tables(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> list[Table]:
+def node_tables(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> list[Table]:
     """The tables over the numbers of nodes, each at most as wide as a terminal."""
     return [
         _time_table(job, rows),
         _step_table(job, cost, rows),
         _store_table(job, rows),
-        _goodput_table(job, rows),
+        _goodput_table(rows),
     ]
 
 
-def _step_table(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> Table:
+def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
     caption = (
         f"per GPU: images of a step; compute: at {job.mfu:.0%} of nominal operations (--mfu); host: the GPU waits for "
         f"its process to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
         "(--network-gbits), after the backward pass. MFU: of the whole step."
     )
     names = ("nodes", "GPUs", "per GPU", "compute ms", "host ms", "exchange ms", "step ms", "MFU, %")
-    most = rows[-1][0].num_gpus
+    most = rows[-1].num_gpus
     caption += f" {scaling_advice(job, cost, num_gpus=most)}"
     if slow := slow_stage_3(job.training, num_ranks=most):
         caption += f" {in_plan(slow)}"
     table = plain_table("a step", caption, names)
-    for plan, _ in rows:
+    for plan in rows:
         step = plan.step
         table.add_row(
             f"{plan.num_nodes:,}",
@@ -167,9 +145,9 @@ def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: in
         return 0.0
 
 
-def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
     limit = f"jobs of at most {job.max_time:g} hours" if job.max_time else "no limit of the queue (--max-time)"
-    first = rows[0][0]
+    first = rows[0]
     caption = (
         f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
@@ -179,7 +157,7 @@ def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     table = plain_table(
         f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else []))
     )
-    for plan, _ in rows:
+    for plan in rows:
         cells = (
             f"{plan.num_nodes:,}",
             f"{plan.num_gpus:,}",
@@ -194,9 +172,9 @@ def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
-    first = rows[0][0].traffic
-    shared = [f"{plan.num_nodes:,}" for plan, _ in rows if plan.traffic.times_read > 1]
+def _store_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
+    first = rows[0].traffic
+    shared = [f"{plan.num_nodes:,}" for plan in rows if plan.traffic.times_read > 1]
     caption = (
         f"images of {job.image_bytes:,} bytes (--image-bytes) in blocks of {job.samples_per_block}: "
         f"{size(round(first.read_bytes))} per request. upload: checkpoints on average; peak: while one is written "
@@ -208,11 +186,11 @@ def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
             f" With {', '.join(shared)} nodes ranks share lanes and read them several times: take a multiple of the "
             f"ranks that divides the batch as --training.data.lanes (now {lanes})."
         )
-        if rows[-1][0].num_gpus > lanes:
+        if rows[-1].num_gpus > lanes:
             caption += " A run does not begin with more ranks than lanes."
     names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
     table = plain_table("store and checkpoints", caption, names)
-    for plan, _ in rows:
+    for plan in rows:
         traffic = plan.traffic
         table.add_row(
             f"{plan.num_nodes:,}",
@@ -227,22 +205,17 @@ def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
     return table
 
 
-def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
-    names = list(rows[0][0].goodputs)
+def _goodput_table(rows: Sequence[NodesPlan]) -> Table:
+    names = list(rows[0].goodputs)
     caption = (
         "Percent of the wall time that trains, at published failures per node and day: 0.00234 and 0.0065 on Meta's "
         "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 "
         "(arXiv 2407.21783), 0.016 for OPT-175B (its logbook)."
     )
-    simulated = []
-    if job.simulate:
-        simulated = ["simulated"]
-        caption += f" simulated: {_NUM_RUNS} runs at the rate above, their mean and standard deviation."
-    table = plain_table("goodput at published failure rates, %", caption, ("nodes", "above", *simulated, *names))
-    for plan, found in rows:
-        more = [f"{_percent(found.goodput)} ± {_percent(found.spread)}"] if found else []
+    table = plain_table("goodput at published failure rates, %", caption, ("nodes", "above", *names))
+    for plan in rows:
         shares = [_percent(plan.goodputs[name]) for name in names]
-        table.add_row(f"{plan.num_nodes:,}", _percent(plan.outcome.goodput), *more, *shares)
+        table.add_row(f"{plan.num_nodes:,}", _percent(plan.outcome.goodput), *shares)
     return table
 
 
@@ -276,9 +249,9 @@ def few(number: float) -> str:
     return f"{number:,.{digits}f}"
 
 
-def summary(job: PlanJob, rows: Sequence[Row]) -> str:
+def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
     """One sentence, for readers of the picture: what the least and the most nodes need."""
-    (first, _), (last, _) = rows[0], rows[-1]
+    first, last = rows[0], rows[-1]
     parts = [
         f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
         f"{_percent(plan.outcome.goodput)} %"

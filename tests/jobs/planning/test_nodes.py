@@ -10,7 +10,7 @@ NODES = ("plan", "vit_h14_jft", "--gpu", "h200", "--nodes", "32", "1", "8")
 
 
 def test_the_tables_over_the_nodes() -> None:
-    ended = patchline(*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24", "--simulate")
+    ended = patchline(*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24")
     assert ended.code == 0, ended.errors
     assert all(len(line) <= 80 for line in ended.output.splitlines())
     assert "…" not in ended.output, "no column is cut"
@@ -27,8 +27,7 @@ def test_the_tables_over_the_nodes() -> None:
         "images of 110,000 bytes (--image-bytes) in blocks of 64: 7.2 MB per request",
         "With 32 nodes ranks share lanes and read them several times",
         "A run does not begin with more ranks than lanes.",
-        "nodes above simulated RSC-2 Llama 3 RSC-1 OPT-175B RSC 1k GPUs",
-        "99.6 ± 0.",
+        "nodes above RSC-2 Llama 3 RSC-1 OPT-175B RSC 1k GPUs",
     ):
         assert words in text, ended.output
 
@@ -37,16 +36,14 @@ def test_without_a_price_there_is_no_cost() -> None:
     ended = patchline(*NODES)
     assert ended.code == 0
     assert "cost" not in ended.output
-    assert "simulated" not in ended.output
 
 
 def test_json_has_everything() -> None:
-    found = json.loads(patchline(*NODES, "--price", "3", "--simulate", "--json").output)
+    found = json.loads(patchline(*NODES, "--price", "3", "--json").output)
     assert found["forecast"] is None
     assert [one["num_nodes"] for one in found["nodes"]] == [1, 8, 32]
     for one in found["nodes"]:
         assert one["cost"] == pytest.approx(3 * one["gpu_hours"])
-        assert one["outcome"]["goodput"] == pytest.approx(one["simulated"]["goodput"], abs=0.02)
     assert json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--json").output)["nodes"] == []
 
 
@@ -62,7 +59,6 @@ def test_a_small_run_is_not_shown_as_nothing() -> None:
     [
         pytest.param(("--nodes", "8"), "--nodes 8 says nothing without --gpu; add --gpu h100", id="no GPU"),
         pytest.param(("--gpu", "h100", "--price", "2"), "--price 2.0 says nothing without --nodes", id="no nodes"),
-        pytest.param(("--gpu", "h100", "--simulate"), "--simulate says nothing without --nodes", id="a switch"),
         pytest.param(
             ("--gpu", "h100", "--nodes", "1", "--num-gpus", "16"), "--nodes 1 with --num-gpus: nodes have", id="both"
         ),
@@ -73,11 +69,6 @@ def test_a_small_run_is_not_shown_as_nothing() -> None:
         pytest.param(("--gpu", "h100", "--nodes", "1", "--out", "a.pdf"), "that ends in .svg or .html", id="suffix"),
         pytest.param(
             ("--gpu", "h100", "--nodes", "1", "--out", "no/a.svg"), "cannot be written: No such file", id="no folder"
-        ),
-        pytest.param(
-            ("--gpu", "h100", "--nodes", "512", "--training.steps", "1000000000", "--simulate"),
-            "at most 20,000,000 are simulated",
-            id="too much to simulate",
         ),
     ],
 )
