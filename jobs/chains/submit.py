@@ -37,13 +37,12 @@ from jobs.cluster.slurm import (
     submitted_in,
 )
 from jobs.cluster.submit_checks import (
+    Submission,
     limits_of,
-    refuse_local,
-    refuse_over_limits,
-    refuse_uneven,
+    refuse,
     refuse_unprintable,
-    refuse_unreachable,
-    refuse_wrong_place,
+    store_checks,
+    submission_checks,
 )
 from jobs.folders import make_folder, work_in
 from jobs.output import put
@@ -180,18 +179,16 @@ def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
 def _check(
     words: list[str], flags: SubmitFlags, cluster: ClusterConfig, environ: Mapping[str, str], *, job: Any
 ) -> None:
-    run_dir, has_ranks = getattr(job, "run_dir", ""), submitted_stage(words[0]).has_ranks
-    partition = cluster.partition_for(has_ranks=has_ranks)
-    refuse_unreachable(words, cluster, is_dry=flags.dry_run)
-    refuse_wrong_place(cluster, run_dir=run_dir, nodes=flags.nodes, limit=flags.time or "", job=job)
-    refuse_local(run_dir, nodes=flags.nodes, partition=partition, environ=environ)
-    refuse_over_limits(
-        limits_of(partition, environ),
-        nodes=flags.nodes + cluster.spares * has_ranks,
-        time_limit=flags.time or cluster.time_limit,
-        margin=cluster.margin_seconds,
+    refuse(store_checks(words, cluster, is_dry=flags.dry_run))
+    one = Submission(
+        cluster=cluster,
+        run_dir=getattr(job, "run_dir", ""),
+        nodes=flags.nodes,
+        limit=flags.time or cluster.time_limit,
+        has_ranks=submitted_stage(words[0]).has_ranks,
+        job=job,
     )
-    refuse_uneven(cluster, nodes=flags.nodes, job=job)
+    refuse(submission_checks(one, limits_of(one.partition, environ), environ))
 
 
 def _refuse_flags_of_runs(flags: SubmitFlags, words: Sequence[str]) -> None:

@@ -32,14 +32,13 @@ from jobs.cluster.secret_names import refuse_secret_words
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, silence, slurms_answer
 from jobs.cluster.submit_checks import (
+    Submission,
     gate_minutes,
     limits_of,
-    refuse_local,
-    refuse_over_limits,
-    refuse_uneven,
+    refuse,
     refuse_unprintable,
-    refuse_unreachable,
-    refuse_wrong_place,
+    store_checks,
+    submission_checks,
 )
 from jobs.folders import make_folder, work_in
 from jobs.output import put
@@ -125,26 +124,22 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
 
 
 def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, is_dry: bool) -> None:
-    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
-    partition = cluster.partition_for(has_ranks=True)
+    refuse(store_checks([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry))
+    limits = {
+        each: limits_of(cluster.partition_for(has_ranks=each), environ)
+        for each in dict.fromkeys(SUBMITTED[unit.stage].has_ranks for unit, _, _ in jobs)
+    }
     for unit, words, job in jobs:
-        run_dir = value_in(words, "--run-dir")
+        one = Submission(
+            cluster=cluster,
+            run_dir=value_in(words, "--run-dir"),
+            nodes=unit.nodes,
+            limit=unit.time or cluster.time_limit,
+            has_ranks=SUBMITTED[unit.stage].has_ranks,
+            job=job,
+        )
         with _named(unit):
-            refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
-            refuse_local(run_dir, nodes=unit.nodes, partition=partition, environ=environ)
-    of_ranks, of_one = (limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False))
-    for unit in dict.fromkeys(unit for unit, _, _ in jobs):
-        has_ranks = SUBMITTED[unit.stage].has_ranks
-        with _named(unit):
-            refuse_over_limits(
-                of_ranks if has_ranks else of_one,
-                nodes=unit.nodes + cluster.spares * has_ranks,
-                time_limit=unit.time or cluster.time_limit,
-                margin=cluster.margin_seconds,
-            )
-    for unit, _, job in jobs:
-        with _named(unit):
-            refuse_uneven(cluster, nodes=unit.nodes, job=job)
+            refuse(submission_checks(one, limits[one.has_ranks], environ))
 
 
 def _make_folder(state: Path) -> None:

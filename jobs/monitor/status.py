@@ -21,16 +21,16 @@ from jobs import exit_codes
 from jobs.chains.state import chain_tasks, is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.steps import STATE
-from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
+from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
-from jobs.monitor.logs import newest_log
+from jobs.monitor.logs import FULL, newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
 from jobs.submittable import output_name
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import read_tail
 from shards.output.terminal import columns_of, printable_name
 
@@ -38,14 +38,6 @@ Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
-_FULL = (
-    (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
-    (
-        b"Disk quota exceeded",
-        "your quota is used up",
-        "delete what is not needed (`quota -s`, `lfs quota`), and submit again",
-    ),
-)
 _PIPE_COLUMNS = 160
 
 
@@ -55,7 +47,7 @@ class Status:
     nothing of them."""
 
     jobs: tuple[JobFacts, ...]
-    findings: tuple[QueueFinding, ...]
+    findings: tuple[Finding, ...]
     complaint: str = ""
 
     @property
@@ -139,7 +131,7 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
-    findings = [asdict(finding) for finding in status.findings]
+    findings = [{"words": one.found, "todo": one.todo} for one in status.findings]
     of_jobs = {"continued_by": status.next_job.job if status.next_job else None, "jobs": list(map(asdict, status.jobs))}
     return as_json(found) | of_jobs | {"findings": findings, "complaint": status.complaint or None}
 
@@ -161,7 +153,7 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
     for job in jobs:
         found = finding_of(job, run_dir=str(run_dir))
         starts = f", start {job.starts + 1}" if job.starts else ""
-        findings.append(QueueFinding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
+        findings.append(Finding(found=f"job {job.job}{starts}: {found.found}", todo=found.todo))
         if not job.is_finished and environ is not None:
             findings += findings_of_nodes(nodes_in(job.nodes, environ))
     return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir, jobs), *findings))
@@ -177,30 +169,30 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
 
 
-def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[QueueFinding]:
+def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     """What its files say, of those that no table of runs shows."""
     found = []
     if is_there(run_dir / "STOP"):
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
-        found.append(QueueFinding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
+        found.append(Finding(found=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if is_there(run_dir / "submit" / "gave-up"):
         words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
-        found.append(QueueFinding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
+        found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
-        found.append(QueueFinding(words=ended))
+        found.append(Finding(found=ended))
     path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
-        for said, words, todo in _FULL:
-            if tail and said in tail.data:
-                found.append(QueueFinding(words=f"its log says: {said.decode()}; {words}", todo=todo))
+        text = tail.data.decode(errors="replace") if tail else ""
+        said = [(pattern.search(text), words, todo) for pattern, _, words, todo in FULL]
+        found += [Finding(found=f"its log says: {it[0]}; {words}", todo=todo) for it, words, todo in said if it]
     return found
 
 
 def _lines(status: Status) -> Sequence[str]:
     lines = []
     for finding in status.findings:
-        lines += [finding.words] + ([f"> {finding.todo}"] if finding.todo else [])
+        lines += [finding.found] + ([f"> {finding.todo}"] if finding.todo else [])
     return lines
 
 
@@ -223,7 +215,7 @@ def output_lines(outputs: Outputs) -> list[str]:
         lines.append(printable_name(word))
         for job in jobs:
             found = finding_of(job)
-            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
+            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.found)}")
             lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
             lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
     return lines

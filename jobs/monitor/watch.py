@@ -25,7 +25,6 @@ from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
 from jobs.chains.state import is_chain
 from jobs.chains.status import ChainStatus, lines_of, runs_of, status_of_chain
-from jobs.cluster.queue_reasons import QueueFinding
 from jobs.monitor.ask import refuse_no_run
 from jobs.monitor.logs import newest_log, shown
 from jobs.monitor.status import Status, state_of, status_of
@@ -33,7 +32,7 @@ from jobs.output import fitted, put, wrapped
 from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
 from pipeline.runs.facts import LEDGER, METRICS
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import is_finite, is_step, object_in, read_tail
 from shards.output.quantities import clock
 from shards.output.terminal import columns_of, printable_name, unescaped
@@ -266,7 +265,7 @@ def line_of(view: View, *, has_time: bool = True) -> str:
         "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",
         "" if view.seconds_left is None else f"{clock(view.seconds_left)} left",
         *(map(printable_name, facts.reasons[:1]) if facts.state == "running" else ()),
-        *(finding.words for finding in (view.status.findings[:1] if view.status else ())),
+        *(finding.found for finding in (view.status.findings[:1] if view.status else ())),
     ]
     return "  ".join(word for word in words if word)
 
@@ -474,8 +473,8 @@ def _slurm(view: View, columns: int) -> "list[Text]":
     return lines
 
 
-def _of_finding(finding: QueueFinding, columns: int) -> "list[Text]":
-    lines = [_text(part) for part in wrapped(finding.words, columns, most_lines=2)]
+def _of_finding(finding: Finding, columns: int) -> "list[Text]":
+    lines = [_text(part) for part in wrapped(finding.found, columns, most_lines=2)]
     if finding.todo:
         lines += [_text(part, "yellow") for part in wrapped(f"> {finding.todo}", columns, most_lines=2)]
     return lines

@@ -8,17 +8,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
 
 from pipeline.ranks.host_memory import available_bytes
 from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
+from shards.errors import Finding
 from shards.output.quantities import size
 
-Status = Literal["ok", "warning", "fault"]
-STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
 _GB = 10**9
 _LEAST_MEMORY, _LEAST_DISK, _LEAST_SHARED = 4 * _GB, 10 * _GB, 1 * _GB
 _FEW_FILES = 4096
@@ -29,17 +26,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^\]]*\])?\s*(?P<bounds>[^;]*)(?
 _BOUND = re.compile(r"(>=|<|==)\s*([\w.*]+)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One line of the table. `found`: in words; `todo`: what to do, empty if nothing is to be done."""
-
-    name: str
-    status: Status
-    found: str
-    todo: str = ""
-
-
-def local_checks() -> list[Check]:
+def local_checks() -> list[Finding]:
     """Everything that answers at once."""
     return [
         judge_python(sys.version_info[:3]),
@@ -52,7 +39,7 @@ def local_checks() -> list[Check]:
     ]
 
 
-def folder_check(folder: Path) -> Check:
+def folder_check(folder: Path) -> Finding:
     """The disk of the folder, or of the nearest one above it that exists."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     try:
@@ -65,16 +52,16 @@ def folder_check(folder: Path) -> Check:
     return judge_disk(str(there), shutil.disk_usage(there).free, fault)
 
 
-def judge_python(found: Sequence[int]) -> Check:
+def judge_python(found: Sequence[int]) -> Finding:
     """Whether this Python is supported."""
     least, below = _PYTHONS
     words = ".".join(map(str, found))
     if least <= tuple(found[:2]) < below:
-        return Check(name="Python", status="ok", found=words)
-    return Check(name="Python", status="fault", found=words, todo="install Python 3.11 to 3.14, then `make setup`")
+        return Finding(name="Python", status="ok", found=words)
+    return Finding(name="Python", status="fault", found=words, todo="install Python 3.11 to 3.14, then `make setup`")
 
 
-def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Check:
+def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
     """`installed`: each library with the bounds that it must keep, and its version; "" if it is missing."""
     every = list(installed)
     wrong = [
@@ -84,72 +71,72 @@ def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Check:
     ]
     if wrong:
         todo = "run `make setup`, or `pip install` the versions of constraints.txt"
-        return Check(name="libraries", status="fault", found="; ".join(wrong), todo=todo)
+        return Finding(name="libraries", status="fault", found="; ".join(wrong), todo=todo)
     shown = ", ".join(f"{name} {found}" for name, _, found in every if name in ("patchline", "torch", "numpy"))
-    return Check(name="libraries", status="ok", found=f"{shown} and {len(every) - 3} others fit")
+    return Finding(name="libraries", status="ok", found=f"{shown} and {len(every) - 3} others fit")
 
 
-def judge_deepspeed(found: str) -> Check:
+def judge_deepspeed(found: str) -> Finding:
     """Whether a run trusts this version."""
     if found in TESTED:
-        return Check(name="DeepSpeed", status="ok", found=f"{found}, which is tested")
+        return Finding(name="DeepSpeed", status="ok", found=f"{found}, which is tested")
     todo = f"pip install deepspeed=={TESTED[-1]}, or accept it by --engine.allow-deepspeed {found}"
-    return Check(
+    return Finding(
         name="DeepSpeed", status="fault", found=f"{found or 'missing'}; tested: {', '.join(TESTED)}", todo=todo
     )
 
 
-def judge_cores(num_cores: int, limit: str) -> Check:
+def judge_cores(num_cores: int, limit: str) -> Finding:
     """`limit`: the text of the cgroup's cpu.max, such as `400000 100000` for four cores, or `max 100000`."""
     words = limit.split()
     quota = int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else 0
     if 0 < quota < num_cores:
         found = f"{num_cores} cores, of which this container may use {quota:.4g}"
         todo = f"give --threads {max(1, int(quota))}, or OMP_NUM_THREADS: more threads would wait for each other"
-        return Check(name="cores", status="warning", found=found, todo=todo)
-    return Check(name="cores", status="ok", found=f"{num_cores}")
+        return Finding(name="cores", status="warning", found=found, todo=todo)
+    return Finding(name="cores", status="ok", found=f"{num_cores}")
 
 
-def judge_memory(free_bytes: int) -> Check:
+def judge_memory(free_bytes: int) -> Finding:
     """Bytes that processes may still take here."""
     if free_bytes >= 1 << 60:
-        return Check(name="memory", status="warning", found="not known", todo="mount /proc")
+        return Finding(name="memory", status="warning", found="not known", todo="mount /proc")
     found = f"{size(free_bytes)} are free"
     if free_bytes >= _LEAST_MEMORY:
-        return Check(name="memory", status="ok", found=found)
+        return Finding(name="memory", status="ok", found=found)
     todo = "end other programs, or raise the container's limit: a rank needs 1 to 2 GB beside its model"
-    return Check(name="memory", status="warning", found=found, todo=todo)
+    return Finding(name="memory", status="warning", found=found, todo=todo)
 
 
-def judge_shared(free_bytes: int | None) -> Check:
+def judge_shared(free_bytes: int | None) -> Finding:
     """Bytes free in /dev/shm, through which ranks on one machine exchange gradients; None: there is none."""
     if free_bytes is not None and free_bytes >= _LEAST_SHARED:
-        return Check(name="shared memory", status="ok", found=f"{size(free_bytes)} are free in {_SHARED}")
+        return Finding(name="shared memory", status="ok", found=f"{size(free_bytes)} are free in {_SHARED}")
     found = f"there is no {_SHARED}" if free_bytes is None else f"{size(free_bytes)} are free in {_SHARED}"
     todo = "with several ranks per machine, give the container more (docker run --shm-size 8g, or --ipc host)"
-    return Check(name="shared memory", status="warning", found=found, todo=todo)
+    return Finding(name="shared memory", status="warning", found=found, todo=todo)
 
 
-def judge_files(soft: int, hard: int) -> Check:
+def judge_files(soft: int, hard: int) -> Finding:
     """The limits of this process on open files; -1: none."""
     found = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
-        return Check(name="open files", status="ok", found=found)
+        return Finding(name="open files", status="ok", found=found)
     is_raisable = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     todo = f"run `ulimit -n {_FEW_FILES}` first" if is_raisable else "have the administrator raise the limit (nofile)"
-    return Check(name="open files", status="warning", found=found, todo=f"for many ranks or connections, {todo}")
+    return Finding(name="open files", status="warning", found=found, todo=f"for many ranks or connections, {todo}")
 
 
-def judge_disk(folder: str, free_bytes: int, fault: str) -> Check:
+def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
     """`fault`: why nothing can be written there; empty if it can."""
     if fault:
         todo = "give --folder, --out and --run-dir a folder that this user may write to"
-        return Check(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
+        return Finding(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
     found = f"{size(free_bytes)} are free in {folder}"
     if free_bytes >= _LEAST_DISK:
-        return Check(name="disk", status="ok", found=found)
+        return Finding(name="disk", status="ok", found=found)
     todo = "make room; `patchline plan RECIPE --gpu h100` says how large a run's checkpoints are"
-    return Check(name="disk", status="warning", found=found, todo=todo)
+    return Finding(name="disk", status="warning", found=found, todo=todo)
 
 
 def fits(found: str, bounds: str) -> bool:

@@ -15,14 +15,14 @@ def test_a_store_alone(tmp_path: Path, s3_bucket: str) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["s3"]["race_winners"] == 1
     assert {"S3 conditions", "command here", "ports"} <= {one["name"] for one in found["checks"]}
-    assert "0 failed, " in ended.output
+    assert "0 faults, " in ended.output
 
 
 def test_a_command_that_does_not_answer_fails(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text("command: [/nowhere/patchline]\n")
     ended = patchline("preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--json")
     found = {one["name"]: one for one in json.loads(ended.output)["checks"]}
-    assert (ended.code, found["command here"]["status"]) == (1, "failed")
+    assert (ended.code, found["command here"]["status"]) == (1, "fault")
     assert "correct `command:`" in found["command here"]["todo"]
 
 
@@ -52,5 +52,5 @@ def test_ports(text: str, status: str) -> None:
 
 def test_the_lock_of_a_run_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     found = judge_flock(tmp_path / "runs" / "new")
-    assert (found.status, found.value) == ("ok", "flock")
+    assert (found.status, found.found) == ("ok", "flock")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What is said of Slurm's settings: a table of what scontrol shows, and the verdict on it."""
+"""What is said of Slurm's settings: a table of what scontrol shows, and the finding about it."""
 
 import pytest
 
@@ -13,6 +13,7 @@ from jobs.cluster.preflight import (
 )
 from jobs.cluster.preflight_nodes import options_of
 from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.submit_checks import limits_in
 
 GOOD = {"KillWait": "30 sec", "SlurmdTimeout": "300 sec", "RequeueExit": "75", "MaxArraySize": "1001"}
 
@@ -49,14 +50,15 @@ def test_lists_of_exit_codes(codes: str, has: bool) -> None:
     ("limit", "margin", "most", "status"),
     [
         ("24:00:00", 120, "2-00:00:00", "ok"),
-        ("3-00:00:00", 120, "2-00:00:00", "failed"),
-        ("2", 120, "UNLIMITED", "failed"),  # two minutes: no more than the margin
+        ("3-00:00:00", 120, "2-00:00:00", "fault"),
+        ("2", 120, "UNLIMITED", "fault"),  # two minutes: no more than the margin
         ("", 120, "UNLIMITED", "ok"),
-        ("", 600, "05:00", "failed"),
+        ("", 600, "05:00", "fault"),
     ],
 )
 def test_time_limits(limit: str, margin: int, most: str, status: str) -> None:
-    found = judge_limit(ClusterConfig(time_limit=limit, margin_seconds=margin), most)
+    partition = {"PartitionName": "gpu", "MaxTime": most}
+    found = judge_limit(ClusterConfig(time_limit=limit, margin_seconds=margin), partition)
     assert (found.status, bool(found.todo)) == (status, status != "ok")
 
 
@@ -66,21 +68,22 @@ def test_time_limits(limit: str, margin: int, most: str, status: str) -> None:
         (2, ["idle", "allocated", "drained"], "UNLIMITED", "ok"),
         (3, ["idle", "allocated", "drained*"], "UNLIMITED", "warning"),  # it may come back
         (3, ["idle", "allocated", "idle*"], "UNLIMITED", "warning"),  # it does not answer
-        (4, ["idle"] * 3, "UNLIMITED", "failed"),
-        (3, ["idle"] * 3, "2", "failed"),
+        (4, ["idle"] * 3, "UNLIMITED", "fault"),
+        (3, ["idle"] * 3, "2", "fault"),
     ],
 )
 def test_nodes(asked: int, states: list[str], most: str, status: str) -> None:
-    assert judge_nodes(asked, states, most).status == status
+    limits = limits_in([{"PartitionName": "gpu", "MaxNodes": most}], name="")
+    assert judge_nodes(asked, states, limits).status == status
 
 
 def test_partitions() -> None:
     assert judge_partition("gpu", {"PartitionName": "gpu", "State": "UP"}).status == "ok"
     down = judge_partition("gpu", {"PartitionName": "gpu", "State": "DOWN"})
     missing = judge_partition("gpuu", {})
-    assert (down.status, missing.status) == ("failed", "failed")
+    assert (down.status, missing.status) == ("fault", "fault")
     assert "sinfo -s" in missing.todo
-    assert (missing.value, missing.allowed) == ("gpuu: does not exist", "a partition of this cluster")
+    assert (missing.found, missing.allowed) == ("gpuu: does not exist", "a partition of this cluster")
 
 
 def test_options_of_a_job() -> None:
@@ -91,6 +94,6 @@ def test_options_of_a_job() -> None:
     assert options_of(cluster, nodes=2) == words
 
 
-def test_without_slurm_there_is_one_verdict() -> None:
+def test_without_slurm_there_is_one_finding() -> None:
     (found,) = slurm_checks(ClusterConfig(), nodes=1, environ={"PATH": "/nowhere"})
-    assert (found.status, "cannot run scontrol" in found.value) == ("failed", True)
+    assert (found.status, "cannot run scontrol" in found.found) == ("fault", True)

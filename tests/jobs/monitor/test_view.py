@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from jobs.cluster.queue_reasons import QueueFinding
 from jobs.monitor.status import Status
 from jobs.monitor.watch import View, drawn, sparkline, view_of
 from pipeline.runs.facts import RunFacts
+from shards.errors import Finding
 from tests.jobs.reports.test_ls import make
 
 STATUS = Status(
     jobs=(),
     findings=(
-        QueueFinding(words="job 12, start 2: runs for 00:10:00 of 01:00:00 on n[1-64]"),
-        QueueFinding(words="node n7 is drained: bad disk", todo="scontrol update NodeName=n7 State=resume"),
+        Finding(found="job 12, start 2: runs for 00:10:00 of 01:00:00 on n[1-64]"),
+        Finding(found="node n7 is drained: bad disk", todo="scontrol update NodeName=n7 State=resume"),
     ),
 )
 
