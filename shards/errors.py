@@ -46,6 +46,15 @@ class Finding:
         return UserError("; ".join(filter(None, (self.found, allowed, self.todo))))
 
 
+def judged(
+    name: str, found: str, *, is_ok: bool, todo: str, allowed: str = "", otherwise: Status = "warning"
+) -> Finding:
+    """A check that has passed, or one that says what is allowed and what to do."""
+    if is_ok:
+        return Finding(name=name, found=found)
+    return Finding(name=name, status=otherwise, found=found, allowed=allowed, todo=todo)
+
+
 class InvalidDataError(UserError):
     """A file, or what it says, is damaged or hostile: not regular, too large, of a wrong type or out of its range.
 

@@ -23,7 +23,7 @@ from jobs.cluster.submit_checks import PartitionLimits, judge_most_nodes, judge_
 from jobs.output import json_of_checks, put, table_of_checks
 from jobs.settings.cluster import PreflightJob
 from pipeline.machine.checks import local_checks
-from shards.errors import Finding, UserError
+from shards.errors import Finding, UserError, judged
 from shards.output.quantities import duration, size
 from shards.output.terminal import columns_of, printable_name
 from shards.verifying.s3_probe import probe_store
@@ -77,35 +77,32 @@ def environment_checks(cluster: ClusterConfig, environ: Mapping[str, str]) -> li
 
 def judge_locked(soft: int) -> Finding:
     """Bytes that a process may lock in memory, -1: no limit. InfiniBand registers memory so. Pure."""
-    if soft == resource.RLIM_INFINITY or soft >= _LEAST_LOCKED:
-        value = "no limit" if soft == resource.RLIM_INFINITY else size(soft)
-        return Finding(name="locked memory", status="ok", found=value)
+    is_free = soft == resource.RLIM_INFINITY
     todo = "with InfiniBand, have the administrator set memlock to unlimited on the nodes, and in slurmd's unit"
-    return Finding(name="locked memory", status="warning", found=size(soft), allowed="no limit", todo=todo)
+    found, is_ok = "no limit" if is_free else size(soft), is_free or soft >= _LEAST_LOCKED
+    return judged("locked memory", found, is_ok=is_ok, allowed="no limit", todo=todo)
 
 
 def judge_flock(run_dir: Path) -> Finding:
     """Whether the file system of the run directory, or of the folder that will hold it, has flock."""
     folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
     try:
-        value = (
-            "flock" if has_flock(folder) else "no flock here, so submit, cancel and gates use a folder as their lock"
-        )
+        without = "no flock here, so submit, cancel and gates use a folder as their lock"
+        return Finding(name="lock", found="flock" if has_flock(folder) else without)
     except OSError as error:
-        value, todo = f"{printable_name(str(folder))}: {error.strerror}", "give a --run-dir that you may write to"
-        return Finding(name="lock", status="fault", found=value, todo=todo)
-    return Finding(name="lock", status="ok", found=value)
+        found, todo = f"{printable_name(str(folder))}: {error.strerror}", "give a --run-dir that you may write to"
+        return Finding(name="lock", status="fault", found=found, todo=todo)
 
 
 def judge_ports(text: str) -> Finding:
     """`text`: the first and the last port that the kernel gives away by itself. Pure."""
-    ours = f"{_PORTS.start} to {_PORTS.stop - 1}"
+    found = f"ranks meet on one of {_PORTS.start} to {_PORTS.stop - 1}"
     numbers = [int(word) for word in re.findall(r"\d+", text)]
-    if len(numbers) != 2 or numbers[0] >= _PORTS.stop or numbers[1] < _PORTS.start:
-        return Finding(name="ports", status="ok", found=f"ranks meet on one of {ours}")
-    value = f"the kernel gives {numbers[0]} to {numbers[1]} to other programs; ranks meet on one of {ours}"
+    is_ok = len(numbers) != 2 or numbers[0] >= _PORTS.stop or numbers[1] < _PORTS.start
+    if not is_ok:
+        found = f"the kernel gives {numbers[0]} to {numbers[1]} to other programs; {found}"
     todo = "nothing, usually: a port that is taken is passed over; or set net.ipv4.ip_local_port_range"
-    return Finding(name="ports", status="warning", found=value, allowed="32768 and up", todo=todo)
+    return judged("ports", found, is_ok=is_ok, allowed="32768 and up", todo=todo)
 
 
 def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
@@ -166,19 +163,13 @@ def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "par
     """`partition`: its fields, empty if there is none of this name. Pure."""
     shown = printable_name(partition.get("PartitionName", name) or "no default partition")
     if not partition:
+        found, allowed = f"{shown}: does not exist", "a partition of this cluster"
         todo = "`sinfo -s` lists the partitions: correct it in your cluster's settings"
-        return Finding(
-            name=what,
-            status="fault",
-            found=f"{shown}: does not exist",
-            allowed="a partition of this cluster",
-            todo=todo,
-        )
+        return Finding(name=what, status="fault", found=found, allowed=allowed, todo=todo)
     state = partition.get("State", "")
-    if state == "UP":
-        return Finding(name=what, status="ok", found=f"{shown} is up")
+    found = f"{shown} is up" if state == "UP" else f"{shown} is {state}"
     todo = "choose another partition, or wait until it is up (`sinfo -s`)"
-    return Finding(name=what, status="fault", found=f"{shown} is {state}", allowed="UP", todo=todo)
+    return judged(what, found, is_ok=state == "UP", allowed="UP", todo=todo, otherwise="fault")
 
 
 def judge_limit(cluster: ClusterConfig, partition: Mapping[str, str], *, what: str = "MaxTime") -> Finding:
@@ -209,46 +200,54 @@ def judge_nodes(asked: int, states: list[str], limits: PartitionLimits) -> Findi
 
 def judge_config(config: Mapping[str, str], partition: Mapping[str, str], cluster: ClusterConfig) -> list[Finding]:
     """The settings of the whole cluster on which a run's life depends. Pure."""
+    wait, timeout = _number(config.get("KillWait", "")), _number(config.get("SlurmdTimeout", ""))
+    codes, most = config.get("RequeueExit", ""), _number(config.get("MaxArraySize", ""))
+    mode, ours = partition.get("PreemptMode") or config.get("PreemptMode", "OFF"), exit_codes.CONTINUE
+    late = "until then a job waits for the lost node" if timeout else "without it a node that vanished is never missed"
+    missed = "an unknown time" if timeout is None else duration(timeout)
+    requeues = f"{codes or 'none'}; a job requeues itself by scontrol, and ends with {ours} if that fails"
     return [
-        _kill_wait(config, cluster),
-        _node_loss(config),
-        Finding(
-            name="JobRequeue", status="ok", found=f"{config.get('JobRequeue', 'not known')}; our jobs say --requeue"
+        judged(
+            "KillWait",
+            f"{wait} s between TERM and KILL; before a time limit the ranks have {cluster.margin_seconds} s",
+            is_ok=wait is None or wait >= _LEAST_KILL_WAIT,
+            allowed=f"{_LEAST_KILL_WAIT} s and more",
+            todo="nothing, if jobs are never preempted; else save more often: there is no time for a save when one is",
         ),
-        _requeue_exit(config),
-        _array(config),
-        _preemption(config, partition),
+        judged(
+            "SlurmdTimeout",
+            "0: never" if timeout == 0 else f"a node that vanished is missed after {missed}",
+            is_ok=timeout is None or 0 < timeout <= _MOST_SLURMD_TIMEOUT,
+            allowed="30 to 600 s",
+            todo=f"ask for SlurmdTimeout=300: {late}",
+        ),
+        Finding(name="JobRequeue", found=f"{config.get('JobRequeue', 'not known')}; our jobs say --requeue"),
+        judged(
+            "RequeueExit",
+            f"{codes}, which has {ours}" if holds(codes, ours) else requeues,
+            is_ok=holds(codes, ours),
+            allowed=f"has {ours}",
+            todo=f"nothing, if `scontrol requeue` is allowed to users; else ask for RequeueExit={ours}",
+        ),
+        judged(
+            "MaxArraySize",
+            f"{most}; the largest number of a task is one less",
+            is_ok=most is None or most >= _LEAST_ARRAY,
+            allowed=f"{_LEAST_ARRAY} and more",
+            todo="pack in fewer, larger parts, or in several arrays"
+            if most
+            else "arrays are off: submit parts one by one",
+        ),
+        judged(
+            "PreemptMode",
+            f"{mode}, grace {partition.get('GraceTime', '0')} s",
+            is_ok=mode.upper() in ("OFF", "REQUEUE", "GANG"),
+            allowed="OFF or REQUEUE",
+            todo="a preempted job is not requeued: submit several in a row, or use a partition with REQUEUE"
+            if mode.upper() == "CANCEL"
+            else "a suspended job keeps its GPU memory and misses its deadlines: use another partition",
+        ),
     ]
-
-
-def _kill_wait(config: Mapping[str, str], cluster: ClusterConfig) -> Finding:
-    wait = _number(config.get("KillWait", ""))
-    value = f"{wait} s between TERM and KILL; before a time limit the ranks have {cluster.margin_seconds} s"
-    if wait is None or wait >= _LEAST_KILL_WAIT:
-        return Finding(name="KillWait", status="ok", found=value)
-    todo = "nothing, if jobs are never preempted; else save more often: there is no time for a save when one is"
-    return Finding(name="KillWait", status="warning", found=value, allowed=f"{_LEAST_KILL_WAIT} s and more", todo=todo)
-
-
-def _node_loss(config: Mapping[str, str]) -> Finding:
-    timeout = _number(config.get("SlurmdTimeout", ""))
-    if timeout == 0:
-        todo = "ask for SlurmdTimeout=300: without it a node that vanished is never missed"
-        return Finding(name="SlurmdTimeout", status="warning", found="0: never", allowed="30 to 600 s", todo=todo)
-    value = f"a node that vanished is missed after {'an unknown time' if timeout is None else duration(timeout)}"
-    if timeout is None or timeout <= _MOST_SLURMD_TIMEOUT:
-        return Finding(name="SlurmdTimeout", status="ok", found=value)
-    todo = "ask for SlurmdTimeout=300: until then a job waits for the lost node"
-    return Finding(name="SlurmdTimeout", status="warning", found=value, allowed="30 to 600 s", todo=todo)
-
-
-def _requeue_exit(config: Mapping[str, str]) -> Finding:
-    codes = config.get("RequeueExit", "")
-    if holds(codes, exit_codes.CONTINUE):
-        return Finding(name="RequeueExit", status="ok", found=f"{codes}, which has {exit_codes.CONTINUE}")
-    value = f"{codes or 'none'}; a job requeues itself by scontrol, and ends with {exit_codes.CONTINUE} if that fails"
-    todo = f"nothing, if `scontrol requeue` is allowed to users; else ask for RequeueExit={exit_codes.CONTINUE}"
-    return Finding(name="RequeueExit", status="warning", found=value, allowed=f"has {exit_codes.CONTINUE}", todo=todo)
 
 
 def holds(codes: str, code: int) -> bool:
@@ -258,26 +257,6 @@ def holds(codes: str, code: int) -> bool:
         if first.isdecimal() and (last or first).isdecimal() and int(first) <= code <= int(last or first):
             return True
     return False
-
-
-def _array(config: Mapping[str, str]) -> Finding:
-    most = _number(config.get("MaxArraySize", ""))
-    value = f"{most}; the largest number of a task is one less"
-    if most is None or most >= _LEAST_ARRAY:
-        return Finding(name="MaxArraySize", status="ok", found=value)
-    todo = "pack in fewer, larger parts, or in several arrays" if most else "arrays are off: submit parts one by one"
-    return Finding(name="MaxArraySize", status="warning", found=value, allowed=f"{_LEAST_ARRAY} and more", todo=todo)
-
-
-def _preemption(config: Mapping[str, str], partition: Mapping[str, str]) -> Finding:
-    mode = partition.get("PreemptMode") or config.get("PreemptMode", "OFF")
-    value = f"{mode}, grace {partition.get('GraceTime', '0')} s"
-    if mode.upper() in ("OFF", "REQUEUE", "GANG"):
-        return Finding(name="PreemptMode", status="ok", found=value)
-    todo = {
-        "CANCEL": "a preempted job is not requeued: submit several in a row, or use a partition with REQUEUE",
-    }.get(mode.upper(), "a suspended job keeps its GPU memory and misses its deadlines: use another partition")
-    return Finding(name="PreemptMode", status="warning", found=value, allowed="OFF or REQUEUE", todo=todo)
 
 
 def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -> Finding:

@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.interrupts import AnsweredInExchanges
+from jobs.out_file import write_out
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -29,7 +30,7 @@ from pipeline.training.saving.finish import done_from_json
 from pipeline.training.summary import better_checkpoint
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import read_local_text, write_whole
+from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.reading.read import locate_row
@@ -37,6 +38,7 @@ from shards.reading.read import locate_row
 log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20
 __all__ = ["EvaluateJob", "run"]
+_OTHER_RUN_DIR = "give another --run-dir"
 _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 
@@ -130,19 +132,12 @@ def _remove_scores(run_dir: Path) -> None:
         except NotADirectoryError:
             return  # write_record says so
         except OSError as error:
-            raise _not_writable(name, run_dir, error) from error
-
-
-def _not_writable(name: str, run_dir: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {name} in {str(run_dir)!r}: {error.strerror}; give another --run-dir")
+            raise UserError(f"cannot write {str(run_dir / name)!r}: {error.strerror}; {_OTHER_RUN_DIR}") from error
 
 
 def _write(run_dir: Path, name: str, content: object) -> None:
     """Whole or absent. UserError if it cannot be written."""
-    try:
-        write_whole(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode())
-    except OSError as error:
-        raise _not_writable(name, run_dir, error) from error
+    write_out(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode(), todo=_OTHER_RUN_DIR)
 
 
 def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:

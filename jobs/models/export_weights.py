@@ -16,7 +16,7 @@ import yaml
 
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
-from jobs.out_file import write_to
+from jobs.out_file import write_out, write_to
 from jobs.record import read_record, write_record
 from jobs.reports.compare_names import model_name, sizes_of
 from jobs.reports.points import Point, final_run_of, point_of
@@ -91,7 +91,8 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     def write(out: Path) -> None:
         save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=usage)
         if job.format in IN_FOLDERS:
-            _write_card(out / FILE_NAME, card_text(exported, training))
+            text = card_text(exported, training).encode(errors="backslashreplace")
+            write_out(out / FILE_NAME, text, todo="give another --out")
 
     write_to(Path(job.out), write, overwrite=overwrite)
     if job.run_dir:
@@ -114,13 +115,6 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
             transform.border,
         )
     return exit_codes.DONE
-
-
-def _write_card(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; give another --out") from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.interrupts import AnsweredInExchanges
+from jobs.out_file import write_out
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob
@@ -23,7 +24,6 @@ from pipeline.models.conversion.convert import open_for_use
 from pipeline.models.weights.folder import filled_model
 from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
 
 __all__ = ["FewshotJob", "run"]
@@ -53,7 +53,8 @@ def run(job: FewshotJob) -> int:
     scores = measured(found, job, device=world.device)
     facts = _facts(job, scores, test_url=data.test.url)
     if job.run_dir:
-        _write(Path(job.run_dir), facts)
+        data = f"{json.dumps(facts, allow_nan=False)}\n".encode()
+        write_out(Path(job.run_dir) / "fewshot.json", data, todo="give another --run-dir")
     text = json.dumps(facts, allow_nan=False) if job.json else score_table(job.weights, scores, test_url=data.test.url)
     put(f"{text}\n")
     return exit_codes.DONE
@@ -89,13 +90,3 @@ def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str
                 mean, deviation = mean_and_deviation(accuracies)
                 result |= {f"{kind}_mean": mean, f"{kind}_deviation": deviation}
     return facts | {"l2": job.l2, "weights": job.weights, "data_url": job.data.url, "test_url": test_url}
-
-
-def _write(run_dir: Path, facts: dict[str, Any]) -> None:
-    """Whole or absent. UserError if it cannot be written."""
-    try:
-        write_whole(run_dir / "fewshot.json", f"{json.dumps(facts, allow_nan=False)}\n".encode())
-    except OSError as error:
-        raise UserError(
-            f"cannot write fewshot.json in {str(run_dir)!r}: {error.strerror}; give another --run-dir"
-        ) from error

@@ -16,13 +16,10 @@ from jobs.cluster.slurm import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.monitor.ask import is_there
 from jobs.monitor.logs import newest_log
 from jobs.monitor.status import jobs_of
-from jobs.origin import Nearest
 from jobs.record import Leaves, read_leaves
-from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
+from jobs.reports.facts import ReportFacts, gather, last_try, line_breaks
 from jobs.reports.ls import is_unstarted
-from pipeline.runs.curves import NO_CURVES
 from pipeline.runs.facts import SIGNS_OF_A_RUN, read_facts
-from pipeline.runs.time import time_of
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
@@ -142,25 +139,8 @@ def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
 
 def _without_record(run_dir: Path) -> ReportFacts:
     """The facts of a run whose record is damaged, or not written yet: its first job waits, or ended before."""
-    return ReportFacts(
-        name=run_dir.resolve().name or str(run_dir),
-        stage="",
-        recipe=Nearest(recipe="", num_changed=0),
-        changes=(),
-        places=(),
-        num_steps=None,
-        num_images=0,
-        scored_on="",
-        run=read_facts(run_dir, num_steps=None, is_scored=False),
-        last_try="",
-        curves=NO_CURVES,
-        time=time_of([], [], unix_end=None),
-        findings=(),
-        quarantine=Bad(num_lines=0, num_samples=0, reasons=(), samples=()),
-        data=(),
-        environment=(),
-        notes=(),
-    )
+    facts = read_facts(run_dir, num_steps=None, is_scored=False)
+    return ReportFacts(name=run_dir.resolve().name or str(run_dir), run=facts)
 
 
 def _name_in(run_dir: Path, path: Path) -> str:

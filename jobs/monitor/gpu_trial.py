@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -210,7 +210,47 @@ class Bar:
 def words_of(entry: Entry) -> str:
     """What a part has found, in a line; or why it has found nothing."""
     result = entry.get("result")
-    return _WORDS[entry["part"]["kind"]](result) if result is not None else str(entry["failed"])
+    if result is None:
+        return str(entry["failed"])
+    rate = number(statistics.median(result["images_per_second"])) if "images_per_second" in result else ""
+    match entry["part"]["kind"]:
+        case "step":
+            return _step_words(result, rate)
+        case "determinism":
+            bits = "the same" if result["same_bits"] else "OTHER"
+            return f"{_step_words(result, rate)}; two runs have {bits} bits"
+        case "attention":
+            return "; ".join(f"{shape}: {_fastest(times)}" for shape, times in result["milliseconds"].items())
+        case "zero":
+            return f"{rate} images/s through {result['backend']}, loss {result['losses'][-1]:.6f} after five steps"
+        case "loader":
+            cpu = number(result["cpu_seconds_per_1000"])
+            return f"{rate} images/s with {result['threads']} threads, {cpu} CPU-seconds per 1,000"
+        case "profile":
+            busy = percent(min(1.0, result["busy_milliseconds"] / result["step_milliseconds"]))
+            step = number(result["step_milliseconds"])
+            return f"{step} ms a step, {result['num_launches']:,} kernels, busy {busy}"
+        case "exchange":
+            best = number(max(result["gigabytes_per_second"].values()))
+            return f"{result['ranks']} ranks through {result['backend']}: {best} GB/s bus bandwidth at most"
+        case _:
+            return "a killed run continued with the same bits"
+
+
+def _step_words(result: Mapping[str, Any], rate: str) -> str:
+    share = f", MFU {percent(result['mfu'])}" if result["mfu"] is not None else ""
+    allocated, predicted = result["allocated_bytes"], size(result["predicted_bytes"])
+    memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
+    first = duration(result["first_step_seconds"])
+    attention = f"attention {result['attention']}"
+    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
+
+
+def _fastest(by_name: Mapping[str, Any]) -> str:
+    """The fastest backend, with its milliseconds; those that do not run have words instead."""
+    times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
+    best = min(times, key=lambda name: times[name], default="none")
+    return f"{best} {number(times[best])} ms" if times else best
 
 
 def gpu_page(found: Mapping[str, Any]) -> bytes:
@@ -218,7 +258,10 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
     parts: Mapping[str, Entry] = found["parts"]
     done = {name: entry["result"] for name, entry in parts.items() if "result" in entry}
     steps = {name: done[name] for name in done if parts[name]["part"]["kind"] in ("step", "determinism")}
-    kinds = {kind: [done[name] for name in done if parts[name]["part"]["kind"] == kind] for kind in _WORDS}
+    kinds = {
+        kind: [done[name] for name in done if parts[name]["part"]["kind"] == kind]
+        for kind in ("attention", "zero", "exchange", "loader")
+    }
     values = {
         "about": found["about"],
         "seconds": sum(entry["seconds"] for entry in parts.values()),
@@ -226,7 +269,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "num_failed": len(parts) - len(done),
         "rates": bars(_rates(steps), about="Images per second: measured, and as planned"),
         "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
-        "attention": [table for result in kinds["attention"] for table in [_attention(result)]],
+        "attention": [_attention(result) for result in kinds["attention"]],
         "profiles": [(name, done[name]) for name in done if parts[name]["part"]["kind"] == "profile"],
         "zero": kinds["zero"],
         "exchanges": kinds["exchange"],
@@ -296,62 +339,3 @@ def _attention(result: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, li
         shown = (("no", False) if isinstance(each, str) else (number(each), each == least) for each in by_name.values())
         rows.append((shape, list(shown)))
     return names, rows
-
-
-def _step_words(result: Mapping[str, Any]) -> str:
-    share = f", MFU {percent(result['mfu'])}" if result["mfu"] is not None else ""
-    allocated, predicted = result["allocated_bytes"], size(result["predicted_bytes"])
-    memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
-    first = duration(result["first_step_seconds"])
-    rate = number(statistics.median(result["images_per_second"]))
-    attention = f"attention {result['attention']}"
-    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
-
-
-def _determinism_words(result: Mapping[str, Any]) -> str:
-    return f"{_step_words(result)}; two runs have {'the same' if result['same_bits'] else 'OTHER'} bits"
-
-
-def _attention_words(result: Mapping[str, Any]) -> str:
-    fastest = []
-    for shape, by_name in result["milliseconds"].items():
-        times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
-        best = min(times, key=lambda name: times[name], default="none")
-        fastest.append(f"{shape}: {best}" + (f" {number(times[best])} ms" if times else ""))
-    return "; ".join(fastest)
-
-
-def _zero_words(result: Mapping[str, Any]) -> str:
-    rate = number(statistics.median(result["images_per_second"]))
-    return f"{rate} images/s through {result['backend']}, loss {result['losses'][-1]:.6f} after five steps"
-
-
-def _loader_words(result: Mapping[str, Any]) -> str:
-    rate, cpu = number(statistics.median(result["images_per_second"])), result["cpu_seconds_per_1000"]
-    return f"{rate} images/s with {result['threads']} threads, {number(cpu)} CPU-seconds per 1,000"
-
-
-def _profile_words(result: Mapping[str, Any]) -> str:
-    busy = percent(min(1.0, result["busy_milliseconds"] / result["step_milliseconds"]))
-    return f"{number(result['step_milliseconds'])} ms a step, {result['num_launches']:,} kernels, busy {busy}"
-
-
-def _exchange_words(result: Mapping[str, Any]) -> str:
-    best = max(result["gigabytes_per_second"].values())
-    return f"{result['ranks']} ranks through {result['backend']}: {number(best)} GB/s bus bandwidth at most"
-
-
-def _resume_words(_result: Mapping[str, Any]) -> str:
-    return "a killed run continued with the same bits"
-
-
-_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "step": _step_words,
-    "determinism": _determinism_words,
-    "attention": _attention_words,
-    "zero": _zero_words,
-    "loader": _loader_words,
-    "profile": _profile_words,
-    "exchange": _exchange_words,
-    "resume": _resume_words,
-}

@@ -19,7 +19,6 @@ from jobs.planning.scaling import (
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
-from pipeline.planning.cluster_plan import NodesPlan
 from pipeline.planning.cost import Cost, cost_of
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast
 from pipeline.planning.step_time import slow_stage_3
@@ -40,13 +39,12 @@ Rows = list[tuple[str, str]]
 def run(job: PlanJob) -> int:
     """Prints the table, or one JSON object."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
-    found = None
-    if job.gpu and not job.nodes:
-        try:
-            found = forecast_of(job, cost, num_gpus=job.num_gpus)
-        except UserError as error:
-            raise UserError(in_plan(str(error))) from None
-    nodes, sizes = _nodes(job, cost), at_sizes(job)
+    try:
+        found = forecast_of(job, cost, num_gpus=job.num_gpus) if job.gpu and not job.nodes else None
+        nodes = node_rows(job, cost) if job.nodes else []
+    except UserError as error:
+        raise UserError(in_plan(str(error))) from None
+    sizes = at_sizes(job)
     if job.out:
         from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
 
@@ -70,14 +68,6 @@ def run(job: PlanJob) -> int:
     for one in (table, *more):
         show_table(one)
     return exit_codes.DONE
-
-
-def _nodes(job: PlanJob, cost: Cost) -> list[NodesPlan]:
-    """The plans for `--nodes`."""
-    try:
-        return node_rows(job, cost) if job.nodes else []
-    except UserError as error:
-        raise UserError(in_plan(str(error))) from None
 
 
 def rows_of(job: PlanJob, cost: Cost) -> Rows:

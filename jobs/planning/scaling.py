@@ -6,7 +6,7 @@ side (of axial attention, with the third); all else in a layer grows with the to
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich import box
@@ -98,22 +98,21 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
         f"its process to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
         "(--network-gbits), after the backward pass. MFU: of the whole step."
     )
-    names = ("nodes", "GPUs", "per GPU", "compute ms", "host ms", "exchange ms", "step ms", "MFU, %")
     most = rows[-1].num_gpus
     caption += f" {scaling_advice(job, cost, num_gpus=most)}"
     if slow := slow_stage_3(job.training, num_ranks=most):
         caption += f" {in_plan(slow)}"
-    table = plain_table("a step", caption, names)
-    for plan in rows:
-        step = plan.step
-        table.add_row(
-            f"{plan.num_nodes:,}",
-            f"{plan.num_gpus:,}",
-            f"{plan.images_per_gpu:,}",
-            *(few(1e3 * seconds) for seconds in (step.compute, step.host, step.communication, step.seconds)),
-            _percent(plan.mfu_reached),
-        )
-    return table
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "GPUs": [f"{plan.num_gpus:,}" for plan in rows],
+        "per GPU": [f"{plan.images_per_gpu:,}" for plan in rows],
+        "compute ms": [few(1e3 * plan.step.compute) for plan in rows],
+        "host ms": [few(1e3 * plan.step.host) for plan in rows],
+        "exchange ms": [few(1e3 * plan.step.communication) for plan in rows],
+        "step ms": [few(1e3 * plan.step.seconds) for plan in rows],
+        "MFU, %": [_percent(plan.mfu_reached) for plan in rows],
+    }
+    return _numbers("a step", caption, columns)
 
 
 def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
@@ -153,23 +152,18 @@ def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
         "the limit alone makes. Without evaluation and waits for data."
     )
-    names = ("nodes", "GPUs", "images/s", "goodput", "failures", "pieces", "days", "GPU-hours")
-    table = plain_table(
-        f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else []))
-    )
-    for plan in rows:
-        cells = (
-            f"{plan.num_nodes:,}",
-            f"{plan.num_gpus:,}",
-            few(plan.images_per_second),
-            f"{_percent(plan.outcome.goodput)} %",
-            few(plan.outcome.num_failures),
-            f"{plan.outcome.num_pieces:,}",
-            few(plan.days),
-            few(plan.gpu_hours),
-        )
-        table.add_row(*cells, *([few(plan.cost)] if job.price else []))
-    return table
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "GPUs": [f"{plan.num_gpus:,}" for plan in rows],
+        "images/s": [few(plan.images_per_second) for plan in rows],
+        "goodput": [f"{_percent(plan.outcome.goodput)} %" for plan in rows],
+        "failures": [few(plan.outcome.num_failures) for plan in rows],
+        "pieces": [f"{plan.outcome.num_pieces:,}" for plan in rows],
+        "days": [few(plan.days) for plan in rows],
+        "GPU-hours": [few(plan.gpu_hours) for plan in rows],
+        **({"cost": [few(plan.cost) for plan in rows]} if job.price else {}),
+    }
+    return _numbers(f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, columns)
 
 
 def _store_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
@@ -188,39 +182,36 @@ def _store_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
         )
         if rows[-1].num_gpus > lanes:
             caption += " A run does not begin with more ranks than lanes."
-    names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
-    table = plain_table("store and checkpoints", caption, names)
-    for plan in rows:
-        traffic = plan.traffic
-        table.add_row(
-            f"{plan.num_nodes:,}",
-            few(traffic.read_bytes_per_second / 1e9),
-            few(traffic.reads_per_second),
-            duration(plan.interval_seconds),
-            few(plan.stall_seconds),
-            few(plan.commit_seconds),
-            few(traffic.upload_bytes_per_second / 1e9),
-            few(traffic.peak_upload_bytes_per_second / 1e9),
-        )
-    return table
+    traffic = [plan.traffic for plan in rows]
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "S3 GB/s": [few(one.read_bytes_per_second / 1e9) for one in traffic],
+        "requests/s": [few(one.reads_per_second) for one in traffic],
+        "save every": [duration(plan.interval_seconds) for plan in rows],
+        "stall s": [few(plan.stall_seconds) for plan in rows],
+        "commit s": [few(plan.commit_seconds) for plan in rows],
+        "upload GB/s": [few(one.upload_bytes_per_second / 1e9) for one in traffic],
+        "peak": [few(one.peak_upload_bytes_per_second / 1e9) for one in traffic],
+    }
+    return _numbers("store and checkpoints", caption, columns)
 
 
 def _goodput_table(rows: Sequence[NodesPlan]) -> Table:
-    names = list(rows[0].goodputs)
     caption = (
         "Percent of the wall time that trains, at published failures per node and day: 0.00234 and 0.0065 on Meta's "
         "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 "
         "(arXiv 2407.21783), 0.016 for OPT-175B (its logbook)."
     )
-    table = plain_table("goodput at published failure rates, %", caption, ("nodes", "above", *names))
-    for plan in rows:
-        shares = [_percent(plan.goodputs[name]) for name in names]
-        table.add_row(f"{plan.num_nodes:,}", _percent(plan.outcome.goodput), *shares)
-    return table
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "above": [_percent(plan.outcome.goodput) for plan in rows],
+        **{name: [_percent(plan.goodputs[name]) for plan in rows] for name in rows[0].goodputs},
+    }
+    return _numbers("goodput at published failure rates, %", caption, columns)
 
 
-def plain_table(title: str, caption: str, names: Sequence[str]) -> Table:
-    """An empty table of numbers in columns of these names."""
+def _numbers(title: str, caption: str, columns: Mapping[str, Sequence[str]]) -> Table:
+    """A table of numbers, from the cells of each column, at most as wide as a terminal."""
     table = Table(
         title=title,
         caption=caption,
@@ -230,8 +221,10 @@ def plain_table(title: str, caption: str, names: Sequence[str]) -> Table:
         padding=(0, 1, 0, 0),
         width=WIDTH,
     )
-    for name in names:
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
@@ -310,14 +303,12 @@ def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
         f"attention: the share of its two products, which grow with the {growth}. memory: what training "
         f"keeps and needs for one image more, in {kind}{recomputed}, before torch.compile saves some of it."
     )
-    table = plain_table("over the image size", caption, ("px", "tokens", "GFLOP", "times", "attention", "memory MB"))
-    for at in found:
-        table.add_row(
-            f"{at.image_size:,}",
-            f"{at.num_tokens:,}" if at.num_tokens else "-",
-            few(at.forward_flops / 1e9),
-            f"{at.forward_flops / found[0].forward_flops:.2f}",
-            f"{at.attention_flops / at.forward_flops:.1%}",
-            few(at.activation_bytes / 1e6),
-        )
-    return table
+    columns = {
+        "px": [f"{at.image_size:,}" for at in found],
+        "tokens": [f"{at.num_tokens:,}" if at.num_tokens else "-" for at in found],
+        "GFLOP": [few(at.forward_flops / 1e9) for at in found],
+        "times": [f"{at.forward_flops / found[0].forward_flops:.2f}" for at in found],
+        "attention": [f"{at.attention_flops / at.forward_flops:.1%}" for at in found],
+        "memory MB": [few(at.activation_bytes / 1e6) for at in found],
+    }
+    return _numbers("over the image size", caption, columns)

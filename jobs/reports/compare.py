@@ -8,9 +8,8 @@ step can be told apart; and a table that a script sorts. The command reads the r
 import json
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -187,77 +186,6 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plot:
-    """What a plot shows: `y_of` gives a score and its deviation. Only points scored on one dataset share a plot."""
-
-    title: str
-    x_name: str
-    x_of: Callable[[Point], float | None]
-    y_name: str
-    y_of: Callable[[Point], tuple[float | None, float | None]]
-
-
-def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Each with its title; those without a point are left out."""
-    made = []
-    for wanted in _wanted(points):
-        marks = [
-            PlotPoint(
-                x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=100 * (spread or 0)
-            )
-            for place, one in enumerate(points)
-            for x, (y, spread) in [(wanted.x_of(one), wanted.y_of(one))]
-            if x and y is not None
-        ]
-        if marks:
-            y_name = f"{wanted.y_name} (%)"
-            made.append((wanted.title, scatter(marks, x_name=wanted.x_name, y_name=y_name, lines=lines)))
-    return made
-
-
-def _wanted(points: Sequence[Point]) -> Iterator[_Plot]:
-    """The plots: for each dataset, accuracy over compute and over data; then few-shot accuracy over data."""
-    axes: dict[str, tuple[str, Callable[[Point], float | None]]] = {
-        "compute": ("exaFLOPs", lambda one: one.exaflops),
-        "data": ("images of pre-training", lambda one: one.num_images),
-    }
-    also = [more for one in points for more in one.also]
-    for dataset in dict.fromkeys([*(one.dataset for one in points), *(one.dataset for one in also if not one.shots)]):
-        for axis, (x_name, x_of) in axes.items():
-            title = _title("Accuracy", dataset, axis)
-            y_of = partial(_accuracy_on, dataset)
-            yield _Plot(title=title, x_name=x_name, x_of=x_of, y_name="Accuracy", y_of=y_of)
-    x_name, x_of = axes["data"]
-    measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
-    measured += [(one.shots, one.dataset) for one in also if one.shots]
-    for shots in sorted({shots for shots, _ in measured})[:_MOST_SHOTS]:
-        for dataset in dict.fromkeys(dataset for few, dataset in measured if few == shots):
-            name = f"{shots}-shot accuracy"
-            y_of = partial(_few_shot_on, dataset, shots)
-            yield _Plot(title=_title(name, dataset, "data"), x_name=x_name, x_of=x_of, y_name=name, y_of=y_of)
-
-
-def _title(name: str, dataset: str, axis: str) -> str:
-    return f"{name} on {dataset} over {axis}" if dataset else f"{name} over {axis}"
-
-
-def _accuracy_on(dataset: str, one: Point) -> tuple[float | None, float | None]:
-    return one.drawn if one.dataset == dataset else _also_on(dataset, 0, one)
-
-
-def _few_shot_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
-    """Measured in RUN/fewshot, of the best weights say, else in the run itself."""
-    found = _also_on(dataset, shots, one)
-    is_on = found[0] is None and one.fewshot_dataset == dataset
-    return (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if is_on else found
-
-
-def _also_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
-    found = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
-    return found[0] if found else (None, None)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlotPoint:
     """A point of a plot: `x` above 0; `y` and its `deviation` in percent; `row`: the id of its row in the table."""
 
@@ -267,6 +195,49 @@ class PlotPoint:
     name: str
     row: str
     deviation: float = 0.0
+
+
+def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
+    """The plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot accuracy
+    over data. Only points scored on one dataset share a plot; a plot without a point is left out."""
+    also = [more for one in points for more in one.also]
+    measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
+    measured += [(one.shots, one.dataset) for one in also if one.shots]
+    few = sorted({shots for shots, _ in measured})[:_MOST_SHOTS]
+    datasets = dict.fromkeys([*(one.dataset for one in points), *(one.dataset for one in also if not one.shots)])
+    wanted = [(0, dataset, axis) for dataset in datasets for axis in ("compute", "data")]
+    wanted += [(shots, name, "data") for shots in few for name in dict.fromkeys(on for n, on in measured if n == shots)]
+    made = []
+    for shots, dataset, axis in wanted:
+        marks = list(_marks(points, shots, dataset, axis))
+        if marks:
+            what = f"{shots}-shot accuracy" if shots else "Accuracy"
+            on = f" on {dataset}" if dataset else ""
+            x_name = "exaFLOPs" if axis == "compute" else "images of pre-training"
+            made.append((f"{what}{on} over {axis}", scatter(marks, x_name=x_name, y_name=f"{what} (%)", lines=lines)))
+    return made
+
+
+def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iterator[PlotPoint]:
+    """The points with a score on a dataset. `shots`: of a few-shot accuracy, else 0."""
+    for place, one in enumerate(points):
+        x = one.exaflops if axis == "compute" else one.num_images
+        y, spread = _score_on(one, shots, dataset)
+        if x and y is not None:
+            deviation = 100 * (spread or 0)
+            yield PlotPoint(
+                x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=deviation
+            )
+
+
+def _score_on(one: Point, shots: int, dataset: str) -> tuple[float | None, float | None]:
+    """A score and its deviation. Few-shot accuracy that was measured in RUN/fewshot, of the best weights say, comes
+    before that of the run itself; any other accuracy after it."""
+    also = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
+    if shots:
+        own = (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if one.fewshot_dataset == dataset else None
+        return also[0] if also else own or (None, None)
+    return one.drawn if one.dataset == dataset else also[0] if also else (None, None)
 
 
 def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:

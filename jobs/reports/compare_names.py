@@ -12,6 +12,15 @@ from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
+# Fields that change no result, that the other columns show, or that belong to how a run is scored.
+_NOT_TOLD = (
+    *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
+    *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
+    *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
+    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
+)
+_VAGUE = ("name", "url", "share", "count", "decay")  # names that say nothing alone
+_MOST_VALUE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +99,6 @@ def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[
     differing = {field for field in sizes if any(one.get(field) != sizes[field] for one in others)}
     differing |= {field for field in _SIZES if field in own and sizes.get(field) != own[field]}
     return ", ".join((name, *(text for field, text in sizes.items() if field in differing)))
-
-
-# Fields that change no result, that the other columns show, or that belong to how a run is scored.
-_NOT_TOLD = (
-    *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
-    *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
-    *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
-    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
-)
-_VAGUE = ("name", "url", "share", "count", "decay")  # names that say nothing alone
-_MOST_VALUE_CHARACTERS = 60
 
 
 def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:

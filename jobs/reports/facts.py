@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,22 +148,22 @@ class ReportFacts:
     `notes`: what could not be read or is missing."""
 
     name: str
-    stage: str
-    recipe: Nearest
-    changes: tuple[Change, ...]
-    places: tuple[Change, ...]
-    num_steps: int | None
-    num_images: int
-    scored_on: str
     run: RunFacts
-    last_try: str
-    curves: Curves
-    time: RunTime
-    findings: tuple[Line, ...]
-    quarantine: Bad
-    data: tuple[tuple[str, str], ...]
-    environment: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
+    stage: str = ""
+    recipe: Nearest = Nearest(recipe="", num_changed=0)
+    changes: tuple[Change, ...] = ()
+    places: tuple[Change, ...] = ()
+    num_steps: int | None = None
+    num_images: int = 0
+    scored_on: str = ""
+    last_try: str = ""
+    curves: Curves = NO_CURVES
+    time: RunTime = field(default_factory=lambda: time_of([], [], unix_end=None))
+    findings: tuple[Line, ...] = ()
+    quarantine: Bad = Bad(num_lines=0, num_samples=0, reasons=(), samples=())
+    data: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class _Notes:

@@ -15,7 +15,7 @@ from jobs import exit_codes
 from jobs.out_file import refuse_no_page, write_page
 from jobs.output import WIDTH, fitted, put, wrapped
 from jobs.reports.facts import ReportFacts, gather
-from jobs.reports.worth import COLUMNS, CORE_DAYS, NO_SCORES, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
+from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.models import ReportJob
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
@@ -64,7 +64,10 @@ def run(job: ReportJob) -> int:
     return exit_codes.DONE
 
 
-def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
+def summary(
+    facts: ReportFacts,
+    scores: ScoreSheet = ScoreSheet(),  # noqa: B008 - frozen
+) -> str:
     """The report in lines of at most 80 columns: first the outcome and what the model confuses."""
     lacks = lacks_confusions(facts, scores)
     lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]

@@ -345,9 +345,6 @@ class ScoreSheet:
     reasons: tuple[str, ...] = ()
 
 
-NO_SCORES = ScoreSheet()
-
-
 def read_scores(run_dir: Path) -> ScoreSheet:
     """Reads RUN/scores, or, if it is missing, the newest evaluation of this run's weights in a folder of the run or
     beside it; empty if there is none."""
@@ -355,7 +352,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     if not (folder / _SCORES).is_file():
         found = _newest_evaluation(run_dir)
         if found is None:
-            return NO_SCORES
+            return ScoreSheet()
         folder = found
     reasons: list[str] = []
     leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}

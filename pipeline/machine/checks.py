@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.ranks.host_memory import available_bytes
 from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
-from shards.errors import Finding
+from shards.errors import Finding, judged
 from shards.output.quantities import size
 
 _GB = 10**9
@@ -55,10 +55,9 @@ def folder_check(folder: Path) -> Finding:
 def judge_python(found: Sequence[int]) -> Finding:
     """Whether this Python is supported."""
     least, below = _PYTHONS
-    words = ".".join(map(str, found))
-    if least <= tuple(found[:2]) < below:
-        return Finding(name="Python", status="ok", found=words)
-    return Finding(name="Python", status="fault", found=words, todo="install Python 3.11 to 3.14, then `make setup`")
+    is_ok = least <= tuple(found[:2]) < below
+    todo = "install Python 3.11 to 3.14, then `make setup`"
+    return judged("Python", ".".join(map(str, found)), is_ok=is_ok, todo=todo, otherwise="fault")
 
 
 def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
@@ -69,62 +68,55 @@ def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
         for name, bounds, found in every
         if not found or not fits(found, bounds)
     ]
-    if wrong:
-        todo = "run `make setup`, or `pip install` the versions of constraints.txt"
-        return Finding(name="libraries", status="fault", found="; ".join(wrong), todo=todo)
     shown = ", ".join(f"{name} {found}" for name, _, found in every if name in ("patchline", "torch", "numpy"))
-    return Finding(name="libraries", status="ok", found=f"{shown} and {len(every) - 3} others fit")
+    found = "; ".join(wrong) or f"{shown} and {len(every) - 3} others fit"
+    todo = "run `make setup`, or `pip install` the versions of constraints.txt"
+    return judged("libraries", found, is_ok=not wrong, todo=todo, otherwise="fault")
 
 
 def judge_deepspeed(found: str) -> Finding:
     """Whether a run trusts this version."""
-    if found in TESTED:
-        return Finding(name="DeepSpeed", status="ok", found=f"{found}, which is tested")
+    is_ok = found in TESTED
+    words = f"{found}, which is tested" if is_ok else f"{found or 'missing'}; tested: {', '.join(TESTED)}"
     todo = f"pip install deepspeed=={TESTED[-1]}, or accept it by --engine.allow-deepspeed {found}"
-    return Finding(
-        name="DeepSpeed", status="fault", found=f"{found or 'missing'}; tested: {', '.join(TESTED)}", todo=todo
-    )
+    return judged("DeepSpeed", words, is_ok=is_ok, todo=todo, otherwise="fault")
 
 
 def judge_cores(num_cores: int, limit: str) -> Finding:
     """`limit`: the text of the cgroup's cpu.max, such as `400000 100000` for four cores, or `max 100000`."""
     words = limit.split()
     quota = int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else 0
-    if 0 < quota < num_cores:
-        found = f"{num_cores} cores, of which this container may use {quota:.4g}"
-        todo = f"give --threads {max(1, int(quota))}, or OMP_NUM_THREADS: more threads would wait for each other"
-        return Finding(name="cores", status="warning", found=found, todo=todo)
-    return Finding(name="cores", status="ok", found=f"{num_cores}")
+    is_ok = not 0 < quota < num_cores
+    found = f"{num_cores}" if is_ok else f"{num_cores} cores, of which this container may use {quota:.4g}"
+    todo = f"give --threads {max(1, int(quota))}, or OMP_NUM_THREADS: more threads would wait for each other"
+    return judged("cores", found, is_ok=is_ok, todo=todo)
 
 
 def judge_memory(free_bytes: int) -> Finding:
     """Bytes that processes may still take here."""
     if free_bytes >= 1 << 60:
         return Finding(name="memory", status="warning", found="not known", todo="mount /proc")
-    found = f"{size(free_bytes)} are free"
-    if free_bytes >= _LEAST_MEMORY:
-        return Finding(name="memory", status="ok", found=found)
     todo = "end other programs, or raise the container's limit: a rank needs 1 to 2 GB beside its model"
-    return Finding(name="memory", status="warning", found=found, todo=todo)
+    return judged("memory", f"{size(free_bytes)} are free", is_ok=free_bytes >= _LEAST_MEMORY, todo=todo)
 
 
 def judge_shared(free_bytes: int | None) -> Finding:
     """Bytes free in /dev/shm, through which ranks on one machine exchange gradients; None: there is none."""
-    if free_bytes is not None and free_bytes >= _LEAST_SHARED:
-        return Finding(name="shared memory", status="ok", found=f"{size(free_bytes)} are free in {_SHARED}")
     found = f"there is no {_SHARED}" if free_bytes is None else f"{size(free_bytes)} are free in {_SHARED}"
     todo = "with several ranks per machine, give the container more (docker run --shm-size 8g, or --ipc host)"
-    return Finding(name="shared memory", status="warning", found=found, todo=todo)
+    return judged("shared memory", found, is_ok=free_bytes is not None and free_bytes >= _LEAST_SHARED, todo=todo)
 
 
 def judge_files(soft: int, hard: int) -> Finding:
     """The limits of this process on open files; -1: none."""
-    found = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
-    if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
-        return Finding(name="open files", status="ok", found=found)
     is_raisable = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     todo = f"run `ulimit -n {_FEW_FILES}` first" if is_raisable else "have the administrator raise the limit (nofile)"
-    return Finding(name="open files", status="warning", found=found, todo=f"for many ranks or connections, {todo}")
+    return judged(
+        "open files",
+        "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}",
+        is_ok=soft == resource.RLIM_INFINITY or soft >= _FEW_FILES,
+        todo=f"for many ranks or connections, {todo}",
+    )
 
 
 def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
@@ -132,11 +124,8 @@ def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
     if fault:
         todo = "give --folder, --out and --run-dir a folder that this user may write to"
         return Finding(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
-    found = f"{size(free_bytes)} are free in {folder}"
-    if free_bytes >= _LEAST_DISK:
-        return Finding(name="disk", status="ok", found=found)
     todo = "make room; `patchline plan RECIPE --gpu h100` says how large a run's checkpoints are"
-    return Finding(name="disk", status="warning", found=found, todo=todo)
+    return judged("disk", f"{size(free_bytes)} are free in {folder}", is_ok=free_bytes >= _LEAST_DISK, todo=todo)
 
 
 def fits(found: str, bounds: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from jobs.reports.worth import FOLDER, NO_SCORES, Classes, ExampleImage, Repeats, read_scores, worth_of
+from jobs.reports.worth import FOLDER, Classes, ExampleImage, Repeats, ScoreSheet, read_scores, worth_of
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns
@@ -82,7 +82,7 @@ def test_a_report_begins_with_the_outcome_and_the_confusions(scored: Path, digit
 def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tmp_path: Path) -> None:
     """Such as that of a chain, which writes it beside the run; others' evaluations are not this run's."""
     run_dir = shutil.copytree(scored, tmp_path / "tuned" / "0", ignore=shutil.ignore_patterns(FOLDER))
-    assert read_scores(run_dir) == NO_SCORES
+    assert read_scores(run_dir) == ScoreSheet()
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text(metrics.read_text().rstrip().removesuffix("}") + ', "test_accuracy": 0.5}\n')
     ended = patchline("report", str(run_dir))
