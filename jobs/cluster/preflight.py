@@ -38,7 +38,7 @@ _COMMAND_SECONDS = 60
 
 
 def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the table, or one JSON object; 0 if nothing has failed, else 1."""
+    """Prints the table, or one JSON object. Returns 0 if there is no fault, else 1."""
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     findings = environment_checks(cluster, environ)
     facts: dict[str, Any] = {}
@@ -69,14 +69,14 @@ def _tell(job: PreflightJob, findings: Sequence[Finding], facts: dict[str, Any])
 
 
 def environment_checks(cluster: ClusterConfig, environ: Mapping[str, str]) -> list[Finding]:
-    """This machine, which is a login node: versions, limits, and whether the command answers."""
+    """Checks this machine, which is a login node: versions, limits, and whether the command answers."""
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     ports = _EPHEMERAL.read_text() if _EPHEMERAL.is_file() else ""
     return [*local_checks(), judge_locked(locked), judge_ports(ports), _command(cluster, environ)]
 
 
 def judge_locked(soft: int) -> Finding:
-    """Bytes that a process may lock in memory, -1: no limit. InfiniBand registers memory so. Pure."""
+    """Whether a process may lock enough memory, which InfiniBand needs. `soft`: bytes; -1: there is no limit. Pure."""
     is_free = soft == resource.RLIM_INFINITY
     todo = "with InfiniBand, have the administrator set memlock to unlimited on the nodes, and in slurmd's unit"
     found, is_ok = "no limit" if is_free else size(soft), is_free or soft >= _LEAST_LOCKED
@@ -95,7 +95,8 @@ def judge_flock(run_dir: Path) -> Finding:
 
 
 def judge_ports(text: str) -> Finding:
-    """`text`: the first and the last port that the kernel gives away by itself. Pure."""
+    """Whether the kernel leaves our ports alone. `text`: the first and the last port that it gives away by itself.
+    Pure."""
     found = f"ranks meet on one of {_PORTS.start} to {_PORTS.stop - 1}"
     numbers = [int(word) for word in re.findall(r"\d+", text)]
     is_ok = len(numbers) != 2 or numbers[0] >= _PORTS.stop or numbers[1] < _PORTS.start
@@ -125,7 +126,7 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
 
 
 def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Every check of Slurm; a single fault, if it does not answer."""
+    """Returns every check of Slurm; a single fault if it does not answer."""
     try:
         config = fields_of(_answer(["scontrol", "show", "config"], environ))
         named = _partition(cluster.partition, environ)
@@ -155,12 +156,12 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """`Name = value` of each line. Pure."""
+    """Returns the fields of a text with a line `Name = value` for each. Pure."""
     return {match[1]: match[2] for match in _FIELD.finditer(text)}
 
 
 def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "partition") -> Finding:
-    """`partition`: its fields, empty if there is none of this name. Pure."""
+    """Whether the partition exists and is up. `partition`: its fields; empty if there is none of this name. Pure."""
     shown = printable_name(partition.get("PartitionName", name) or "no default partition")
     if not partition:
         found, allowed = f"{shown}: does not exist", "a partition of this cluster"
@@ -173,7 +174,8 @@ def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "par
 
 
 def judge_limit(cluster: ClusterConfig, partition: Mapping[str, str], *, what: str = "MaxTime") -> Finding:
-    """A partition's time limits, against the one that is asked for and the margin in which a run saves. Pure."""
+    """Judges a partition's time limits against the limit that is asked for and the margin in which a run saves.
+    Pure."""
     limits = limits_in([partition], name="")
     return replace(
         judge_time(limits, cluster.time_limit, margin=cluster.margin_seconds, flag="`time_limit:`"), name=what
@@ -181,7 +183,7 @@ def judge_limit(cluster: ClusterConfig, partition: Mapping[str, str], *, what: s
 
 
 def judge_nodes(asked: int, states: list[str], limits: PartitionLimits) -> Finding:
-    """`states`: of each node, in Slurm's words (`idle`, `drained*`). Pure."""
+    """Whether enough nodes are usable. `states`: of each node, in Slurm's words (`idle`, `drained*`). Pure."""
     usable = sum(state.rstrip("*~#!%$@^-").startswith(_USABLE) and not state.endswith("*") for state in states)
     most = judge_most_nodes(limits, asked)
     if most.status == "fault":
@@ -199,7 +201,7 @@ def judge_nodes(asked: int, states: list[str], limits: PartitionLimits) -> Findi
 
 
 def judge_config(config: Mapping[str, str], partition: Mapping[str, str], cluster: ClusterConfig) -> list[Finding]:
-    """The settings of the whole cluster on which a run's life depends. Pure."""
+    """Judges the settings of the whole cluster on which a run's life depends. Pure."""
     wait, timeout = _number(config.get("KillWait", "")), _number(config.get("SlurmdTimeout", ""))
     codes, most = config.get("RequeueExit", ""), _number(config.get("MaxArraySize", ""))
     mode, ours = partition.get("PreemptMode") or config.get("PreemptMode", "OFF"), exit_codes.CONTINUE
@@ -251,7 +253,7 @@ def judge_config(config: Mapping[str, str], partition: Mapping[str, str], cluste
 
 
 def holds(codes: str, code: int) -> bool:
-    """Whether a list such as `75,80-85` has a number. Pure."""
+    """Whether a list such as `75,80-85` contains a number. Pure."""
     for word in codes.split(","):
         first, _, last = word.partition("-")
         if first.isdecimal() and (last or first).isdecimal() and int(first) <= code <= int(last or first):
@@ -273,7 +275,7 @@ def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -
 
 
 def _partition(names: str, environ: Mapping[str, str]) -> dict[str, str] | None:
-    """The fields of the first partition that is named, else of the default one; None if there is none."""
+    """Returns the fields of the first partition that is named, or of the default one; None if there is none."""
     name = names.partition(",")[0]
     found = partitions(environ, name)
     return next((fields for fields in found if name or fields.get("Default") == "YES"), None)

@@ -62,7 +62,7 @@ exec "$@" __probe "$SLURMD_NODENAME"
 
 
 def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
-    """The options of a job on this cluster, for sbatch and srun alike. Pure."""
+    """Returns the options of a job on this cluster, for sbatch and srun alike. Pure."""
     named = {
         "partition": cluster.partition,
         "account": cluster.account,
@@ -77,8 +77,8 @@ def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
 @dataclass(frozen=True, kw_only=True)
 class NodeFound:
     """What one rank found on its node. `import_seconds`: of torch and DeepSpeed, from the kind of file system
-    `imported_from`; `cached_seconds`: of another process, which finds them in the node's memory (both 0: this rank did
-    not try). `fault`: of the exchange, empty if there is none or it is still to come."""
+    `imported_from`. `cached_seconds`: of a second process, which finds them in the node's memory. Both are 0 if this
+    rank did not try. `fault`: of the exchange; empty if there is none, or if the exchange has not ended yet."""
 
     node: str
     rank: Annotated[int, Range(0)]
@@ -93,7 +93,7 @@ class NodeFound:
 def shared_checks(
     cluster: ClusterConfig, folder: Path, *, wait_seconds: int, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Two nodes, and this one, write into a new folder below `folder`, and read each other's files."""
+    """Has two nodes and this machine write into a new folder below `folder`, and read each other's files."""
     below = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     place = below / f".patchline-preflight-{secrets.token_hex(8)}"
     try:
@@ -116,7 +116,7 @@ def shared_checks(
 
 
 def judge_shared(text: str, *, where: str, command: str) -> list[Finding]:
-    """What the nodes have printed. Pure."""
+    """Judges what the nodes have printed. Pure."""
     said: dict[str, dict[str, str]] = {}
     for match in _LINE.finditer(text):
         said.setdefault(printable_name(match["node"]), {})[match["what"]] = match["more"]
@@ -144,7 +144,7 @@ def _why(what: Mapping[str, str], nodes: Sequence[str]) -> str:
 
 
 def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Imports, a product of matrices and an exchange on all nodes, one rank per GPU."""
+    """Runs imports, a product of matrices and an exchange on all nodes, one rank per GPU."""
     tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
     words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
     script = "\n".join([*cluster.setup, _DEEP])
@@ -155,7 +155,7 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
 
 
 def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """`patchline __probe NODE`, which each rank of the deep job runs: prints a line of JSON after each of its two
+    """`patchline __probe NODE`, which each rank of the deep job runs. It prints a line of JSON after each of its two
     steps. `words`: the node's name in Slurm."""
     if len(words) != 1:
         raise UserError(f"__probe takes the name of the node, got {len(words)} words")
@@ -181,14 +181,14 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _import_seconds() -> float:
-    """The seconds that a new process takes to import torch and DeepSpeed."""
+    """Returns the seconds that a new process takes to import torch and DeepSpeed."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, deepspeed"], capture_output=True, check=True)
     return time.monotonic() - began
 
 
 def judge_deep(text: str, *, nodes: int) -> list[Finding]:
-    """What the ranks have printed: the later line of a rank replaces the earlier. Pure."""
+    """Judges what the ranks have printed. A rank's later line replaces the earlier one. Pure."""
     ranks: dict[int, NodeFound] = {}
     for line in text.splitlines():
         if '"product_seconds"' in line:
@@ -256,7 +256,7 @@ def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -
 
 
 def _output(words: list[str], environ: Mapping[str, str], cluster: ClusterConfig) -> tuple[str, str]:
-    """What a job prints, and why it failed, if it did."""
+    """Returns what a job prints, and why it failed, if it did."""
     limit = next(int(word.partition("=")[2]) for word in words if word.startswith("--immediate="))
     try:
         seconds = limit + 60 * (max(_MINUTES.values()) + 2)

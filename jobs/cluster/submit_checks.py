@@ -39,8 +39,8 @@ _ANYWAY = "or submit with --no-check"
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionLimits:
-    """The limits of one partition, or the widest of several, in seconds and nodes; None: no limit, or not known.
-    `default_seconds`: of a job that asks for no time."""
+    """The limits of one partition, or the widest of several, in seconds and nodes. None: there is no limit, or it is
+    not known. `default_seconds`: of a job that asks for no time."""
 
     name: str
     seconds: int | None = None
@@ -63,12 +63,12 @@ class Submission:
 
     @property
     def partition(self) -> str:
-        """The partition that the settings have for such a job."""
+        """The partition that the settings name for such a job."""
         return self.cluster.partition_for(has_ranks=self.has_ranks)
 
 
 def refuse(found: Iterable[Finding]) -> None:
-    """UserError for the first fault; a warning for the log for each warning before it."""
+    """Raises UserError for the first fault, and logs the warnings before it."""
     for one in found:
         if one.status == "fault":
             raise replace(one, todo=f"{one.todo}, {_ANYWAY}").error()
@@ -77,16 +77,16 @@ def refuse(found: Iterable[Finding]) -> None:
 
 
 def store_checks(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> Iterator[Finding]:
-    """A fault for each bucket in the words that cannot be used; in a dry run, which may be on a laptop without the
-    keys, a warning."""
+    """Yields a fault for each bucket in the words that cannot be used. In a dry run, which may be on a laptop without
+    the keys, it is a warning."""
     for url in urls_of(words):
         if fault := unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile):
             yield replace(fault, status="warning" if is_dry else "fault", allowed="")
 
 
 def submission_checks(one: Submission, limits: PartitionLimits, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Each check of a job, in order. `limits`: of its partition. UserError if its ranks or lanes do not divide its
-    batch."""
+    """Yields the checks of a job, in order. `limits`: of its partition. UserError if its ranks or lanes do not divide
+    its batch."""
     margin = one.cluster.margin_seconds
     if one.run_dir:
         run_dir = Path(one.run_dir)
@@ -107,7 +107,8 @@ def submission_checks(one: Submission, limits: PartitionLimits, environ: Mapping
 
 
 def _local_disk(one: Submission, kind: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A run directory on a disk of this machine, which it does not share by NFS, if the nodes are other machines."""
+    """Finds a run directory on a disk of this machine, which is not shared by NFS, although the nodes are other
+    machines."""
     if shutil.which("sinfo", path=environ.get("PATH")) is None:
         return
     if kind not in _ON_A_DISK or is_exported(Path(one.run_dir), _text(_EXPORTS)):
@@ -123,7 +124,8 @@ def _local_disk(one: Submission, kind: str, environ: Mapping[str, str]) -> Itera
 
 
 def _unshared(what: str, todo: str, *, nodes: int) -> Finding:
-    """A run directory that nodes do not share: with one node, a warning, since that one may be right."""
+    """Returns the finding for a run directory that nodes do not share. With one node it is a warning, since that node
+    may be the right one."""
     if nodes > 1:
         return Finding(status="fault", found=what, allowed="storage that all nodes share", todo=todo)
     found = f"{what}: a requeue that lands on another node starts from scratch there"
@@ -148,8 +150,8 @@ def _refuse_uneven(one: Submission) -> None:
 
 
 def is_exported(path: Path, etab: str) -> bool:
-    """Whether a path is in a folder that this machine shares by NFS, from the text of /var/lib/nfs/etab. Pure but for
-    links on the way."""
+    """Whether this machine shares the path by NFS. `etab`: the text of /var/lib/nfs/etab. Pure, except that links are
+    followed."""
     where = path.absolute().resolve()
     folders = [line.split()[0].replace("\\040", " ") for line in etab.splitlines() if line.strip()]
     return any(where.is_relative_to(folder) for folder in folders)
@@ -169,8 +171,8 @@ def _text(path: Path) -> str:
 
 
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
-    """How long a save takes on this number of GPUs of each node, by the memory model and the rate that `patchline plan`
-    assumes of a node; 0 if the job cannot be planned."""
+    """Returns how long a save takes on this number of GPUs per node, by the memory model and the rate that `patchline
+    plan` assumes; 0 if the job cannot be planned."""
     from pipeline.planning.cost import cost_of  # noqa: PLC0415 - loads torch
     from pipeline.planning.forecast import forecast  # noqa: PLC0415
 
@@ -184,8 +186,8 @@ def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
 
 
 def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
-    """UserError for paths that cannot be in a batch script: of a folder that the flag or field `what` gives, and of the
-    current one."""
+    """UserError for a path that cannot be in a batch script: the one that the flag or field `what` gives, or the
+    current folder."""
     for name, path in (("the current folder", str(Path.cwd())), (what, run_dir)):
         if not path.isprintable():
             raise UserError(
@@ -200,7 +202,7 @@ def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
 
 
 def urls_of(words: Sequence[str]) -> list[str]:
-    """One URL for each bucket that the words name. Pure."""
+    """Returns one URL for each bucket that the words name. Pure."""
     values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
     found: dict[str, str] = {}
     for value in values:
@@ -210,7 +212,8 @@ def urls_of(words: Sequence[str]) -> list[str]:
 
 
 def file_system(path: Path) -> str:
-    """The kind of the file system that a path is, or will be, on, from /proc/mounts; empty if not known."""
+    """Returns the kind of the file system that a path is, or will be, on, from /proc/mounts; empty if it is not
+    known."""
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
     where, best, kind = path.absolute().resolve(), -1, ""
     for line in mounts.splitlines():
@@ -224,7 +227,8 @@ def file_system(path: Path) -> str:
 
 
 def _mean_stall(run_dir: Path) -> float:
-    """Mean seconds that a save of the run held it up, by its ledger, which has a line for each; 0 without one."""
+    """Returns the mean seconds that a save has held the run up. Its ledger has a line for each save; without a ledger,
+    0."""
     last, path = last_line(run_dir), run_dir / LEDGER
     if not last:
         return 0.0
@@ -232,8 +236,8 @@ def _mean_stall(run_dir: Path) -> float:
 
 
 def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:
-    """Whether a save fits into the margin before the time limit. `stalled_seconds`: what a save of this run has held it
-    up so far; `planned_seconds`: what one will take; 0: not known. Pure."""
+    """Whether a save fits into the margin before the time limit. `stalled_seconds`: how long a save of this run has
+    held it up so far. `planned_seconds`: how long one will take. 0: not known. Pure."""
     found = ""
     if stalled_seconds >= margin:
         found = f"a save has held this run up for {stalled_seconds:,.0f} s so far"
@@ -261,7 +265,7 @@ def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
 
 
 def limits_in(found: Sequence[Mapping[str, str]], *, name: str) -> PartitionLimits:
-    """The widest limits of partitions, from the fields that scontrol shows. Pure."""
+    """Returns the widest limits of partitions, from the fields that scontrol shows. Pure."""
     if not found:
         return PartitionLimits(name=name)
     times = [seconds_of(fields.get("MaxTime", "")) for fields in found]
@@ -284,8 +288,8 @@ def judge_time(
     limits: PartitionLimits, time_limit: str, *, margin: int, default_margin: int | None = None, flag: str = "--time"
 ) -> Finding:
     """Whether a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words; empty: the
-    partition's default. `margin`: seconds before the limit at which the ranks are asked to save, `default_margin` those
-    before the partition's own limit. `flag`: what gives the limit. Pure."""
+    partition's default. `margin`: how many seconds before the limit the ranks are asked to save; `default_margin`: the
+    same before the partition's own limit. `flag`: the setting of the limit. Pure."""
     default_margin = margin if default_margin is None else default_margin
     asked, shown = asked_seconds(time_limit), printable_name(limits.name)
     no_less = "lower margin_seconds to no less than a step and a save take"
@@ -306,7 +310,7 @@ def judge_time(
 
 
 def judge_most_nodes(limits: PartitionLimits, num_nodes: int) -> Finding:
-    """Whether a partition has jobs of this number of nodes, spares with them. Pure."""
+    """Whether a partition has jobs with this number of nodes, including spares. Pure."""
     if limits.nodes is None or num_nodes <= limits.nodes:
         return Finding(found=f"{num_nodes:,} asked for")
     found = f"{num_nodes:,} nodes are asked for, spares with them, and partition {printable_name(limits.name)} allows "
@@ -315,7 +319,7 @@ def judge_most_nodes(limits: PartitionLimits, num_nodes: int) -> Finding:
 
 
 def gate_minutes(limits: PartitionLimits) -> int:
-    """The time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
+    """Returns the time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
     if limits.seconds is None:
         return _MOST_GATE_MINUTES
     if limits.seconds < _LEAST_GATE_MINUTES * 60:

@@ -57,7 +57,7 @@ __all__ = ["ExportJob", "run"]
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """What was written: its folder's name, format and model. `num_parameters`: of the whole model. `is_changed`: the
-    head or the resolution is another than that of the weights, so their scores say nothing about it."""
+    head or the resolution differs from that of the weights, so their scores say nothing about it."""
 
     name: str
     written: Format
@@ -69,8 +69,8 @@ class Exported:
 
 
 def run(job: ExportJob, *, overwrite: bool = False) -> int:
-    """Writes a file or folder, whole or not at all, and MODEL_CARD.md in a folder. `overwrite`: even if --out has other
-    content."""
+    """Writes a file or folder, whole or not at all, with MODEL_CARD.md in a folder. `overwrite`: even if --out has
+    other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
     weights = open_for_use(job.path)
     config, tensor = changed(weights, job)
@@ -126,8 +126,8 @@ class Training:
 
 
 def training_of(weights: str) -> Training | None:
-    """The run with these final weights (RUN or RUN/weights); None, and a line in the log, if there is none to be
-    read. Nothing is known of the weights of another checkpoint, and of those that a run has gone beyond since."""
+    """Returns the run with these final weights (RUN or RUN/weights). Returns None, and logs why, if its record cannot
+    be read, if the weights are another checkpoint's, or if the run has trained past them."""
     folder = final_run_of(weights)
     if folder is None:
         return None
@@ -145,7 +145,7 @@ def training_of(weights: str) -> Training | None:
 
 
 def card_text(exported: Exported, training: Training | None) -> str:
-    """The card. Equal facts give equal text."""
+    """Returns the card. Equal facts give equal text."""
     parts = [f"---\n{_front_matter(exported, training)}---\n", f"# {_title(exported)}\n", _details(exported)]
     parts += ["## How to get started\n", _start(exported)]
     parts += ["## Training\n", _training(training), "## Evaluation\n", _evaluation(exported, training)]
@@ -154,7 +154,7 @@ def card_text(exported: Exported, training: Training | None) -> str:
 
 
 def _front_matter(exported: Exported, training: Training | None) -> str:
-    """YAML by its library, so that no name can end it."""
+    """Returns the YAML at the head of the card. A library writes it, so that no name can end it."""
     task = "image-feature-extraction" if exported.config.masked_patches else "image-classification"
     facts: dict[str, Any] = {"pipeline_tag": task}
     if exported.written in _LIBRARIES:
@@ -176,7 +176,7 @@ def _start(exported: Exported) -> str:
 
 
 def _title(exported: Exported) -> str:
-    """The card's title, with any sizes that are not those published under the name."""
+    """Returns the card's title, with any sizes that are not those published under the name."""
     name = model_name(exported.config.name, sizes_of(exported.config))
     return f"{_code(name)} at {exported.config.image_size} px"
 
@@ -241,7 +241,7 @@ def _evaluation(exported: Exported, training: Training | None) -> str:
 
 
 def _is_of_raw_weights(training: Training) -> bool:
-    """Whether the accuracy is not that of the weights, which are averaged."""
+    """Whether the accuracy is that of the raw weights, while the exported ones are averaged."""
     return bool(training.job.ema_decay) and not training.point.is_averaged
 
 
@@ -251,7 +251,7 @@ def _paper(exported: Exported) -> str:
 
 
 def _dataset(url: str) -> str:
-    """The last part of its address: the others may name machines, people or buckets."""
+    """Returns the last part of the address: the others may name machines, people or buckets."""
     return _plain(url.rstrip("/").rpartition("/")[2]) or "unnamed"
 
 
@@ -260,5 +260,5 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """The text as inline code, in which nothing is Markdown."""
+    """Returns the text as inline code, in which nothing is Markdown."""
     return f"`{_plain(text).replace('`', chr(39))}`"

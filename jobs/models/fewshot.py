@@ -30,7 +30,7 @@ __all__ = ["FewshotJob", "run"]
 
 
 def run(job: FewshotJob) -> int:
-    """Rank 0 prints a table of the scores and writes fewshot.json."""
+    """Measures the accuracy. Rank 0 prints a table of the scores and writes fewshot.json."""
     for flag, value in (("WEIGHTS", job.weights), ("--data.url", job.data.url)):
         if not value:
             raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
@@ -61,7 +61,7 @@ def run(job: FewshotJob) -> int:
 
 
 def score_table(weights: str, scores: FewshotScores, *, test_url: str) -> str:
-    """A line for each number of shots: mean and deviation over seeds, which one seed does not have."""
+    """Returns a line for each number of shots, with mean and deviation over seeds. One seed has no deviation."""
     is_one = any(len(one.ridge) == 1 for one in scores.results)
     has_probe = any(one.probe for one in scores.results)
     lines = [
@@ -82,7 +82,7 @@ def _cell(accuracies: tuple[float, ...]) -> str:
 
 
 def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str, Any]:
-    """What fewshot.json says: of each number of shots, the accuracy of every seed, their mean and deviation."""
+    """Returns what fewshot.json has for each number of shots: the accuracy of every seed, their mean and deviation."""
     facts: dict[str, Any] = asdict(scores)
     for one, result in zip(scores.results, facts["results"], strict=True):
         for kind in ("ridge", "probe"):

@@ -46,7 +46,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def _flag_of(assumed: str) -> str:
-    """The flag that overrides an assumption; empty for positions that are computed, and for axial attention."""
+    """Returns the flag that overrides an assumption; empty for computed positions and for axial attention."""
     name = assumed.split(maxsplit=1)[0]
     if name == "attention":
         return ""
@@ -56,7 +56,7 @@ def _flag_of(assumed: str) -> str:
 
 
 def _hints(job: ImportJob) -> Hints:
-    """The user's values for what the file does not say."""
+    """Returns the user's values for what the file does not say."""
     return Hints(
         model=job.model,
         num_heads=job.num_heads,
@@ -70,7 +70,7 @@ def _hints(job: ImportJob) -> Hints:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
+    """UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
     try:
@@ -91,7 +91,8 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
 
 
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
-    """The names in --labels-file; without it the weights' own names, if they keep their head; else numbers."""
+    """Returns the names in --labels-file. Without it, these are the weights' own names if they keep their head, else
+    numbers."""
     if not job.labels_file:
         if job.new_head:
             return tuple(str(number) for number in range(config.num_classes))
@@ -100,7 +101,8 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
 
 
 def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
-    """The names of a head's classes, one per line of a file. UserError unless there are as many, each once."""
+    """Returns the names of a head's classes, one per line of a file. UserError unless there is one for each class, and
+    each occurs once."""
     try:
         labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:

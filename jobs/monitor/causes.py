@@ -90,7 +90,7 @@ def _of_folder(found: Evidence) -> Ranked:
 
 
 def _of_queue(found: Evidence) -> Ranked:
-    """A job that waits for what will not come is the first reason; one that runs is none."""
+    """A job that waits for something that will never come is a likely cause. A running job is none."""
     for at, job in enumerate(found.jobs):
         if job.is_finished and at > 0:
             continue
@@ -106,7 +106,7 @@ def _of_queue(found: Evidence) -> Ranked:
 
 
 def _of_log(found: Evidence) -> Ranked:
-    """The first line of each kind: what follows it is often its consequence."""
+    """Takes the first line of each kind: what follows it is often its consequence."""
     for pattern, rank, words, todo in SIGNS:
         line = next((one for one in found.log if pattern.search(one.text)), None)
         if line:
@@ -121,7 +121,7 @@ def _of_log(found: Evidence) -> Ranked:
 
 
 def _of_script(found: Evidence) -> Ranked:
-    """Why a job ended before its ranks had started: what the batch script said last."""
+    """Why a job ended before its ranks had started: the last message of the batch script."""
     line = next((one for one in reversed(found.log) if one.text.startswith(_SCRIPT)), None)
     if line and not found.exits and found.next_job is None:
         said = line.text.removeprefix(_SCRIPT).strip()[:400]
@@ -148,7 +148,7 @@ def _of_rank(one: Ended, host: str) -> Finding:
 
 
 def _of_writers(found: Evidence) -> Ranked:
-    """What keeps a rank that is alive from saving: a stopped checkpoint writer."""
+    """A checkpoint writer that is stopped keeps a rank from saving, although the rank is alive."""
     for beat, _ in found.beats:
         if beat.trouble and beat.phase != Phase.ENDED:
             words, _, todo = beat.trouble.partition("; ")
@@ -190,7 +190,7 @@ def _of_disk(found: Evidence) -> Ranked:
 
 
 def _of_guard(found: Evidence) -> Ranked:
-    """The guard's last finding. If the run goes on or is done, the guard has dealt with it."""
+    """The guard's last finding. It is no fault if the run continues or is done: the guard has dealt with it."""
     for last in found.facts.findings[-1:]:
         step = last["step"]
         kind = _GUARD_FINDINGS.get(last["kind"], "a loss that is not finite")
@@ -206,7 +206,7 @@ def _of_guard(found: Evidence) -> Ranked:
 
 
 def _of_silence(found: Evidence) -> Ranked:
-    """It ended without a word: what is known is where."""
+    """The run ended without a message. All that is known is where it was."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
     is_gone = "gone" in why or "no heartbeat" in why
     guess = "; so ends what is killed by SIGKILL, or whose node is lost" if is_gone else ""

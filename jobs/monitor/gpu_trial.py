@@ -43,8 +43,8 @@ _OTHER_OUT = "give another --out"
 
 
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
-    """Measures every part that `out` lacks, writes it and the page beside it; 1 if a part failed, else 0. UserError if
-    there is no GPU to measure, or if `out` is something else."""
+    """Measures every part that `out` does not have yet, and writes `out` and the page beside it. Returns 1 if a part
+    failed, else 0. UserError if there is no GPU to measure, or if `out` is some other file."""
     from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - torch, for which other checks do not wait
 
     about = device_facts(device)
@@ -70,13 +70,13 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
 
 
 def _plain(part: GpuPart) -> dict[str, Any]:
-    """The part as JSON has it."""
+    """Returns the part as it looks after a round trip through JSON."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(part)))
     return found
 
 
 def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """The parts that the file has of this device. UserError if it is no file of this command."""
+    """Returns the parts that the file has from this device. UserError if this command did not write the file."""
     if not out.exists():
         return {}
     try:
@@ -93,7 +93,7 @@ def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The part with its result, or why there is none."""
+    """Returns the part with its result, or with the reason why there is none."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="patchline-gpu-") as folder:
         try:
@@ -126,18 +126,19 @@ def _result(part: GpuPart, folder: Path, environ: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Started:
-    """What a part starts, in its folder, until its time is over. _FailedError with the last line that was written."""
+    """Starts the processes of a part in its folder, and ends them when its time is over. Raises _FailedError with the
+    last line that was written."""
 
     folder: Path
     environ: Mapping[str, str]
     until: float
 
     def command(self, *words: str) -> bytes:
-        """What `patchline WORDS` writes to standard output."""
+        """Returns what `patchline WORDS` writes to standard output."""
         return self._output(["jobs.cli", *words], num_ranks=1)
 
     def part(self, part: GpuPart) -> Any:
-        """The result of a part, measured by a process for each rank."""
+        """Returns the result of a part, which a process per rank measures."""
         file = self.folder / "result.json"
         self._output(["pipeline.gpu_parts.parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
         try:
@@ -174,7 +175,8 @@ class _Started:
 
 
 def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | None:
-    """The first code that is not 0, else 0; None if time is over. All of them, and what they started, have ended."""
+    """Returns the first exit code that is not 0, else 0; None if time is over. When it returns, all processes and their
+    children have ended."""
     until, codes = time.monotonic() + seconds, list[int]()
     try:
         for process in processes:
@@ -192,14 +194,14 @@ def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | 
 
 
 def _write(out: Path, found: dict[str, Any]) -> None:
-    """The results as JSON, and the page that draws them."""
+    """Writes the results as JSON, and the page that draws them."""
     write_out(out, json.dumps(found, indent=1).encode() + b"\n", todo=_OTHER_OUT)
     write_out(out.with_suffix(".html"), gpu_page(found), todo=_OTHER_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar with its words. `style`: of its colour."""
+    """A bar of a plot. `text`: its value in words. `style`: the CSS class of its colour."""
 
     name: str
     value: float
@@ -208,7 +210,7 @@ class Bar:
 
 
 def words_of(entry: Entry) -> str:
-    """What a part has found, in a line; or why it has found nothing."""
+    """Returns what a part has found, in one line, or why it failed."""
     result = entry.get("result")
     if result is None:
         return str(entry["failed"])
@@ -247,14 +249,14 @@ def _step_words(result: Mapping[str, Any], rate: str) -> str:
 
 
 def _fastest(by_name: Mapping[str, Any]) -> str:
-    """The fastest backend, with its milliseconds; those that do not run have words instead."""
+    """Returns the fastest backend with its milliseconds. Backends that do not run have a text instead of a number."""
     times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
     best = min(times, key=lambda name: times[name], default="none")
     return f"{best} {number(times[best])} ms" if times else best
 
 
 def gpu_page(found: Mapping[str, Any]) -> bytes:
-    """The page. Equal results give equal bytes."""
+    """Returns the page. Equal results give equal bytes."""
     parts: Mapping[str, Entry] = found["parts"]
     done = {name: entry["result"] for name, entry in parts.items() if "result" in entry}
     steps = {name: done[name] for name in done if parts[name]["part"]["kind"] in ("step", "determinism")}
@@ -280,7 +282,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
 
 
 def bars(each: Sequence[Bar], *, about: str) -> Markup | None:
-    """Horizontal bars on one scale; None if there are none."""
+    """Draws horizontal bars on one scale. Returns None if there are none."""
     if not each:
         return None
     most = max(bar.value for bar in each) or 1.0
@@ -300,7 +302,7 @@ def bars(each: Sequence[Bar], *, about: str) -> Markup | None:
 
 
 def _feeds(loaders: Sequence[Mapping[str, Any]], steps: Mapping[str, Any]) -> float | None:
-    """What the loader prepares in the time of an image of the fastest step."""
+    """Returns how many images the loader prepares while the fastest step processes one."""
     rates = [statistics.median(result["images_per_second"]) for result in steps.values()]
     if not (loaders and rates):
         return None
@@ -329,7 +331,7 @@ def _memory(steps: Mapping[str, Any]) -> list[Bar]:
 
 
 def _attention(result: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[tuple[str, bool]]]]]:
-    """Names of backends, and for each shape what each takes: the fastest one is marked."""
+    """Returns the names of the backends, and for each shape the time of each, with a mark at the fastest."""
     shapes = result["milliseconds"]
     names = list(next(iter(shapes.values())))
     rows = []

@@ -101,7 +101,7 @@ class LogsFlags:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints the lines, control characters escaped; with --follow until Ctrl-C. UserError if there is no log."""
+    """Prints the lines, with control characters escaped; with --follow, until Ctrl-C. UserError if there is no log."""
     wanted, others = take_own_flags(LogsFlags, words)
     run_dir = Path(only_word(others, usage=usage_of("logs")))
     refuse_no_run(run_dir)
@@ -143,7 +143,8 @@ def shown(line: bytes) -> str:
 
 
 def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
-    """The lines that are written from a position on, for ever; a file that was made anew is read from its beginning."""
+    """Yields the lines that are written after `position`, for ever. A file that was replaced is read from its
+    beginning."""
     while True:
         try:
             tail = read_tail(path, most_bytes=_TAIL_BYTES)
@@ -166,7 +167,7 @@ def _all(_: bytes) -> bool:
 
 
 def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
-    """Whether a line of the log is of the rank."""
+    """Returns a function that tells whether a line of the log is the rank's."""
     if ranks_per_task(run_dir) <= 1:
         return lambda line: _is(rank, _TASK.match(line[:_MOST_HEAD]))
     return lambda line: _is(rank, _NAMED.match(line[:_MOST_HEAD]))
@@ -177,7 +178,7 @@ def _is(rank: int, found: "re.Match[bytes] | None") -> bool:
 
 
 def ranks_per_task(run_dir: Path) -> int:
-    """How many ranks each task of srun had in the newest try: 1, unless torchrun started them."""
+    """Returns how many ranks each of srun's tasks had in the newest try: 1, unless torchrun started them."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if path.name.startswith("exits-") and path.is_dir()]
         newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
@@ -187,7 +188,8 @@ def ranks_per_task(run_dir: Path) -> int:
 
 
 def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
-    """The log of the run that was written last; None if there is none. `jobs`: what Slurm said of its jobs."""
+    """Returns the log of the run that was written last; None if there is none. `jobs` are the run's jobs that Slurm
+    knows."""
     pointed = dict(_pointed(run_dir))
     told = [*pointed.values(), *(Path(job.log) for job in jobs if job.log.startswith("/"))]
     places = [*(run_dir / "submit").glob("*.out"), *told, *(task.log for task in chain_tasks(run_dir, told))]
@@ -201,7 +203,7 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
 
 
 def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Like `newest_log`, but asks Slurm where the newest job's log is if the files do not tell."""
+    """Returns the same as `newest_log`, but asks Slurm for the newest job's log if the files do not name it."""
     path, started = newest_log(run_dir), started_in(run_dir)
     is_known = path and (not started or started[0] in dict(_pointed(run_dir)) or _names(path, started[0]))
     if is_known or not started:
@@ -217,7 +219,7 @@ def _names(path: Path, job: int) -> bool:
 
 
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:
-    """The job and the path of each pointer that can be used, of the newest jobs."""
+    """Yields each usable pointer to a log as its job and path, for the newest jobs."""
     for job in started_in(run_dir)[:_MOST_FOLDERS]:
         for pointer in sorted((run_dir / "submit").glob(f"exits-{job}-*/log")):
             with suppress(OSError, InvalidDataError, UnicodeDecodeError):

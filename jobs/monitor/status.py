@@ -43,8 +43,8 @@ _PIPE_COLUMNS = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A run's jobs, newest first, and what is to be said about them, most important first. `complaint`: why Slurm says
-    nothing of them."""
+    """A run's jobs, newest first, and the findings about them, most important first. `complaint`: why Slurm does not
+    answer."""
 
     jobs: tuple[JobFacts, ...]
     findings: tuple[Finding, ...]
@@ -52,13 +52,13 @@ class Status:
 
     @property
     def next_job(self) -> JobFacts | None:
-        """A job that waits or runs."""
+        """A pending or running job."""
         return next((job for job in self.jobs if not job.is_finished), None)
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints a table, or one line of JSON per run; 0 if every run could be read, else 2. UserError for what is no
-    run."""
+    """Prints a table, or one line of JSON per run. Returns 0 if every run could be read, else 2. UserError for a folder
+    that is no run."""
     unknown = [word for word in words if word.startswith("-") and word != "--json"]
     if unknown:
         raise UserError(f"there is no flag {unknown[0]}; usage: {usage_of('status')}")
@@ -100,8 +100,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
-    """The statuses of all runs. After its first silence Slurm is not asked again, since each question takes seconds;
-    `silence`: what was said of one before."""
+    """Returns the statuses of all runs. Once Slurm has not answered, it is not asked again, since each question takes
+    seconds. `silence`: why it did not answer before."""
     found = []
     for one, path in runs:
         try:
@@ -113,7 +113,8 @@ def _statuses(
 
 
 def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
-    """Those that were named, and those of chains. UserError for a folder that is neither."""
+    """Returns the named runs and those of the named chains. UserError for a folder that is neither a run nor a
+    chain."""
     named = [(path, path) for path in folders if not is_chain(path)]
     of_chains = [(folder, path) for folder in folders if is_chain(folder) for path in runs_of(folder)]
     found = []
@@ -137,8 +138,8 @@ def _as_json(found: Run, status: Status) -> dict[str, Any]:
 
 
 def state_of(found: Run, status: Status) -> str:
-    """The run's state, in other words if a job of it waits or runs: `interrupted` of a run that a fault has ended and
-    that the job continues, `not started` before its first start, also if Slurm does not say whether a job waits."""
+    """Returns the run's state, taking its jobs into account. A failed run that a job will continue is `interrupted`. A
+    run that never started is `not started` if a job of it waits, or if Slurm does not say."""
     others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
     if status.complaint:
         others = {"never started": "not started"}
@@ -146,8 +147,8 @@ def state_of(found: Run, status: Status) -> str:
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
-    """What Slurm and the folder say of the run's jobs. `environ`: None without Slurm. UserError if Slurm does not
-    answer."""
+    """Returns what Slurm and the folder say about the run's jobs. `environ` is None without Slurm. UserError if Slurm
+    does not answer."""
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     findings = []
     for job in jobs:
@@ -160,7 +161,7 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
-    """Those that wait or run, and the newest of the others. UserError if Slurm does not answer."""
+    """Returns the pending and running jobs, and the newest of the others. UserError if Slurm does not answer."""
     names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
     logs = [path] if (path := newest_log(run_dir)) else []
     names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
@@ -170,7 +171,7 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
 
 
 def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
-    """What its files say, of those that no table of runs shows."""
+    """Returns the findings from the run's files that the table of runs does not show."""
     found = []
     if is_there(run_dir / "STOP"):
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
@@ -197,8 +198,8 @@ def _lines(status: Status) -> Sequence[str]:
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
-    them if Slurm does not answer."""
+    """Returns the words that are neither runs nor chains but outputs of pending or running jobs, with these jobs;
+    nothing if Slurm does not answer."""
     others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
     try:
         found = {word: queued_with(output_name(word), environ) for word in others}
@@ -209,7 +210,7 @@ def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, li
 
 
 def output_lines(outputs: Outputs) -> list[str]:
-    """Each job, what it waits for, where its log is, and the command that fixes it."""
+    """Returns lines about each job: what it waits for, where its log is, and the command that fixes it."""
     lines = []
     for word, jobs in outputs.items():
         lines.append(printable_name(word))
@@ -222,5 +223,5 @@ def output_lines(outputs: Outputs) -> list[str]:
 
 
 def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
-    """One object for each output."""
+    """Returns one object for each output."""
     return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]

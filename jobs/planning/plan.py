@@ -71,7 +71,7 @@ def run(job: PlanJob) -> int:
 
 
 def rows_of(job: PlanJob, cost: Cost) -> Rows:
-    """The table's rows: name and value, numbers with units."""
+    """Returns the table's rows: names, and values with their units."""
     training, model = job.training, job.training.model
     images = f"{job.num_images:,} images" if job.num_images else "images not known (--num-images)"
     classes = model.num_classes or job.num_classes
@@ -95,7 +95,8 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
 
 
 def _epochs(job: PlanJob, cost: Cost) -> str:
-    """The epochs, and the steps for those that the recipe means, if it is planned for a set of another size."""
+    """Returns the epochs. If the recipe is planned for a dataset of another size, it adds the steps that keep the
+    recipe's epochs."""
     if cost.num_epochs is None:
         return "not known (--num-images)"
     meant = _epochs_meant(job.recipe, job.training.steps)
@@ -106,8 +107,8 @@ def _epochs(job: PlanJob, cost: Cost) -> str:
 
 
 def _epochs_meant(recipe: str, steps: int) -> int:
-    """The whole epochs of a pre-training recipe on its own dataset; 0 if it does not go by epochs, or if these are not
-    its steps."""
+    """Returns the whole epochs of a pre-training recipe on its own dataset; 0 if it does not count in epochs, or if
+    these are not its steps."""
     if recipe not in pretrain.RECIPES:
         return 0
     own = PLANNED[recipe]()
@@ -119,7 +120,7 @@ def _epochs_meant(recipe: str, steps: int) -> int:
 
 
 def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
-    """More rows, for a plan on GPUs."""
+    """Returns the further rows of a plan on GPUs."""
     plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
     parts = {
         "weights": memory.weights,
@@ -169,7 +170,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """The size in GB, or in a smaller unit if two decimals of a GB would say little."""
+    """Returns the size in GB, or in a smaller unit if two decimals of a GB would say little."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
 
 
@@ -188,7 +189,8 @@ def _days(days: float) -> str:
 
 
 def operations(exaflops: float) -> str:
-    """The operations in exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
+    """Returns the operations in exaFLOPs, as in the paper's table, or in a smaller unit if that would round to
+    nothing."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
@@ -211,5 +213,5 @@ def _required_rate(cost: Cost) -> str:
 
 
 def _digits(number: float) -> int:
-    """Decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
+    """Returns how many decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
     return 0 if number >= 100 else 1 if number >= 10 else 4

@@ -38,7 +38,8 @@ _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "j
 
 
 def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] = ()) -> None:
-    """Writes `job.out`: what was found over the nodes, and over the image sizes. UserError if it cannot be written."""
+    """Draws what was found over the nodes and over the image sizes, and writes `job.out`. UserError if it cannot be
+    written."""
     path, panels, told = Path(job.out), [], f"{job.recipe or 'A run'} over the image size."
     if rows:
         panels, told = [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)
@@ -59,7 +60,7 @@ def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] 
 
 
 def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
-    """A file of its own, with the style of our pages in it."""
+    """Returns one SVG with all panels, which has the style of our pages in it."""
     groups = [
         f'<g transform="translate({place * WIDTH} 0)">{"".join(frame.elements(drawn))}</g>'
         for place, (frame, drawn) in enumerate(panels)
@@ -72,7 +73,7 @@ def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
 
 
 def _nodes(rows: Sequence[NodesPlan]) -> Axis:
-    """Nodes on a log scale, with ticks at those that were asked for."""
+    """Returns the axis of nodes: a log scale, with ticks at the numbers that were asked for."""
     nodes = [plan.num_nodes for plan in rows]
     shown = nodes[:: -(-len(nodes) // _MOST_TICKS)]
     return Axis(name="nodes", low=nodes[0], high=nodes[-1], ticks=labelled(shown), is_log=True, margin=0.03)
@@ -115,7 +116,8 @@ def _hours(rows: Sequence[NodesPlan], price: float) -> tuple[Frame, list[str]]:
 
 
 def _size_panels(found: Sequence[AtSize]) -> list[tuple[Frame, list[str], list[tuple[str, str]]]]:
-    """Operations and memory over the image size: the axes, the lines, and the name and style of each for a legend."""
+    """Returns the panels of operations and of memory over the image size: the axes, the lines, and the name and style
+    of each line for a legend."""
     sizes = [at.image_size for at in found]
     shown = labelled(sizes[:: -(-len(sizes) // _MOST_TICKS)])
     x = Axis(name="image size, px", low=sizes[0], high=sizes[-1], ticks=shown, margin=0.03)
@@ -140,7 +142,8 @@ def _line(frame: Frame, rows: Sequence[NodesPlan], values: Sequence[float], styl
 
 
 def _legend(lines: Sequence[tuple[str, str]], *, first: int | None = None) -> list[str]:
-    """The name and the style of each line, from `first` pixels on; else in the corner that falling lines leave free."""
+    """Draws the name and the style of each line, from `first` pixels down; by default in the corner that falling lines
+    leave free."""
     first = HEIGHT - BOTTOM - 16 * len(lines) if first is None else first
     return [
         f'<path class="{style}" d="M{LEFT + 10} {first + 16 * place + 4}h20"/>'

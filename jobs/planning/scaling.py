@@ -49,7 +49,7 @@ def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:
 
 
 def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
-    """The forecast of the job on this many of its GPUs. UserError as `forecast`."""
+    """Returns the forecast of the job on this number of GPUs. UserError as in `forecast`."""
     return forecast(
         job.training,
         cost,
@@ -62,7 +62,7 @@ def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
 
 
 def in_plan(text: str) -> str:
-    """The message, with the names that the training job's flags have here."""
+    """Returns the message with the training job's flags as this command names them."""
     return _OF_TRAINING.sub("--training.", text)
 
 
@@ -83,7 +83,7 @@ def _cluster(job: PlanJob) -> Cluster:
 
 
 def node_tables(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> list[Table]:
-    """The tables over the numbers of nodes, each at most as wide as a terminal."""
+    """Returns the tables over the numbers of nodes."""
     return [
         _time_table(job, rows),
         _step_table(job, cost, rows),
@@ -116,7 +116,7 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
 
 
 def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
-    """Where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
+    """Says where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
     training, batch = job.training, job.training.global_batch
     numbers = [2**power for power in range(int(math.log2(batch)) + 1) if batch % 2**power == 0]
     efficient = [number for number in numbers if _compute_share(job, cost, training, number) >= _EFFICIENT]
@@ -137,7 +137,7 @@ def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
 
 
 def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
-    """The share of a step that computes, 0 to 1; 0 if it does not fit."""
+    """Returns the share of a step that computes, 0 to 1; 0 if the job does not fit."""
     try:
         return forecast_of(replace(job, training=training), cost, num_gpus=num_gpus).step.compute_share
     except UserError:
@@ -211,7 +211,7 @@ def _goodput_table(rows: Sequence[NodesPlan]) -> Table:
 
 
 def _numbers(title: str, caption: str, columns: Mapping[str, Sequence[str]]) -> Table:
-    """A table of numbers, from the cells of each column, at most as wide as a terminal."""
+    """Returns a table of numbers from the cells of each column, at most as wide as a terminal."""
     table = Table(
         title=title,
         caption=caption,
@@ -233,7 +233,7 @@ def _percent(share: float) -> str:
 
 
 def few(number: float) -> str:
-    """Three digits of what is small or huge, all of what is large."""
+    """Writes small and huge numbers with three digits, and large ones in full."""
     if 0 < number < _LEAST:
         return f"{number:.2g}"
     if number >= _MOST:
@@ -243,7 +243,7 @@ def few(number: float) -> str:
 
 
 def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
-    """One sentence, for readers of the picture: what the least and the most nodes need."""
+    """Describes the picture in one sentence: what the smallest and the largest number of nodes need."""
     first, last = rows[0], rows[-1]
     parts = [
         f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
@@ -255,8 +255,8 @@ def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AtSize:
-    """An image of this side in pixels: the tokens of a transformer (0: a BiT ResNet), the operations of a forward pass,
-    those of them in the products of attention, and the bytes that training keeps and needs for it."""
+    """What an image of this side, in pixels, costs: the tokens of a transformer (0 for a BiT ResNet), the operations of
+    a forward pass, how many of them are in the products of attention, and the bytes that training needs for it."""
 
     image_size: int
     num_tokens: int
@@ -266,7 +266,8 @@ class AtSize:
 
 
 def at_sizes(job: PlanJob) -> list[AtSize]:
-    """The cost at each of `--image-sizes`, in ascending order. UserError for one that is no multiple of the patch."""
+    """Returns the cost at each of `--image-sizes`, in ascending order. UserError for a size that is no multiple of the
+    patch."""
     training = job.training
     model = replace(training.model, num_classes=training.model.num_classes or max(1, job.num_classes))
     stride = 1 if model.is_bit else model.stride
@@ -293,7 +294,7 @@ def at_sizes(job: PlanJob) -> list[AtSize]:
 
 
 def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
-    """A row for each image size, at most as wide as a terminal."""
+    """Returns a table with a row for each image size."""
     kind = "fp32" if job.training.engine.precision == "fp32" else "bf16"
     recomputed = " and activation checkpointing" if job.training.engine.activation_checkpointing else ""
     model = job.training.model

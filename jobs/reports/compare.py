@@ -53,15 +53,15 @@ _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 @dataclass(frozen=True, kw_only=True)
 class CompareFlags:
-    """The flags of the command: the page that is written, or, with `json`, none."""
+    """The flags of the command. `out`: the page. `json`: no page is written."""
 
     out: str | None = None
     json: bool = False
 
 
 def run(words: list[str]) -> int:
-    """Writes the page and prints the table (with --json, only one JSON object for each point). UserError if there is no
-    run in the folders, or the page cannot be written."""
+    """Writes the page and prints the table; with --json, it only prints one object for each point. UserError if there
+    is no run in the folders, or the page cannot be written."""
     flags, folders = take_own_flags(CompareFlags, words)
     if unknown := next((word for word in folders if word.startswith("-")), ""):
         raise UserError(f"unknown flag {shown_value(unknown)}; usage: {usage_of('compare')}")
@@ -93,7 +93,7 @@ def _refuse_no_page(out: str) -> None:
 
 
 def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """The points of all runs in these folders, each once."""
+    """Returns the points of all runs in these folders, each once, and the notes."""
     points, notes, seen = list[Point](), list[str](), set[Path]()
     for given in folders:
         root = Path(given)
@@ -107,7 +107,7 @@ def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
 
 
 def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
-    """The error for folders without a point; the notes say what was there."""
+    """Returns the error for folders without a point. The notes say what was there."""
     listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
     if not notes:
         return UserError(f"no training run in {listed}, down to 3 levels; {give}")
@@ -117,7 +117,7 @@ def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
 
 
 def point_table(points: Sequence[Point]) -> str:
-    """A line for each point."""
+    """Returns a line for each point."""
     rows = [
         (
             "run",
@@ -163,14 +163,14 @@ def _score(value: float | None, deviation: float | None) -> str:
 
 
 def _differs(settings: Sequence[str]) -> str:
-    """The first settings in which the run differs; the page has more."""
+    """Returns the first settings in which the run differs. The page has more."""
     more = len(settings) - _MOST_SAID
     shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
     return ", ".join(shown) or "-"
 
 
 def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
-    """The page, UTF-8. Equal points give equal bytes."""
+    """Returns the page in UTF-8. Equal points give equal bytes."""
     lines = list(dict.fromkeys(one.line for one in points))
     values = {
         "points": points,
@@ -198,8 +198,8 @@ class PlotPoint:
 
 
 def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
-    """The plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot accuracy
-    over data. Only points scored on one dataset share a plot; a plot without a point is left out."""
+    """Returns the plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot
+    accuracy over data. Only points that are scored on one dataset share a plot. A plot without points is left out."""
     also = [more for one in points for more in one.also]
     measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
     measured += [(one.shots, one.dataset) for one in also if one.shots]
@@ -219,7 +219,7 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
 
 
 def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iterator[PlotPoint]:
-    """The points with a score on a dataset. `shots`: of a few-shot accuracy, else 0."""
+    """Yields the points that have a score on a dataset. `shots`: of a few-shot accuracy, else 0."""
     for place, one in enumerate(points):
         x = one.exaflops if axis == "compute" else one.num_images
         y, spread = _score_on(one, shots, dataset)
@@ -231,8 +231,8 @@ def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iter
 
 
 def _score_on(one: Point, shots: int, dataset: str) -> tuple[float | None, float | None]:
-    """A score and its deviation. Few-shot accuracy that was measured in RUN/fewshot, of the best weights say, comes
-    before that of the run itself; any other accuracy after it."""
+    """Returns a score and its deviation. A few-shot accuracy from RUN/fewshot, which may be of the best weights, is
+    preferred to the run's own; any other accuracy is preferred from the run itself."""
     also = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
     if shots:
         own = (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if one.fewshot_dataset == dataset else None
@@ -241,7 +241,8 @@ def _score_on(one: Point, shots: int, dataset: str) -> tuple[float | None, float
 
 
 def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
-    """The marks, those of one line joined. `lines`: all of the page, whose place gives the colour."""
+    """Draws the marks, and joins those of one line. `lines`: all lines of the page; the place of each gives its
+    colour."""
     x_low, x_high = min(one.x for one in marks), max(one.x for one in marks)
     y_low = min(one.y - one.deviation for one in marks)
     y_high = max(one.y + one.deviation for one in marks)
@@ -258,7 +259,7 @@ def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequ
 
 
 def dot_class(place: int) -> str:
-    """The CSS class of a line's marks, by the line's place among all."""
+    """Returns the CSS class of a line's marks, from the line's place among all."""
     colour = place % NUM_COLOURS
     return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
 
@@ -279,7 +280,7 @@ def _line(marks: Sequence[PlotPoint], place: int, frame: Frame) -> list[str]:
 
 
 def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
-    """The points of the line of these marks: through each, and through the mean of those that are alike in x."""
+    """Returns the points that a line goes through: each mark, or the mean of marks that are alike in x."""
     groups: list[list[PlotPoint]] = []
     for one in sorted(marks, key=lambda one: one.x):
         if groups and one.x <= _ALIKE * groups[-1][0].x:
@@ -291,7 +292,8 @@ def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class LossPlot:
-    """`keys`: the class of each line and the name of its run. `words`: what is not drawn."""
+    """The losses of several runs in one picture. `keys`: the class of each line and the name of its run. `words`: what
+    is not drawn."""
 
     title: str
     picture: Markup
@@ -300,7 +302,7 @@ class LossPlot:
 
 
 def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
-    """A picture for each loss that the runs train with; runs with fewer than two means are left out."""
+    """Draws a picture for each loss that the runs train with. Runs with fewer than two means are left out."""
     drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
     groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
     return [_plot(group, is_only=len(groups) == 1) for group in groups]

@@ -27,7 +27,7 @@ _BOUND = re.compile(r"(>=|<|==)\s*([\w.*]+)")
 
 
 def local_checks() -> list[Finding]:
-    """Everything that answers at once."""
+    """Returns the checks that answer at once."""
     return [
         judge_python(sys.version_info[:3]),
         judge_versions(_installed()),
@@ -40,7 +40,7 @@ def local_checks() -> list[Finding]:
 
 
 def folder_check(folder: Path) -> Finding:
-    """The disk of the folder, or of the nearest one above it that exists."""
+    """Checks the disk of the folder, or of the nearest folder above it that exists."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -61,7 +61,8 @@ def judge_python(found: Sequence[int]) -> Finding:
 
 
 def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
-    """`installed`: each library with the bounds that it must keep, and its version; "" if it is missing."""
+    """Whether all libraries are there in versions that fit. `installed`: each library, the bounds that it must keep,
+    and its version; an empty version if it is missing."""
     every = list(installed)
     wrong = [
         f"{name} {found or 'is missing'}{f', needed: {bounds}' if bounds else ''}"
@@ -83,7 +84,8 @@ def judge_deepspeed(found: str) -> Finding:
 
 
 def judge_cores(num_cores: int, limit: str) -> Finding:
-    """`limit`: the text of the cgroup's cpu.max, such as `400000 100000` for four cores, or `max 100000`."""
+    """Whether a container's limit leaves all cores. `limit`: the text of the cgroup's cpu.max, such as `400000 100000`
+    for four cores, or `max 100000`."""
     words = limit.split()
     quota = int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else 0
     is_ok = not 0 < quota < num_cores
@@ -93,7 +95,7 @@ def judge_cores(num_cores: int, limit: str) -> Finding:
 
 
 def judge_memory(free_bytes: int) -> Finding:
-    """Bytes that processes may still take here."""
+    """Whether there is enough memory for a rank. `free_bytes`: what processes may still take."""
     if free_bytes >= 1 << 60:
         return Finding(name="memory", status="warning", found="not known", todo="mount /proc")
     todo = "end other programs, or raise the container's limit: a rank needs 1 to 2 GB beside its model"
@@ -101,14 +103,15 @@ def judge_memory(free_bytes: int) -> Finding:
 
 
 def judge_shared(free_bytes: int | None) -> Finding:
-    """Bytes free in /dev/shm, through which ranks on one machine exchange gradients; None: there is none."""
+    """Whether there is enough room in /dev/shm, through which ranks on one machine exchange gradients. None: there is
+    no /dev/shm."""
     found = f"there is no {_SHARED}" if free_bytes is None else f"{size(free_bytes)} are free in {_SHARED}"
     todo = "with several ranks per machine, give the container more (docker run --shm-size 8g, or --ipc host)"
     return judged("shared memory", found, is_ok=free_bytes is not None and free_bytes >= _LEAST_SHARED, todo=todo)
 
 
 def judge_files(soft: int, hard: int) -> Finding:
-    """The limits of this process on open files; -1: none."""
+    """Whether this process may open enough files. -1: there is no limit."""
     is_raisable = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     todo = f"run `ulimit -n {_FEW_FILES}` first" if is_raisable else "have the administrator raise the limit (nofile)"
     return judged(
@@ -120,7 +123,7 @@ def judge_files(soft: int, hard: int) -> Finding:
 
 
 def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
-    """`fault`: why nothing can be written there; empty if it can."""
+    """Whether there is enough room on a disk. `fault`: why nothing can be written there; empty if it can."""
     if fault:
         todo = "give --folder, --out and --run-dir a folder that this user may write to"
         return Finding(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
@@ -129,7 +132,8 @@ def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
 
 
 def fits(found: str, bounds: str) -> bool:
-    """Whether a version keeps bounds such as `<2.14,>=2.11`. What follows a plus sign is of the build."""
+    """Whether a version keeps bounds such as `<2.14,>=2.11`. What follows a plus sign names the build, and does not
+    count."""
     compare: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
         ">=": lambda one, other: one >= other,
         "<": lambda one, other: one < other,
@@ -143,7 +147,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _installed() -> list[tuple[str, str, str]]:
-    """Patchline and what it requires, without extras."""
+    """Returns Patchline and its requirements, without extras: name, bounds, version."""
     found = [("patchline", "", _version_of("patchline"))]
     for text in requires("patchline") or []:
         match = _REQUIREMENT.fullmatch(text)

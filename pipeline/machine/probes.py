@@ -48,7 +48,7 @@ _EXCHANGE_LIMIT = timedelta(seconds=60)
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What is looked at (`name`, for the table), the words for it, and what to do if it crashes or does not answer."""
+    """A probe: its `name` in the table, the words that start it, and what to do if it crashes or does not answer."""
 
     name: str
     words: tuple[str, ...]
@@ -64,8 +64,8 @@ class _Running:
 
 
 def run_probes(probes: Sequence[Probe], *, seconds: float) -> Iterator[Finding]:
-    """The checks of all probes, in their order. One that fails, or is not done in `seconds`, adds a fault to those that
-    it has made."""
+    """Yields the checks of all probes, in order. A probe that crashes, or does not end within `seconds`, adds a fault
+    to the checks that it has made."""
     until = time.monotonic() + seconds
     running = [_started(probe) for probe in probes]
     try:
@@ -85,7 +85,7 @@ def _started(probe: Probe) -> _Running:
 
 
 def _code(process: "subprocess.Popen[bytes]", until: float) -> int | None:
-    """The exit code; None if the process still runs when its time is over."""
+    """Returns the exit code; None if the process still runs when its time is over."""
     try:
         return process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -127,7 +127,7 @@ def main(words: list[str]) -> int:
 
 
 def torch_checks() -> Iterator[Finding]:
-    """GPU, driver, bf16 and threads, as a run on one rank finds them; then torch.compile, if there is a GPU."""
+    """Checks GPU, driver, bf16 and threads, as a run on one rank finds them; then torch.compile, if there is a GPU."""
     import torch  # noqa: PLC0415 - seconds, and what is probed here
 
     from pipeline.ranks.world import bf16_of, current_world  # noqa: PLC0415
@@ -154,7 +154,7 @@ def torch_checks() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    """One check per GPU: its memory, and a product of matrices."""
+    """Checks each GPU: its memory, and a product of matrices."""
     import torch  # noqa: PLC0415
 
     for number in range(torch.cuda.device_count()):
@@ -173,7 +173,8 @@ def _gpus() -> Iterator[Finding]:
 
 
 def judge_gpu(name: str, found: str, *, error: float, free_share: float) -> Finding:
-    """`error`: of a product in bf16. `free_share`: of its memory, before anything of ours is there."""
+    """`error`: of a product in bf16, relative to fp32. `free_share`: the share of memory that was free before we used
+    any."""
     if not error <= _MOST_ERROR:
         todo = "it computes wrong numbers: have it tested, and leave it out with CUDA_VISIBLE_DEVICES"
         return Finding(name=name, status="fault", found=f"{found}; a product is wrong by {error:.2g}", todo=todo)
@@ -204,7 +205,7 @@ def _compile_check(device: "torch.device") -> Finding:
 
 
 def driver_words(text: str) -> str:
-    """The driver's name and version, from /proc/driver/nvidia/version."""
+    """Returns the driver's name and version, from the text of /proc/driver/nvidia/version."""
     found = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", text)
     return (
         f"NVIDIA driver {found[1]}" if found else "an NVIDIA driver of unknown version" if text else "no driver found"
@@ -219,7 +220,7 @@ def _driver_text() -> str:
 
 
 def decoder_checks() -> Iterator[Finding]:
-    """Which JPEG decoder a run takes, and why it is not the crop decoder."""
+    """Says which JPEG decoder a run uses, and why it is not the crop decoder."""
     from pipeline.data.transform import crop_decoder, why_no_crop_decoder  # noqa: PLC0415
 
     decoder = crop_decoder()
@@ -232,7 +233,7 @@ def decoder_checks() -> Iterator[Finding]:
 
 
 def s3_check(url: str) -> Finding:
-    """Whether the objects of a prefix can be listed, and the first of them read."""
+    """Checks that the objects of a prefix can be listed, and the first of them read."""
     try:
         store = open_store(url)
         found = list(islice(store.list_sizes(), 1))
