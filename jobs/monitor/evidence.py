@@ -105,7 +105,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
         run_dir=run_dir,
         facts=facts,
         damage=damage,
-        log_name=_name_in(run_dir, path) if path else "",
+        log_name=str(path.relative_to(run_dir) if path and path.is_relative_to(run_dir) else path or ""),
         log=_log(path) if path else (),
         exits=_exits(run_dir),
         beats=beats,
@@ -142,10 +142,6 @@ def _without_record(run_dir: Path) -> ReportFacts:
     """Returns the facts of a run whose record is damaged or not written yet: its first job waits, or ended before."""
     facts = read_facts(run_dir, num_steps=None, is_scored=False)
     return ReportFacts(name=run_dir.resolve().name or str(run_dir), run=facts)
-
-
-def _name_in(run_dir: Path, path: Path) -> str:
-    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
 
 
 def _of_slurm(

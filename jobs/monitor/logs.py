@@ -124,7 +124,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     position = tail.num_bytes if tail else 0
     whole, _, half = data.rpartition(b"\n")
     there = whole.split(b"\n") if whole else []
-    is_wanted = _all if wanted.rank is None else lines_of_rank(wanted.rank, run_dir)
+    is_wanted = (lambda _: True) if wanted.rank is None else lines_of_rank(wanted.rank, run_dir)
     lines = [line for line in there if is_wanted(line)]
     if wanted.rank is not None and not lines:
         log.warning("its log has no line of rank %s; without --rank, all lines are shown", wanted.rank)
@@ -160,10 +160,6 @@ def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
             yield from whole
         else:
             time.sleep(_POLL_SECONDS)
-
-
-def _all(_: bytes) -> bool:
-    return True
 
 
 def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
@@ -205,17 +201,15 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
 def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
     """Returns the same as `newest_log`, but asks Slurm for the newest job's log if the files do not name it."""
     path, started = newest_log(run_dir), started_in(run_dir)
-    is_known = path and (not started or started[0] in dict(_pointed(run_dir)) or _names(path, started[0]))
+    is_known = path and (
+        not started or started[0] in dict(_pointed(run_dir)) or str(started[0]) in re.findall(r"\d+", path.name)
+    )
     if is_known or not started:
         return path
     jobs = []
     with suppress(UserError):  # there is no Slurm here, or it does not answer
         jobs = [job_facts(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
     return newest_log(run_dir, [job for job in jobs if job])
-
-
-def _names(path: Path, job: int) -> bool:
-    return str(job) in re.findall(r"\d+", path.name)
 
 
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:

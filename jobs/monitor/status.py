@@ -80,7 +80,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         log.warning("%s", silence)
     if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
-        lines += outputs_json(outputs)
+        lines += [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
         put("".join(json.dumps(line) + "\n" for line in lines))
         return exit_codes.USER_MISTAKE if unreadable else exit_codes.DONE
     columns = columns_of(sys.stdout) or _PIPE_COLUMNS
@@ -220,8 +220,3 @@ def output_lines(outputs: Outputs) -> list[str]:
             lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
             lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
     return lines
-
-
-def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
-    """Returns one object for each output."""
-    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]

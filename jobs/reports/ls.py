@@ -103,6 +103,7 @@ def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
 
 def _cells(one: Run, now: float) -> Cells:
     facts = one.facts
+    is_usual = facts.loss is not None and math.isfinite(facts.loss) and 1e-3 <= abs(facts.loss) < 1e4
     step = "" if facts.step is None else f"{facts.step:,}"
     steps = f"/{one.num_steps:,}" if one.num_steps is not None else ""
     return [
@@ -110,16 +111,12 @@ def _cells(one: Run, now: float) -> Cells:
         printable_name(one.recipe.words()) if one.recipe else "-",
         one.state or facts.state,
         f"{step or '0'}{steps}" if step or steps else "-",
-        "-" if facts.loss is None else f"{facts.loss:.4f}" if _is_usual(facts.loss) else f"{facts.loss:.3g}",
+        "-" if facts.loss is None else f"{facts.loss:.4f}" if is_usual else f"{facts.loss:.3g}",
         "-" if facts.accuracy is None else f"{facts.accuracy:.3f}",
         "-" if facts.images_per_second is None else f"{facts.images_per_second:,.0f}",
         "-" if facts.goodput is None else f"{facts.goodput:.0%}",
         "-" if facts.last_seen is None else _ago(now - facts.last_seen),
     ]
-
-
-def _is_usual(loss: float) -> bool:
-    return math.isfinite(loss) and 1e-3 <= abs(loss) < 1e4
 
 
 def _ago(seconds: float) -> str:

@@ -369,7 +369,11 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
         fewshot={number: statistics.fmean(found) for number, found in few.items()},
         fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
         num_runs=len(runs),
-        settings={name: value for name, value in runs[0].settings.items() if _is_shared(name, value, runs)},
+        settings={
+            name: value
+            for name, value in runs[0].settings.items()
+            if all(one.settings.get(name) == value for one in runs)
+        },
         reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
     )
 
@@ -392,10 +396,6 @@ def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int
     for step, loss in found:
         means.setdefault(int((step - first) / width), []).append((step, loss))
     return tuple((each[-1][0], statistics.fmean(loss for _, loss in each)) for each in means.values())
-
-
-def _is_shared(name: str, value: str, runs: Sequence[Point]) -> bool:
-    return all(one.settings.get(name) == value for one in runs)
 
 
 def final_run_of(weights: str) -> Path | None:
