@@ -11,7 +11,7 @@ from jobs.reports.points import gather
 from jobs.reports.worth import worth_of
 from jobs.train import sweep
 from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of
-from tests.jobs.reports.test_compare_facts import written
+from tests.jobs.reports.test_points import written
 from tests.rigs.fake_runs import finish, override, runs_are_over_at_once
 from tests.rigs.processes import patchline
 
