@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.measure import machine
 from benchmarks.rounds import Aim, aims_table, say, write
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 
 MOST_MEMCPYS, MOST_SHARE = 1.3, 0.05
 MOST_SECONDS = 1800.0

@@ -16,11 +16,10 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from benchmarks.rounds import say
-from pipeline.checkpoints.checkpoint import Checkpoints
+from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
-from pipeline.checkpoints.saves import NAMES, Saves
+from pipeline.checkpoints.saves import NAMES, Saves, lay_out
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
 from pipeline.checkpoints.writer_messages import Retention

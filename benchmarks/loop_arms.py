@@ -37,12 +37,10 @@ from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 from pipeline.training.step import Launched, TrainStep
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.watchdog.stopping import Signals, Stopping
 from pipeline.training.zero.batch_plan import plan_batch
-from pipeline.training.zero.device_batches import batches_on
+from pipeline.training.zero.device_batches import batches_on, streams_of
 from pipeline.training.zero.engine import Engine, UpdateResult
-from pipeline.training.zero.gpu_streams import streams_of
 from pipeline.training.zero.optimizer import build_optimizer
 from pipeline.training.zero.step_times import StepTimes, marks_of
 

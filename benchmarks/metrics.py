@@ -36,8 +36,8 @@ from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.device_batches import streams_of
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.gpu_streams import streams_of
 from pipeline.training.zero.step_times import Part, StepTimes
 
 MOST_SHARE = 0.005

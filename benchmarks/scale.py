@@ -35,8 +35,7 @@ from benchmarks.measure import machine
 from benchmarks.scale_resume import aims_of
 from jobs.cli import main as patchline
 from jobs.recipes.plan import RECIPES
-from pipeline.planning.cost import cost_of
-from pipeline.planning.forecast import Forecast, forecast
+from pipeline.planning.forecast import Forecast, cost_of, forecast
 from pipeline.planning.step_time import (
     LAUNCH_SECONDS,
     UPDATE_SECONDS,
@@ -47,7 +46,7 @@ from pipeline.training.zero.batch_plan import shared_lanes
 from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.order import SampleOrder
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import StreamReader
 from shards.storage.local import LocalStore
 
 GPUS = (1, 8, 64, 128, 256, 512)

@@ -41,8 +41,7 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
     overlapping,
 )
-from pipeline.checkpoints.range_plan import FilePieces
-from pipeline.checkpoints.rank_file_in import RANGE_BYTES, READ_BYTES, RankFiles, Wanted, pieces_of
+from pipeline.checkpoints.rank_file_in import RANGE_BYTES, READ_BYTES, FilePieces, RankFiles, Wanted, pieces_of
 from pipeline.checkpoints.rank_file_out import PART_BYTES, FileRecord, RankReport, file_name, rank_of
 from pipeline.checkpoints.shares import MOST_AGAIN, Reads, Shares, foreign_reads
 from pipeline.models import ModelConfig, shapes_of

@@ -16,7 +16,7 @@ FLAGS = "docs/reference/flags.md"
 _PATTERNS = (
     *("*.md", "slurm/README.md", "docs/**/*.md", "docs/*.svg", "docs/*.png", "docs/site/*.css", "docs/site/*.js"),
     *("benchmarks/results/*.json", "tests/soak/results/*.json"),
-    *("shards/hashing.py", "pipeline/planning/goodput.py", "pipeline/planning/step_time.py"),
+    *("shards/hashing.py", "pipeline/planning/cluster_plan.py", "pipeline/planning/step_time.py"),
 )
 
 

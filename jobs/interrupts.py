@@ -1,5 +1,5 @@
 """What Ctrl-C, TERM, and Slurm's USR1 and USR2 do to a command. A training run handles signals itself
-(training/signals.py).
+(training/watchdog/stopping.py).
 
 While a command loads, the first signal ends it at once. While it works, the first signal is raised as
 KeyboardInterrupt, so that half-written files are cleaned up; a second signal, or 10 s, end it at once.
@@ -12,8 +12,7 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from pipeline.training.watchdog.signals import SignalWatcher, install
-from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, end_now, say
+from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended

@@ -23,7 +23,7 @@ from typing import Self
 
 from jobs import exit_codes
 from jobs.folders import make_folder
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from shards.errors import UserError
 from shards.output.terminal import message_text
 

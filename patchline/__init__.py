@@ -81,7 +81,7 @@ _MODULES = {
     "ReadConfig": "shards.config",
     "SampleOrder": "shards.order",
     "build_model": "pipeline.models.build",
-    "draw_mix": "pipeline.data.cutmix",
+    "draw_mix": "pipeline.data.mixup",
     "index_tars": "jobs.data.index",
     "load_model": "pipeline.evaluation.predictor",
     "open_dataset": "pipeline.data.image_dataset",

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from shards.images.config import PACKED_FORMATS
 from shards.manifest import Manifest, ShardRecord
-from shards.parquet.files import ParquetPieces
-from shards.parquet.pages import FOOTER_END_BYTES, Group, footer_bytes, read_groups, refuse_pages
+from shards.parquet_pieces import FOOTER_END_BYTES, Group, ParquetPieces, footer_bytes, read_groups, refuse_pages
 from shards.sample_rows import BlockTable, SampleRows
 from shards.schema.config_values import Range, shown_value
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 
 # Column, the pattern of its texts, and what is allowed in words.
 _OUR_NAMES = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
-from shards.sources.splits import names_for, splits_among
+from shards.sources.names import names_for, splits_among
 
 _MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # looked at, so that a folder of millions of images costs no time
 

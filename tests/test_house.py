@@ -55,7 +55,7 @@ ORDER = {
         "training/loop",
         "training/scoring",
         "training/guard training/saving training/start",
-        "training/rank_agreement training/step",
+        "training/step",
         "training/controls training/prepare",
         "gpu_parts runs training/summary",
         "training/reporting",
@@ -63,20 +63,21 @@ ORDER = {
         "machine training/fitting training/gradients",
         "training/watchdog training/zero",
         "training/device_choices",
-        "inspection training/save_clock training/settings",
+        "inspection training/settings",
         "checkpoints evaluation",
         "data models",
         "ranks",
-        "shared_settings training/spikes",
+        "shared_settings",
     ),
     "pipeline/checkpoints": (
         "writer",
         "saves",
         "checkpoint",
-        "commit fragments shares stored",
-        "attempts best rank_file_in",
+        "shares",
+        "commit rank_file_in stored",
+        "attempts",
         "manifest writer_messages",
-        "config gone range_plan rank_file_out saved_job",
+        "config rank_file_out",
     ),
     "pipeline/models": (
         "conversion",
@@ -98,13 +99,12 @@ ORDER = {
         "index",
         "tables",
         "manifest sources",
-        "tfds",
         "class_labels",
         "class_names images",
         "store",
         "files host_copy",
         "storage",
-        "config parquet",
+        "config parquet_pieces",
         "order pages pool schema",
         "errors hashing orientation sample_rows",
         "output",
@@ -113,9 +113,9 @@ ORDER = {
 
 # Folders of shards/ that a room above must not import. Stages of jobs/ run packing, adoption, verifying and the card.
 PRIVATE = {
-    "pipeline": {"adoption", "card", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
+    "pipeline": {"adoption", "card", "packing", "parquet_pieces", "sources", "storage", "verifying"},
     "jobs": {"storage"},
-    "patchline": {"adoption", "card", "images", "packing", "parquet", "sources", "storage", "tfds", "verifying"},
+    "patchline": {"adoption", "card", "images", "packing", "parquet_pieces", "sources", "storage", "verifying"},
 }
 
 # Where modules are imported by their names as text, of which the tests here see nothing: tables, for speed.
@@ -127,7 +127,7 @@ BY_NAME = (
 # Library -> where it may be imported: files or folders, relative to the checkout.
 DOORS = {
     "boto3": ("shards/storage/s3_client.py",),
-    "botocore": ("shards/storage/s3_client.py", "shards/storage/s3_credentials.py"),
+    "botocore": ("shards/storage/s3_client.py",),
     "webdataset": ("shards/",),
     "pyarrow": ("shards/",),
     "sklearn": ("shards/sources/digits.py",),
@@ -152,7 +152,7 @@ BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
 # torch, and neither has what they import.
 WITHOUT_TORCH = (
     *("jobs.chains.submit", "jobs.chains.advance", "jobs.monitor.status", "pipeline.models.weights.safetensors_head"),
-    *("pipeline.checkpoints.writer.client", "pipeline.checkpoints.writer.process", "pipeline.checkpoints.best"),
+    *("pipeline.checkpoints.writer.client", "pipeline.checkpoints.writer.process", "pipeline.checkpoints.stored"),
 )
 # Names of a module that change while a process runs: only what a fork or the end of the process must reach.
 MODULE_STATE = {("shards/storage/fork_lock.py", "_LOCKS"), ("shards/pool.py", "_POOLS")}

@@ -19,7 +19,7 @@ from jobs.data.pack import complete, spec_of
 from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words
 from jobs.train.trials import run_changes
-from pipeline.checkpoints.saved_job import STEPS
+from pipeline.checkpoints.manifest import STEPS
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob

@@ -173,8 +173,7 @@ def _text(path: Path) -> str:
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
     """Returns how long a save takes on this number of GPUs per node, by the memory model and the rate that `patchline
     plan` assumes; 0 if the job cannot be planned."""
-    from pipeline.planning.cost import cost_of  # noqa: PLC0415 - loads torch
-    from pipeline.planning.forecast import forecast  # noqa: PLC0415
+    from pipeline.planning.forecast import cost_of, forecast  # noqa: PLC0415 - loads torch
 
     plan = PlanJob()
     try:

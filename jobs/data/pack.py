@@ -40,7 +40,7 @@ from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source, VtabSource
-from shards.sources.splits import split_in, split_of
+from shards.sources.names import split_in, split_of
 from shards.sources.vtab import VtabSplit
 from shards.store import MissingObjectError, Store, open_store
 

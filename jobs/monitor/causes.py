@@ -13,8 +13,7 @@ from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.monitor.evidence import Ended, Evidence, LogLine
 from jobs.monitor.logs import AGAIN, FULL, OURS, PYTHON, SIGNS
 from jobs.reports.facts import try_words
-from pipeline.training.watchdog.heartbeat_files import Beat
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from shards.errors import Finding
 from shards.output.quantities import duration
 

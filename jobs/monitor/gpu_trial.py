@@ -26,7 +26,7 @@ from jobs import exit_codes
 from jobs.out_file import write_out
 from jobs.output import put
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from shards.errors import UserError
 from shards.files.typed_json import parse_json

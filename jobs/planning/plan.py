@@ -19,8 +19,7 @@ from jobs.planning.scaling import (
 from jobs.recipes import pretrain
 from jobs.recipes.plan import RECIPES as PLANNED
 from jobs.settings.models import PlanJob
-from pipeline.planning.cost import Cost, cost_of
-from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Forecast
+from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import shared_lanes, times_read

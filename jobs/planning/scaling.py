@@ -17,8 +17,7 @@ from jobs.settings.models import PlanJob
 from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
-from pipeline.planning.cost import Cost
-from pipeline.planning.forecast import Forecast, forecast
+from pipeline.planning.forecast import Cost, Forecast, forecast
 from pipeline.planning.step_time import Network, slow_stage_3
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob

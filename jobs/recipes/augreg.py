@@ -23,9 +23,8 @@ from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
-from pipeline.training.spikes import GuardConfig
 from shards.config import HeldOutConfig, SubsetConfig
 
 _BATCH, _EPOCHS = 4096, 300

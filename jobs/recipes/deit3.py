@@ -24,9 +24,8 @@ from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.shared_settings import EvaluationTransform
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
-from pipeline.training.spikes import GuardConfig
 
 _BATCH = 2048
 _STEPS_PER_EPOCH = 625  # of ImageNet-1k: whole batches of 256 images in each of 8 ranks

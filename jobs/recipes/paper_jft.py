@@ -22,9 +22,8 @@ from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import BIT_RESNETS, ModelConfig
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
-from pipeline.training.spikes import GuardConfig
 
 _BATCH = 4096
 

@@ -21,9 +21,8 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
-from pipeline.training.spikes import GuardConfig
 from shards.config import HeldOutConfig
 
 _BATCH = 1024

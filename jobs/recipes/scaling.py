@@ -19,9 +19,8 @@ from jobs.recipes.paper_views import PRETRAINING
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import SIZES, ModelConfig
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
-from pipeline.training.spikes import GuardConfig
 
 _LEARNING_RATE = 8e-4
 

@@ -20,8 +20,7 @@ from jobs.output import advice, fitted, put, wrapped
 from jobs.record import Leaves, is_scored, read_leaves
 from jobs.settings.models import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
-from pipeline.runs.facts import SIGNS_OF_A_RUN, RunFacts, read_facts
-from pipeline.runs.state import STATES
+from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool

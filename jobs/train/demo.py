@@ -21,7 +21,7 @@ from jobs import exit_codes
 from jobs.output import show_table
 from jobs.ranks import Ranks, start_ranks
 from jobs.settings.models import DemoJob
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import UserError
 from shards.output.terminal import command_lines, printable_name, unescaped

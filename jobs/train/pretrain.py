@@ -8,7 +8,7 @@ from pipeline.ranks.world import current_world
 from pipeline.runs.starts import NO_ORIGIN, Origin
 from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.step_trace import refuse_later_steps
+from pipeline.training.zero.step_times import refuse_later_steps
 from shards.errors import StorageError, UnreachableError
 
 _CODES = {

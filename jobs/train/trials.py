@@ -15,9 +15,8 @@ from jobs.arguments import take_run_flags
 from jobs.ranks import run_ranks
 from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words, place_of
-from pipeline.checkpoints.saved_job import STEPS
-from pipeline.runs.facts import RunFacts, read_facts
-from pipeline.runs.state import State
+from pipeline.checkpoints.manifest import STEPS
+from pipeline.runs.facts import RunFacts, State, read_facts
 from pipeline.training.saving.may_continue import OF_POSITION, WARMUP, other_values
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError

@@ -1,12 +1,13 @@
-"""Attempts, that is starts of a run, and which of their checkpoints count.
+"""The attempts of a run, that is its starts, and which of their checkpoints count.
 
 `attempts/0003-5f1c2a9e.json` says which checkpoint an attempt resumed from, and which data steps it leaves out. A
 listing may be late, so the last checkpoint in the run's ledger counts, and so does its attempt, listed or not.
 
-The fence against zombies is on the reading side and needs nothing from the store: attempts are numbered, each says what
-it resumed from, and a manifest is ignored if a later attempt exists that did not resume from it or from its descendant.
-A writer asks before it commits whether a later attempt has taken over the run, or whether the run was deleted. It needs
-only the names of the records for that: one listing and one request, however often the run was started.
+The fence against processes that live on after their run was restarted is on the reading side and needs nothing from the
+store: attempts are numbered, each says what it resumed from, and a manifest is ignored if a later attempt exists that
+did not resume from it or from its descendant. Before a writer commits, it asks whether a later attempt has taken over
+the run, or whether the run was deleted. For that it needs only the names of the records: one listing and one request,
+however often the run was started.
 """
 
 import re
@@ -15,9 +16,8 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
-from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
-from pipeline.data.skipped import Skipped, StepRange, joined, refuse_disorder
+from pipeline.data.position import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
 from shards.files.typed_json import sealed, unsealed
 from shards.pool import each_at_once
@@ -26,6 +26,19 @@ from shards.store import MissingObjectError, Store
 ATTEMPTS = "attempts"
 MOST_TOKEN_DIGITS = 18  # of an attempt's number
 _RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,{MOST_TOKEN_DIGITS}}}-[0-9a-f]{{8}})\.json")
+# What damaged objects raise when they are read; faults of the store are others.
+FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
+_MOST_BYTES = 1 << 16  # of an attempt's record
+
+
+def gone_message(what: object, *, is_run: bool = False) -> str:
+    """What a run says that cannot be continued because its files were deleted while it ran. `is_run`: its folder was,
+    with the ledger, which would refuse to begin again where checkpoints are recorded and gone."""
+    again = "run the same command to start from the beginning" if is_run else "start again in another --run-dir"
+    return (
+        f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
+        f"put it back, or {again}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +82,6 @@ def token_from_path(path: str) -> str:
     """The token of the attempt whose record is at `path`; empty for any other file."""
     found = _RECORD.fullmatch(path)
     return found[1] if found else ""
-
-
-# What damaged objects raise when they are read; faults of the store are others.
-FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
-_MOST_BYTES = 1 << 16  # of an attempt's record
 
 
 def list_committed(store: Store, *, recorded: CheckpointId | None = None) -> list[CheckpointId]:

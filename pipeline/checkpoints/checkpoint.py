@@ -9,7 +9,10 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from pipeline.checkpoints.attempts import (
     FAULTS,
@@ -25,7 +28,6 @@ from pipeline.checkpoints.attempts import (
     standing_checkpoints,
     why_over,
 )
-from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
@@ -35,9 +37,9 @@ from pipeline.checkpoints.manifest import (
 )
 from pipeline.checkpoints.rank_file_in import RankFiles, Wanted
 from pipeline.checkpoints.shares import Shares, fill_together
-from pipeline.data.skipped import StepRange
+from pipeline.data.position import StepRange
 from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json
-from pipeline.ranks.host_memory import available_bytes
+from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
 from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import Store
@@ -54,6 +56,20 @@ _UNREADABLE = (
     "%s cannot be read, so it is unknown which checkpoint this attempt resumed from: its number counts, and what the "
     "attempt before it saved is used up to the first checkpoint of this one"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fragment:
+    """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
+
+    `slots`: flat views into the engine's own buffers, by name: `master`, the optimiser's moments, and `average` if the
+    weights are averaged. All are float32, but a moment may be bfloat16; files have its values as float32.
+    """
+
+    name: str
+    start: int
+    length: int
+    slots: dict[str, torch.Tensor]
 
 
 class Checkpoints:

@@ -27,6 +27,7 @@ from pipeline.checkpoints.manifest import (
     CheckpointManifest,
     FragmentLocation,
     LogicalTensor,
+    SavedJob,
     draft_from_json,
     id_from_path,
     is_checkpoint_file,
@@ -34,12 +35,13 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
 )
 from pipeline.checkpoints.rank_file_out import RankReport, rank_of, read_report
-from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.checkpoints.writer_messages import CommitOrder, Retention
 from pipeline.data.position import StreamPosition
 from shards.errors import StorageError
 from shards.pool import each_at_once
 from shards.store import Store
+
+_FENCE = -1  # beside the ranks: whether this attempt may still commit
 
 
 def retire(
@@ -164,9 +166,6 @@ def with_reports(draft: CheckpointManifest, reports: Sequence[RankReport]) -> Ch
         tensors[name] = replace(tensor, slots=locations)
     files = {report.file: report.record for report in reports}
     return replace(draft, tensors=tensors, files=files, moments=tuple(moments))
-
-
-_FENCE = -1  # beside the ranks: whether this attempt may still commit
 
 
 class OvertakenError(Exception):

@@ -6,28 +6,29 @@
 
 A manifest carries a digest of itself (shards/files/typed_json.py), which is compared before anything in it counts.
 Equal fragments that follow each other in the ranks' files are one entry, so that 550,000 fragments of ViT-H/14 on 512
-ranks take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: with
-Muon, those of the blocks' matrices are others than those of the rest.
+ranks take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: Muon
+keeps other moments for the matrices of the blocks than for the remaining parameters.
 """
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.checkpoints.rank_file_out import FileRecord, file_name, rank_of
-from pipeline.checkpoints.saved_job import SavedJob
 from pipeline.data.position import StreamPosition
+from pipeline.models.config import ModelConfig
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
+from shards.errors import UserError
 from shards.files.typed_json import sealed, unsealed
 from shards.schema.config_values import shown_value
 
+STEPS = "steps"
 MASTER = "master"
 AVERAGE = "average"
-
 FORMAT = 4
 MANIFEST_NAME = "MANIFEST.json"
 _MOST_DIMENSIONS = 8  # of a tensor
@@ -36,11 +37,37 @@ _FOLDER = re.compile(r"step-([0-9]{8,18})/attempt-([0-9]+-[0-9a-z]+)")
 _RANK_FILE = r"rank-[0-9]{5,9}\.safetensors"
 _REPORT = r"rank-[0-9]{5,9}\.json"  # of one rank about its file (rank_file_out.py)
 _FILE = re.compile(rf"{_RANK_FILE}|{_REPORT}|{re.escape(MANIFEST_NAME)}")
-
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
 RankFileName = Annotated[str, Field(pattern=f"^{_RANK_FILE}$")]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedJob:
+    """`model` and `job` are the fields of the model's configuration and of the whole resolved job; `optimizer` is its
+    name. ValueError for a model that this version cannot build, or that lacks fields."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    model: dict[str, Any]
+    loss: str
+    optimizer: str
+    ema_decay: float
+    precision: str
+    job: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if others := sorted(self.model.keys() ^ {each.name for each in fields(ModelConfig)}):
+            what = "the unknown field" if others[0] in self.model else "no"
+            raise ValueError(f"its model has {what} {shown_value(others[0])}: it is of another version of Patchline")
+        try:
+            ModelConfig(**self.model)
+        except UserError as error:
+            raise ValueError(f"its model cannot be used: {error}") from error
+        steps = self.job.get(STEPS)
+        if type(steps) is not int or steps < 1:
+            raise ValueError(f"its {STEPS} is {shown_value(steps)}; allowed: a whole number, 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +155,8 @@ class _Format:
 
 
 _MANIFEST = TypeAdapter(CheckpointManifest)
+
+
 _FORMAT = TypeAdapter(_Format)
 
 

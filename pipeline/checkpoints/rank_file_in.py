@@ -1,16 +1,22 @@
 """Reads the rank files of one checkpoint. No byte is used before its checksum and its place have been compared.
 
-`verify` reads a whole file, part by part, and keeps what there is room for, since a resumed rank mostly needs its own
-file. What is read later is taken from there, or is read and compared again.
+`verify` reads a whole file, part by part, and keeps as much of it as there is room for, since a resumed rank mostly
+needs its own file. Later reads take bytes from there, or read and compare them again.
+
+A rank's file holds its fragments one after the other, each with all of its slots. A slot, a group of tensors or another
+rank needs many short pieces that lie close to each other, while a request costs as much as some megabytes. So
+`plan_ranges` joins pieces into a few large ranges that read no byte twice. Ranges consist of whole parts, which have
+the checksums.
 """
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -18,21 +24,90 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.checkpoints.manifest import CheckpointManifest, FragmentLocation
-from pipeline.checkpoints.range_plan import FilePieces, PartRange, plan_ranges
+from pipeline.checkpoints.attempts import FAULTS
+from pipeline.checkpoints.manifest import (
+    MANIFEST_NAME,
+    CheckpointId,
+    CheckpointManifest,
+    FragmentLocation,
+    manifest_from_json,
+)
 from pipeline.checkpoints.rank_file_out import FileRecord, rank_of
 from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
-from shards.errors import StorageError
+from shards.errors import InvalidDataError, StorageError
 from shards.pool import Pool
 from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, Store
 
+_GAP_BYTES = 4 << 20  # between two pieces that one request reads: about what a request to S3 costs
 READ_BYTES = 64 << 20  # of a file being verified, in one request
 RANGE_BYTES = 16 << 20  # of what is filled, in one request
 _NUM_READERS = 8
 _MOST_UNDER_WAY_BYTES = 128 << 20
 _MOST_HELD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
+_GROUP_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePieces:
+    """Bytes begins..ends-1 of files, and where they go: to byte `ats` of the target with the number `targets`.
+
+    `names`: all files, of which `files` are the numbers. All others are int64[pieces].
+    """
+
+    names: Sequence[str]
+    files: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    ats: NDArray[np.int64]
+
+    def chosen(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "FilePieces":
+        """These of the pieces."""
+        parts = (self.files, self.begins, self.ends, self.targets, self.ats)
+        files, begins, ends, targets, ats = (part[which] for part in parts)
+        return replace(self, files=files, begins=begins, ends=ends, targets=targets, ats=ats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRange:
+    """Parts first..end-1 of a file, and the numbers of the pieces that lie in them, wholly or with an end."""
+
+    file: str
+    first: int
+    end: int
+    pieces: NDArray[np.int64]
+
+
+def plan_ranges(pieces: FilePieces, part_bytes: Mapping[str, int], *, most_bytes: int) -> Iterator[PartRange]:
+    """The ranges that hold all pieces, file by file. Each has at most `most_bytes`, or a single part."""
+    order = np.lexsort((pieces.begins, pieces.files))
+    order = order[pieces.ends[order] > pieces.begins[order]]  # an empty tensor has no bytes
+    numbers, lows = np.unique(pieces.files[order], return_index=True)
+    for number, (low, high) in zip(numbers.tolist(), pairwise([*lows.tolist(), order.size]), strict=True):
+        own, name = order[low:high], pieces.names[number]
+        size = part_bytes[name]
+        most_parts = max(1, most_bytes // size)
+        parts = np.stack([pieces.begins[own] // size, -(-pieces.ends[own] // size)])
+        yield from _ranges_of(name, own, parts, most_parts, _GAP_BYTES // size)
+
+
+def _ranges_of(
+    name: str, own: NDArray[np.int64], parts: NDArray[np.int64], most_parts: int, gap: int
+) -> Iterator[PartRange]:
+    """The ranges of one file. `own`: its pieces, in rising order of their first part. `parts` int64[2, pieces]: the
+    first part of each, and the one after its last."""
+    firsts, ends = parts
+    reached = np.maximum.accumulate(ends)
+    breaks = np.flatnonzero(firsts[1:] > reached[:-1] + gap) + 1
+    for low, high in zip([0, *breaks.tolist()], [*breaks.tolist(), own.size], strict=True):
+        last = int(reached[high - 1])
+        for first in range(int(firsts[low]), last, most_parts):
+            end = min(first + most_parts, last)
+            is_inside = (firsts[low:high] < end) & (ends[low:high] > first)
+            if is_inside.any():
+                yield PartRange(file=name, first=first, end=end, pieces=own[low:high][is_inside])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,3 +349,55 @@ class _Expected:
         rank = rank_of(name)
         here = (each for (first, number), each in self._runs.items() if first <= rank < first + number)
         return {key: location for runs in here for key, location in runs}
+
+
+def tensors_in_order(files: RankFiles, manifest: CheckpointManifest, *, slot: str) -> Callable[[str], torch.Tensor]:
+    """A function that returns the tensor of a name, float32, in its own shape: quickly if it is asked for the names in
+    the manifest's order, each once."""
+    names, held = list(manifest.tensors), dict[str, torch.Tensor]()
+
+    def tensor(name: str) -> torch.Tensor:
+        if name not in held:
+            held.clear()
+            held.update(files.tensors(_group(manifest, names[names.index(name) :]), slot=slot))
+        return held.pop(name)
+
+    return tensor
+
+
+def _group(manifest: CheckpointManifest, names: list[str]) -> list[str]:
+    """The first names, with at most _GROUP_BYTES together, at least one."""
+    num_bytes = 0
+    for number, name in enumerate(names):
+        num_bytes += torch.Size(manifest.tensors[name].shape).numel() * FLOAT_BYTES
+        if number and num_bytes > _GROUP_BYTES:
+            return names[:number]
+    return names
+
+
+class RetiredError(Exception):
+    """A checkpoint was deleted while it was read."""
+
+
+def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[CheckpointManifest, RankFiles]:
+    """A checkpoint whose every file has the bytes that its manifest promises.
+
+    InvalidDataError if one has not, and RetiredError if the checkpoint is no longer there.
+    """
+    try:
+        manifest = manifest_from_json(store.read(f"{checkpoint.folder}/{MANIFEST_NAME}"))
+        if manifest.id != checkpoint:
+            raise ValueError(f"its manifest is that of {manifest.id.folder}")
+        files = RankFiles(store, manifest)
+        for name in sorted(manifest.files):
+            files.verify(name)
+    except FAULTS as error:
+        refuse_retired(store, checkpoint)
+        raise InvalidDataError(str(error)) from error
+    return manifest, files
+
+
+def refuse_retired(store: Store, checkpoint: CheckpointId) -> None:
+    """RetiredError if a checkpoint is not there any more: manifests are the first to be deleted."""
+    if not store.exists(f"{checkpoint.folder}/{MANIFEST_NAME}"):
+        raise RetiredError(f"checkpoint {checkpoint.folder} was deleted while it was read")

@@ -23,6 +23,14 @@ from shards.files.typed_json import read_record, sealed, unsealed
 from shards.schema.config_values import Range, shown_value
 from shards.store import Store
 
+PART_BYTES = 1 << 20  # of a file, with a checksum of its own
+MOST_REPORT_BYTES = 64 << 20
+_SHA256 = re.compile("[0-9a-f]{64}")
+Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
+Progress = Callable[[], None]
+_MOST_PART_BYTES = 16 << 20  # that a reader holds at once
+_PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
+
 
 class DirectFile:
     """Writes to `descriptor` from where it stands. Bytes go past the page cache as long as each piece has whole pages;
@@ -56,9 +64,6 @@ class DirectFile:
         return on
 
 
-PART_BYTES = 1 << 20  # of a file, with a checksum of its own
-
-
 class PartDigests:
     """The sha256 of each part of a file, which is written in pieces of any size."""
 
@@ -87,14 +92,6 @@ class PartDigests:
     def record(self) -> "FileRecord":
         """The record of the file, which is complete."""
         return FileRecord(num_bytes=self.num_bytes, part_bytes=self.part_bytes, sha256=self.sha256())
-
-
-MOST_REPORT_BYTES = 64 << 20
-_SHA256 = re.compile("[0-9a-f]{64}")
-Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
-Progress = Callable[[], None]
-_MOST_PART_BYTES = 16 << 20  # that a reader holds at once
-_PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,34 +1,74 @@
 """The saves of a run, one at a time, on all ranks together.
 
-A save begins with a copy of each rank's state. Then every rank writes its file, and rank 0 commits once the ranks have
-agreed that all files are there. They agree without a collective of their own: the sums that each step reduces anyway
-carry what became of the save. `wait`, at the end of a run, reduces by itself.
+A save begins with a copy of each rank's state, laid out as one safetensors file of fragments. Then every rank writes
+its file, and rank 0 commits once the ranks have agreed that all files are there. Agreeing costs no collective: the sums
+that each step reduces anyway carry the state of the save. `wait`, at the end of a run, reduces by itself.
 
-    writing      each rank says written, failed or overtaken once it knows; the sums decide once all have said one
-    committing   all have written; rank 0 says committed, failed or overtaken
-    nothing      no save is running; what late sums still say is about the one before
+    writing      each rank reports written, failed or overtaken; the sums decide once all ranks have reported
+    committing   all files are written; rank 0 reports committed, failed or overtaken
+    nothing      no save is running; what late sums still report is about the save before
 
 All ranks see the same sums at the same step, so they are always in the same phase.
 """
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+import torch
+
 from pipeline.checkpoints.attempts import attempt_to_json, record_path
-from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.fragments import RankFile
+from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_to_json
+from pipeline.checkpoints.rank_file_out import Piece
 from pipeline.checkpoints.writer_messages import CommitOrder, Retention, SaveResult, Write
+from pipeline.models.weights.safetensors import parts_of
+from pipeline.models.weights.safetensors_head import SafetensorsHead, head_of
 from pipeline.ranks.collectives import gather_json, sums
 from pipeline.ranks.world import World
 from shards.errors import WillNotSucceedError
 
 WRITTEN, FAILED, COMMITTED, OVERTAKEN = "save/written", "save/failed", "save/committed", "save/overtaken"
 NAMES = (WRITTEN, FAILED, COMMITTED, OVERTAKEN)
+log = logging.getLogger(__name__)
+_WAIT_SECONDS = 10.0  # for an answer, before the ranks tell each other again that they are there
+_FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtaken": OVERTAKEN}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFile:
+    """A rank's file, laid out but not copied: its head, the live views that follow, and the offset of each piece.
+
+    `pieces`: one for each view.
+    """
+
+    head: SafetensorsHead
+    views: tuple[torch.Tensor, ...]
+    pieces: tuple[Piece, ...]
+
+    def parts(self) -> Iterator[memoryview]:
+        """The file's bytes in order, one tensor at a time, so that no more than one is copied out of a GPU at once."""
+        return parts_of(self.head, self.views)
+
+
+def lay_out(fragments: list[Fragment]) -> RankFile:
+    """The safetensors file of these fragments."""
+    named = [(fragment, slot, view) for fragment in fragments for slot, view in fragment.slots.items()]
+    for fragment, slot, view in named:
+        if view.dtype not in (torch.float32, torch.bfloat16) or view.numel() != fragment.length:
+            raise ValueError(
+                f"{slot} of {fragment.name} is {view.dtype} {list(view.shape)}; allowed: {fragment.length} float32 or "
+                "bfloat16"
+            )
+    head = head_of({f"{slot}:{fragment.name}": (fragment.length,) for fragment, slot, _ in named})
+    return RankFile(
+        head=head,
+        views=tuple(view for _, _, view in named),
+        pieces=tuple((f.name, slot, head.offsets[f"{slot}:{f.name}"], f.start, f.length) for f, slot, _ in named),
+    )
 
 
 class SavePhase(Enum):
@@ -62,11 +102,6 @@ def verdict(phase: SavePhase, sums: Mapping[str, float], *, num_ranks: int) -> S
 
 def _bad(sums: Mapping[str, float]) -> StepDecision | None:
     return StepDecision.OVERTAKEN if sums[OVERTAKEN] else StepDecision.FAILED if sums[FAILED] else None
-
-
-log = logging.getLogger(__name__)
-_WAIT_SECONDS = 10.0  # for an answer, before the ranks tell each other again that they are there
-_FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtaken": OVERTAKEN}
 
 
 class RankWriter(Protocol):

@@ -17,8 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.checkpoints.range_plan import FilePieces, plan_ranges
-from pipeline.checkpoints.rank_file_in import RANGE_BYTES, RankFiles, Targets, Wanted, pieces_of
+from pipeline.checkpoints.rank_file_in import (
+    RANGE_BYTES,
+    FilePieces,
+    RankFiles,
+    Targets,
+    Wanted,
+    pieces_of,
+    plan_ranges,
+)
 from pipeline.checkpoints.rank_file_out import FileRecord, rank_of
 from pipeline.ranks.collectives import gather_into, sums
 from pipeline.ranks.world import World

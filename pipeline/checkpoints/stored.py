@@ -1,22 +1,77 @@
-"""The checkpoints of a run as a command sees them that only reads, alone, maybe while the run goes on and retires them.
+"""Chooses a stored checkpoint for a command that only reads: the newest, that of a step, or the best.
 
-Which of them stand is decided as the run itself decides it (attempts.py).
+The run may still be going on and delete checkpoints meanwhile. Which checkpoints count is decided as the run itself
+decides it (attempts.py).
+
+RUN/best.json names the checkpoint with the best score on the held-out dataset. It is written after that checkpoint's
+commit, whole or not at all. A killed run may leave it one evaluation behind, and the store may have lost the checkpoint
+that it names, so readers check that the checkpoint is there.
 """
 
+import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pipeline.checkpoints.attempts import FAULTS, list_committed, read_attempts, standing_checkpoints
-from pipeline.checkpoints.best import FILE_NAME, read_best
-from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest, manifest_from_json
-from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
+from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import Range
+from shards.files.local_files import read_local_file, write_whole
+from shards.files.typed_json import read_record, sealed, unsealed
+from shards.schema.config_values import Range, shown_value
 from shards.store import Store
 
+FILE_NAME = "best.json"
+_MOST_BYTES = 1 << 16
 _MOST_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """A checkpoint's folder below the checkpoints' root, and its scores on the held-out dataset with the fingerprint
+    `dataset`. ValueError if the folder is not that of a checkpoint of this step."""
+
+    step: Annotated[int, Range(1)]
+    checkpoint: str
+    accuracy: Annotated[float, Range(0, 1)]
+    loss: float
+    images: Annotated[int, Range(1)]
+    dataset: str
+
+    def __post_init__(self) -> None:
+        if self.id.step != self.step:
+            raise ValueError(f"checkpoint is {shown_value(self.checkpoint)}; allowed: one of step {self.step}")
+
+    @property
+    def id(self) -> CheckpointId:
+        """The id of the checkpoint. ValueError if the folder is not that of a checkpoint."""
+        found = id_from_path(f"{self.checkpoint}/{MANIFEST_NAME}")
+        if found is None:
+            raise ValueError(f"checkpoint is {shown_value(self.checkpoint)}; allowed: step-N/attempt-TOKEN")
+        return found
+
+    def is_better_than(self, other: "Best") -> bool:
+        """Whether it has a higher accuracy or, at the same accuracy, a lower loss."""
+        return (self.accuracy, -self.loss) > (other.accuracy, -other.loss)
+
+
+def read_best(run_dir: Path) -> Best | None:
+    """What RUN/best.json names; None if there is no such file. InvalidDataError if it is damaged, or does not have the
+    digest that it carries."""
+    path = run_dir / FILE_NAME
+    try:
+        data = read_local_file(path, most_bytes=_MOST_BYTES)
+        return read_record(Best, unsealed(data))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, InvalidDataError) as error:
+        raise InvalidDataError(f"{path} cannot be read ({error})") from error
+
+
+def write_best(run_dir: Path, best: Best) -> None:
+    """RUN/best.json, whole or as it was before."""
+    write_whole(run_dir / FILE_NAME, sealed(json.dumps(asdict(best), allow_nan=False).encode()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +85,6 @@ class CheckpointChoice:
     def is_of_one(self) -> bool:
         """Whether no other checkpoint will do."""
         return self.is_best or self.step > 0
-
-
-class RetiredError(Exception):
-    """A checkpoint was deleted while it was read."""
 
 
 def standing_in(store: Store, *, recorded: CheckpointId | None) -> list[CheckpointId]:
@@ -85,27 +136,3 @@ def _best_of(standing: list[CheckpointId], run_dir: Path) -> CheckpointId:
             "give one of them as --step"
         )
     return best.id
-
-
-def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[CheckpointManifest, RankFiles]:
-    """A checkpoint whose every file has the bytes that its manifest promises.
-
-    InvalidDataError if one has not, and RetiredError if the checkpoint is no longer there.
-    """
-    try:
-        manifest = manifest_from_json(store.read(f"{checkpoint.folder}/{MANIFEST_NAME}"))
-        if manifest.id != checkpoint:
-            raise ValueError(f"its manifest is that of {manifest.id.folder}")
-        files = RankFiles(store, manifest)
-        for name in sorted(manifest.files):
-            files.verify(name)
-    except FAULTS as error:
-        refuse_retired(store, checkpoint)
-        raise InvalidDataError(str(error)) from error
-    return manifest, files
-
-
-def refuse_retired(store: Store, checkpoint: CheckpointId) -> None:
-    """RetiredError if a checkpoint is not there any more: manifests are the first to be deleted."""
-    if not store.exists(f"{checkpoint.folder}/{MANIFEST_NAME}"):
-        raise RetiredError(f"checkpoint {checkpoint.folder} was deleted while it was read")

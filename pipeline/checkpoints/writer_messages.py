@@ -17,6 +17,7 @@ from shards.schema.config_values import Range
 
 MOST_LINE_BYTES = 64 << 20
 What = Literal["written", "failed", "overtaken", "committed", "retired", "progress", "said"]
+_KIND = "kind"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,9 @@ class SaveResult:
 
 
 Command = BufferFit | Write | Hurry | CommitOrder
+
+
 _KINDS: tuple[type[Command | SaveResult], ...] = (BufferFit, Write, Hurry, CommitOrder, SaveResult)
-_KIND = "kind"
 
 
 def to_line(message: Command | SaveResult) -> bytes:

@@ -11,8 +11,7 @@ from shards.config import ReadConfig
 
 if TYPE_CHECKING:
     from pipeline.data.batches import Batch
-    from pipeline.data.cutmix import Mix, draw_mix
-    from pipeline.data.mixup import mix_images, mix_targets, mix_weights
+    from pipeline.data.mixup import Mix, draw_mix, mix_images, mix_targets, mix_weights
     from pipeline.data.stream import BatchStream, train_batches
 
 __all__ = [

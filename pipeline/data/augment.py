@@ -1,9 +1,11 @@
-"""Crops and flips, drawn by a counter-based generator keyed by (seed, epoch, sample id): the same on any topology.
+"""Draws crops and flips, plans which pixels a view shows, and changes its colours.
 
-The training crop is the paper's: area 5 to 100 %, ratio 3/4 to 4/3, bilinear without antialiasing. Its code draws it by
-TensorFlow's sample_distorted_bounding_box (core/kernels/image/sample_distorted_bounding_box_op.cc): the ratio is
-uniform; the height is uniform between those of the smallest and the largest area that fit; and if no try gives a
-rectangle inside the bounds, the whole image is taken. torchvision's RandomResizedCrop draws differently: the area is
+The draws are counter-based and keyed by (seed, epoch, sample id), so they are the same on any topology.
+
+Crops. The training crop is the paper's: area 5 to 100 %, ratio 3/4 to 4/3, bilinear without antialiasing. Its code
+draws it by TensorFlow's sample_distorted_bounding_box (core/kernels/image/sample_distorted_bounding_box_op.cc): the
+ratio is uniform; the height is uniform between those of the smallest and the largest area that fit; and if no try gives
+a rectangle inside the bounds, the whole image is taken. torchvision's RandomResizedCrop draws differently: the area is
 uniform, the ratio is uniform in its logarithm, and tries that do not fit are discarded. At 375 x 500 the mean area is
 34 % of the image with the first, 42 % with the second. Both are here; the random numbers are ours in both.
 
@@ -16,33 +18,44 @@ side has the model's size, with 4 pixels reflected at each edge.
 Evaluation resizes directly (vision_transformer) or resizes the short side and crops the centre (big_vision:
 resize_small and central_crop).
 
-The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey level
-(its weights have 11 bits: on average 0.13 below). Few-shot images are resized to floats that are cut off to whole grey
-levels, as in big_vision. It cuts its training crops off, too; here those are rounded. The antialiased resize is
-Pillow's crop and resize(BILINEAR): equal to the bit up to Pillow 12; Pillow 13 resizes the height first if it shrinks
-more, and may differ by 1 grey level. Bicubic is Pillow's, in the same way as the antialiased bilinear one. The area
-filter is in window_resize.py.
+Plans. The crop of the upright image is turned the way the image is stored. A JPEG is decoded at 1/2, 1/4 or 1/8 if the
+crop at that scale still covers the view in both directions; the crop's sides are then rounded to whole pixels of the
+decoded image, halves up, in the image as stored.
+
+Colours. 3-Augment and colour jitter as in DeiT III (Touvron et al., arXiv 2204.07118; augment.py of
+facebookresearch/deit). 3-Augment applies one of three operations with equal chances:
+
+    grey        the luma of ITU-R 601-2, in all channels   torchvision's Grayscale(3)
+    solarized   values from 128 on are inverted            ImageOps.solarize
+    blurred     with a radius from 0.1 to 2 pixels         ImageFilter.GaussianBlur
+
+Then a jitter j changes brightness, contrast and saturation in random order, each by a factor from 1 - j to 1 + j, like
+torchvision's ColorJitter. All are Pillow's own operations, which torchvision calls for Pillow's images: equal bits.
 """
 
 import math
 from dataclasses import dataclass
+from itertools import permutations
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from pipeline.data.config import AugmentConfig
-from pipeline.data.decode import Pixels, image_faults
-from pipeline.data.window_resize import area_resize, cover_resize, cut_off_resize, plain_resize
+from pipeline.data.config import COLOUR_DRAWS, AugmentConfig
+from pipeline.data.decode import Pixels, scaled_size
 from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.hashing import CROPS, uniforms
+from shards.orientation import Turn
 
 AUGMENT_VERSION = 2
 _REFLECTED_PIXELS = 4  # of simple_random
-_MOST_WHOLE_PIXELS = 1 << 24  # of a resized image; of a larger one, only the part that is shown is made
 _TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
 _DRAWS = 4 * _TRIES + 1
+_DENOMINATORS = (8, 4, 2)
+_LEAST_SCALED = 8  # a smaller view is never decoded scaled: simplejpeg could take another scale of the same size
+_LEAST_RADIUS, _MOST_RADIUS = 0.1, 2.0
+_ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+_ORDERS = tuple(permutations(range(len(_ENHANCERS))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,63 +215,82 @@ def evaluation_viewport(height: int, width: int, transform: EvaluationTransform,
     )
 
 
-def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
-    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]. Raises DecodeError."""
-    with image_faults():
-        rows = _shown(viewport.top, out.shape[0], viewport.height, num_reflected=viewport.num_reflected)
-        columns = _shown(viewport.left, out.shape[1], viewport.width, num_reflected=viewport.num_reflected)
-        top, left = int(rows.min()), int(columns.min())
-        window = _resized(
-            pixels, viewport, rows=slice(top, int(rows.max()) + 1), columns=slice(left, int(columns.max()) + 1)
-        )
-        if viewport.num_reflected:
-            window = window[(rows - top)[:, None], columns - left]
-        if viewport.is_mirrored:
-            cv2.flip(window, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
-        else:
-            out[...] = window
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A rectangle of pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
-def _shown(first: int, count: int, num_pixels: int, *, num_reflected: int) -> NDArray[np.int64]:
-    """Which of an axis' `num_pixels` resized pixels are shown, int64[count]: those from `first` on, after
-    `num_reflected` were reflected at each end."""
-    places = np.arange(first - num_reflected, first - num_reflected + count)
-    for k in np.flatnonzero((places < 0) | (places >= num_pixels)).tolist():
-        places[k] = cv2.borderInterpolate(int(places[k]), num_pixels, cv2.BORDER_REFLECT_101)
-    return places
+@dataclass(frozen=True, kw_only=True)
+class ViewPlan:
+    """The image of stored_height x stored_width is decoded at 1 / denominator; the box is cut from that as it is
+    stored, turned upright, and shown through the viewport."""
+
+    stored_height: int
+    stored_width: int
+    denominator: int
+    box: Box
+    turn: Turn
+    viewport: Viewport
 
 
-def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
-    """These rows and columns of the resized pixels, before any are reflected."""
-    size = (viewport.height, viewport.width)
-    if viewport.is_area:
-        return area_resize(pixels, size, rows=rows, columns=columns)
-    is_pillow = viewport.is_bicubic or viewport.is_antialiased
-    # Pillow resizes the width first.
-    most_rows = max(viewport.height, pixels.shape[0]) if is_pillow else viewport.height
-    is_large = most_rows * viewport.width > max(_MOST_WHOLE_PIXELS, pixels.shape[0] * pixels.shape[1])
-    if is_pillow:
-        if is_large:
-            return cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=viewport.is_bicubic)
-        resampling = Image.Resampling.BICUBIC if viewport.is_bicubic else Image.Resampling.BILINEAR
-        return _resize_by_pillow(pixels, viewport, resampling)[rows, columns]
-    if viewport.is_cut_off:
-        return cut_off_resize(pixels, size, rows=rows, columns=columns)
-    if is_large:
-        return plain_resize(pixels, size, rows=rows, columns=columns)
-    return _resize_plain(pixels, viewport)[rows, columns]
+def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, viewport: Viewport, *, denominator: int) -> ViewPlan:
+    """The plan for a crop of the upright image; `size` is (height, width) as stored."""
+    box = _scaled(_stored_box(crop, turn, size), size, denominator)
+    return ViewPlan(
+        stored_height=size[0], stored_width=size[1], denominator=denominator, box=box, turn=turn, viewport=viewport
+    )
 
 
-def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
-    if pixels.shape[:2] == (viewport.height, viewport.width):
-        return pixels
-    cv2.setNumThreads(1)  # parallelism is over images
-    size = (viewport.width, viewport.height)
-    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+def largest_denominator(crop: Crop, *, height: int, width: int) -> int:
+    """The smallest scale at which a JPEG's crop still covers a view of height x width, as 8, 4, 2 or 1."""
+    if min(height, width) < _LEAST_SCALED:
+        return 1
+    return next((f for f in _DENOMINATORS if crop.height >= f * height and crop.width >= f * width), 1)
 
 
-def _resize_by_pillow(pixels: Pixels, viewport: Viewport, resampling: Image.Resampling) -> Pixels:
-    # One direction at a time: Pillow 13 chooses which comes first, and rounds in between.
+def _stored_box(crop: Crop, turn: Turn, size: tuple[int, int]) -> Box:
+    height, width = size[::-1] if turn.is_exchanged else size
+    top = height - crop.top - crop.height if turn.is_upside_down else crop.top
+    left = width - crop.left - crop.width if turn.is_leftright else crop.left
+    if turn.is_exchanged:
+        return Box(top=left, left=top, height=crop.width, width=crop.height)
+    return Box(top=top, left=left, height=crop.height, width=crop.width)
+
+
+def _scaled(box: Box, size: tuple[int, int], denominator: int) -> Box:
+    if denominator == 1:
+        return box
+    half, (height, width) = denominator // 2, scaled_size(*size, denominator)
+    top, left = (box.top + half) // denominator, (box.left + half) // denominator
+    bottom = min(height, (box.top + box.height + half) // denominator)
+    right = min(width, (box.left + box.width + half) // denominator)
+    return Box(top=top, left=left, height=bottom - top, width=right - left)
+
+
+def recoloured(pixels: Pixels, draws: NDArray[np.float64], *, config: AugmentConfig) -> Pixels:
+    """uint8[H, W, 3] -> uint8[H, W, 3]; the input is not written to. `draws`: float64[COLOUR_DRAWS] in [0, 1): which of
+    the three, the radius, the order, and the three factors."""
+    if draws.shape != (COLOUR_DRAWS,):
+        raise ValueError(f"draws have the shape {draws.shape}, not ({COLOUR_DRAWS},)")
+    choice, radius, order, *factors = draws.tolist()
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    broad = image.resize((viewport.width, image.height), resampling)
-    return np.asarray(broad.resize((viewport.width, viewport.height), resampling), dtype=np.uint8)
+    if config.three_augment:
+        image = _one_of_three(image, int(3 * choice), radius=_LEAST_RADIUS + (_MOST_RADIUS - _LEAST_RADIUS) * radius)
+    if config.color_jitter:
+        for number in _ORDERS[int(len(_ORDERS) * order)]:
+            factor = 1 + config.color_jitter * (2 * factors[number] - 1)
+            image = _ENHANCERS[number](image).enhance(factor)
+    return np.asarray(image, dtype=np.uint8)
+
+
+def _one_of_three(image: Image.Image, number: int, *, radius: float) -> Image.Image:
+    if number == 0:
+        return image.convert("L").convert("RGB")
+    if number == 1:
+        return ImageOps.solarize(image)
+    return image.filter(ImageFilter.GaussianBlur(radius))

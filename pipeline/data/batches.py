@@ -2,8 +2,8 @@
 
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small
 chunks. Each chunk is one call of the library of crop_decoder.py, without the interpreter lock, which writes directly
-into the batch's buffer; what it leaves is done in Python, sample by sample. No worker process, no shared memory, no
-lock file: a killed run leaves nothing.
+into the batch's buffer; samples that it leaves are decoded in Python, one by one. No worker process, no shared memory,
+no lock file: a killed run leaves nothing behind.
 """
 
 import logging
@@ -21,29 +21,62 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.augment import draws_of, late_crop_pixels
+from pipeline.data.augment import draws_of, late_crop_pixels, recoloured
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.crop_decoder import SAMPLE, view_settings
 from pipeline.data.decode import DecodeError, Pixels, image_faults
-from pipeline.data.label_matrices import Labels, label_matrix, weight_matrix
+from pipeline.data.position import Skipped, data_step_of
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.randaugment import randaugment
-from pipeline.data.skipped import Skipped, data_step_of
-from pipeline.data.three_augment import recoloured
 from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
 from shards.order import SampleOrder
-from shards.reading.read import RawBatch, RawSample, SampleReader, read_sample, refetched, verified
-from shards.reading.stream_reader import TRAFFIC_NAMES, StreamReader
+from shards.reading.read import (
+    TRAFFIC_NAMES,
+    RawBatch,
+    RawSample,
+    SampleReader,
+    StreamReader,
+    read_sample,
+    refetched,
+    verified,
+)
+from shards.sample_rows import NO_WEIGHT
 
+Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # of a sample, and their weights: one per label, or none
 log = logging.getLogger(__name__)
 NUM_VALID_REQUESTS = 2  # a batch's buffer is refilled on the second request after its own
 _MAX_SUBSTITUTES = 20
 _CHUNKS_A_THREAD = 4  # per batch: few enough to be cheap, many enough to balance the threads
 COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
+
+
+def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
+    """int64[n, most labels of one sample, at least 1], padded with -1. `single` int64[n]: each sample's label, -1
+    without one; `others`: by row, all labels of those to which this does not apply."""
+    matrix = np.full(_shape(single, others), -1, dtype=np.int64)
+    matrix[:, 0] = single
+    for row, (own, _) in others.items():
+        matrix[row] = -1
+        matrix[row, : own.size] = own
+    return torch.from_numpy(matrix)
+
+
+def weight_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
+    """float32, shaped as the labels: NO_WEIGHT in rows without weights; 0 pads the others."""
+    matrix = np.full(_shape(single, others), NO_WEIGHT, dtype=np.float32)
+    for row, (_, weights) in others.items():
+        if weights:
+            matrix[row] = 0.0
+            matrix[row, : len(weights)] = weights
+    return torch.from_numpy(matrix)
+
+
+def _shape(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tuple[int, int]:
+    return single.size, max([1, *(own.size for own, _ in others.values())])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ import numpy as np
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
+from pipeline.data.augment import ViewPlan
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import Pixels
-from pipeline.data.view_plan import ViewPlan
 
 LIBRARY_NAME = "libcrop_decoder.so"  # made by hatch_build.py, beside this file
 SOURCES = (

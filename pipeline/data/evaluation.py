@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.batches import Batch
+from pipeline.data.batches import Batch, label_matrix, weight_matrix
 from pipeline.data.config import Share
 from pipeline.data.decode import DecodeError, Pixels
-from pipeline.data.label_matrices import label_matrix, weight_matrix
 from pipeline.data.transform import evaluation_view
 from pipeline.shared_settings import EvaluationTransform
 from shards.class_names import class_name, listed
@@ -24,8 +23,7 @@ from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockSlice
 from shards.output.terminal import printable_name
 from shards.pool import Pool
-from shards.reading.read import RawSample, locate_row, read_slice, verified
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import RawSample, StreamReader, locate_row, read_slice, verified
 
 _AHEAD = 2  # batches read and decoded while one is used
 _READS = 16  # of samples that lie apart, at a time

@@ -1,14 +1,19 @@
-"""A position: where a stream of training batches stands, and everything that determines the batches after it. Pure."""
+"""A position: which batch of a stream comes next, and everything that determines its pixels. Pure.
+
+Steps count updates, and schedules follow them; data steps count the batches of the sample order. Both are equal until a
+run leaves out data steps, for example those around a loss spike: then step s takes the s-th of the data steps that
+are left.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from numbers import Integral
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.data.skipped import Skipped, data_step_of, refuse_disorder
 from shards.schema.differences import Difference, differences
 
 Setting = bool | int | float | str
@@ -17,6 +22,66 @@ _WHERE = ("next_step", "data_step", "skipped")
 # Another libjpeg-turbo, or another decoder of Huffman codes, gives the same pixels: the crop decoder proves it when it
 # is loaded. A change is said, and not refused.
 _SAID = ("data.decoder.libjpeg", "data.decoder.huffman")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class StepRange:
+    """Data steps `first` .. `end - 1`. ValueError if there are none."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+    first: Annotated[int, Field(ge=0)]
+    end: Annotated[int, Field(lt=1 << 62)]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end:
+            raise ValueError(f"skipped data steps {self.first} to {self.end - 1}; allowed: one or more, from 0 on")
+
+
+Skipped = tuple[StepRange, ...]
+
+
+def refuse_disorder(skipped: Skipped) -> None:
+    """ValueError unless the ranges rise and do not overlap."""
+    for before, after in pairwise(skipped):
+        if after.first < before.end:
+            raise ValueError(f"skipped data steps from {after.first} on follow those to {before.end - 1}")
+
+
+def data_step_of(step: int, skipped: Skipped) -> int:
+    """The data step that `step` takes."""
+    for one in skipped:
+        if one.first > step:
+            break
+        step += one.end - one.first
+    return step
+
+
+def step_of(data_step: int, skipped: Skipped) -> int:
+    """The step that takes a data step that is not skipped: the number of those before it."""
+    return data_step - sum(min(one.end, data_step) - one.first for one in skipped if one.first < data_step)
+
+
+def range_around(data_step: int, *, length: int, skipped: Skipped) -> StepRange:
+    """`length` data steps with `data_step`, which is not skipped, in their middle: as far as they are data steps and
+    are not skipped already."""
+    first = data_step - length // 2
+    end = first + length
+    for one in skipped:
+        if one.end <= data_step:
+            first = max(first, one.end)
+        else:
+            end = min(end, one.first)
+    return StepRange(first=max(0, first), end=end)
+
+
+def joined(before: Skipped, others: Sequence[StepRange], *, since: int) -> Skipped:
+    """The ranges `before`, and those of `others` from the data step `since` on that overlap none of these, in order."""
+    found = set(before)
+    for other in others:
+        if other.first >= since and all(other.end <= one.first or one.end <= other.first for one in found):
+            found.add(other)
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,8 @@ from weakref import finalize
 
 from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share, refuse_wrong_sizes
-from pipeline.data.position import StreamPosition, differences_of, position_from_json, said_differences
+from pipeline.data.position import Skipped, StreamPosition, differences_of, position_from_json, said_differences
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.skipped import Skipped
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from pipeline.ranks.world import rank_and_size
 from shards.errors import UserError

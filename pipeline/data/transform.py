@@ -18,12 +18,21 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from pipeline.data.augment import Crop, Viewport, draw_crop, evaluation_viewport, show, training_viewport
+from pipeline.data.augment import (
+    Crop,
+    ViewPlan,
+    Viewport,
+    draw_crop,
+    evaluation_viewport,
+    largest_denominator,
+    plan_view,
+    training_viewport,
+)
 from pipeline.data.config import AugmentConfig, HuffmanDecoder
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder, ViewSettings
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.randaugment import OPERATIONS, Strength
-from pipeline.data.view_plan import ViewPlan, largest_denominator, plan_view
+from pipeline.data.window_resize import show
 from pipeline.shared_settings import EvaluationTransform
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.orientation import UPRIGHT, Turn

@@ -32,13 +32,12 @@ from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, 
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
-from pipeline.planning.gpus import gpu_of_device
-from pipeline.planning.step_time import EIGHT_A_NODE, step_time
+from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from pipeline.training.device_choices import set_up_blocks, with_attention
-from pipeline.training.fitting.budget import gpu_budget
+from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
@@ -46,7 +45,6 @@ from pipeline.training.zero.engine import Engine
 from shards.errors import UserError
 
 PLANNED_MFU = 0.28
-"""What `patchline plan` assumes."""
 RATE = 1e-4
 _SEED = 0
 _WARM_UP_STEPS, _LOSSES = 3, 5
@@ -55,6 +53,9 @@ _MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
 _PHOTOGRAPH = (375, 500)
 _LEAST_KERNEL_SHARE, _MOST_KERNELS = 0.002, 25
 Result = dict[str, Any]
+
+
+"""What `patchline plan` assumes."""
 
 
 def main() -> None:

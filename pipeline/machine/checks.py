@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from pipeline.ranks.host_memory import available_bytes
-from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
+from pipeline.ranks.host import available_bytes
+from pipeline.training.zero.loading import TESTED, deepspeed_version
 from shards.errors import Finding, judged
 from shards.output.quantities import size
 

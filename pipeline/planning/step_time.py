@@ -1,28 +1,44 @@
-"""How long a step takes on many GPUs: its operations, the host that launches them, and the exchanges between ranks.
+"""How long a step takes on many GPUs, and the table of GPUs that a plan can name. Pure.
 
-With a fixed global batch, more GPUs leave each less to compute, while the exchanges stay as they are and the host
-launches as many operations as before: strong scaling ends where these outweigh the operations. Nothing is taken to
-overlap, though `engine.overlap` sends gradients during the backward pass: its gain has not been measured. Pure.
+A step is its operations, the host that launches them, and the exchanges between ranks. With a fixed global batch, more
+GPUs leave each less to compute, while the exchanges stay the same and the host launches as many operations as before:
+strong scaling ends where these outweigh the operations. Nothing is assumed to overlap, though `engine.overlap` sends
+gradients during the backward pass: its gain has not been measured.
 
     compute          images of a rank x operations of an image / (MFU x nominal operations)
     host             launching a micro-batch, as far as it takes longer than the operations, and the update
     communication    (R - 1) / R x bytes / bus bandwidth, twice for sums over ranks, and the latency of each collective
 
-Bus bandwidths are those of nccl-tests. On one node they are in gpus.py; across nodes, adapters reach 92 % of their
-nominal rate: 46 GB/s of each of 400 Gb/s (NVIDIA/nccl-tests, issue 290), 366 GB/s of eight per node (issue 309).
+Memory of a GPU is the total capacity that CUDA reports, a little less than the name says; of A100, L40S and RTX 4090 it
+is from out-of-memory messages of PyTorch in public issues, of the others [unverified]. Speed is dense bf16 without
+sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of it that kernels reach is the MFU. Bus
+bandwidths are those of nccl-tests. For eight H100 on one node it was measured (NVIDIA/nccl-tests, issue 290); for the
+others it is [unverified], in proportion to the rate of their NVLink, or PCIe 4 without NVLink. Across nodes, adapters
+reach 92 % of their nominal rate: 46 GB/s of each of 400 Gb/s (issue 290), 366 GB/s of eight per node (issue 309).
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters
-from pipeline.planning.gpus import Gpu
 from pipeline.training.settings.job import TrainingJob, reduced_in
 from pipeline.training.zero.batch_plan import BatchPlan
+from shards.errors import UserError
 
+_GIB = 1 << 30
+_NAMES = {  # what CUDA reports, [unverified] for those that nothing here has run on
+    r"NVIDIA A100-(SXM4|PCIE)-40GB": "a100-40",
+    r"NVIDIA A100[- ](SXM4[- ]|SXM[- ]|PCIe[- ]|PCIE[- ])?80GB( PCIe)?": "a100",
+    r"NVIDIA H100 80GB HBM3": "h100",
+    r"NVIDIA H200": "h200",
+    r"NVIDIA B200": "b200",
+    r"NVIDIA L40S": "l40s",
+    r"NVIDIA GeForce RTX 4090": "rtx4090",
+}
 ADAPTER_SHARE = 0.92
 LATENCY_SECONDS = 10e-6  # of one of the 2 log2(R) hops of a collective [unverified]
 # Seconds of the host per tensor of weights (ViT-H/14 has 394), by `python -m benchmarks.scale --only host`: a forward
@@ -33,6 +49,46 @@ _SLOW_LAUNCH_SECONDS = 0.3  # of ZeRO-3, which is then said
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
 _RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """`teraflops`: nominal TFLOP/s in bf16, which all of these compute natively. `bus_gigabytes`: GB/s of collectives
+    on one node, as nccl-tests counts them."""
+
+    memory_gib: float
+    teraflops: float
+    bus_gigabytes: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """The device's memory, as CUDA reports it."""
+        return int(self.memory_gib * _GIB)
+
+
+GPUS = {
+    "a100-40": Gpu(memory_gib=39.4, teraflops=312, bus_gigabytes=317),
+    "a100": Gpu(memory_gib=79.1, teraflops=312, bus_gigabytes=317),
+    "h100": Gpu(memory_gib=79.1, teraflops=989, bus_gigabytes=476),
+    "h200": Gpu(memory_gib=139.0, teraflops=989, bus_gigabytes=476),
+    "b200": Gpu(memory_gib=178.0, teraflops=2250, bus_gigabytes=952),
+    "l40s": Gpu(memory_gib=44.4, teraflops=362, bus_gigabytes=20),
+    "rtx4090": Gpu(memory_gib=23.5, teraflops=165, bus_gigabytes=10),
+}
+
+
+def gpu_named(name: str) -> Gpu:
+    """UserError for a name that is not in the table, with those that are."""
+    if name.lower() not in GPUS:
+        raise UserError(f"--gpu is {name!r}; known: {', '.join(GPUS)}")
+    return GPUS[name.lower()]
+
+
+def gpu_of_device(name: str) -> Gpu | None:
+    """The GPU that CUDA calls `name`; None if it is not in the table, as are the slower ones of the same family (H100
+    PCIe, H200 NVL, RTX 4090 Laptop)."""
+    found = [gpu for pattern, gpu in _NAMES.items() if re.fullmatch(pattern, name)]
+    return GPUS[found[0]] if found else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,10 @@
-"""Which device a rank computes on, what it can do, and how to make it compute the same bits again.
+"""Which device a rank computes on, and how to make it compute the same bits again.
 
 The choice is a pure function of what torch sees and what the environment announces. No rank takes the CPU by itself
 where a GPU was meant: a node whose driver is broken would join the others with gloo while they use NCCL, or train a
 hundred times slower. All ranks compute on the same kind of device, and each on a GPU of its own. They agree over the
 store at which they meet, because the backend of the process group depends on it. There rank 0 also sees which ranks
 have not arrived.
-
-PyTorch cannot tell whether a CPU computes bf16 with its own instructions: `torch.cpu` lists what the CPU has, even if
-oneDNN was told not to use it, and oneDNN claims to support bf16 on every CPU with AVX-512, although it converts each
-number to fp32 and back.
 
 By default, several GPU kernels may give different bits each time: attention's backward pass and cuDNN's convolutions
 add in whatever order their blocks finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's on cuBLAS ("Results
@@ -26,7 +22,7 @@ from typing import Annotated
 import torch
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]  # its stub does not export it
 
-from pipeline.ranks.arrival import missing_message
+from pipeline.ranks.rendezvous import missing_message
 from pipeline.shared_settings import Device
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
@@ -34,6 +30,13 @@ from shards.schema.config_values import Range, shown_value
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACES = (":4096:8", ":16:8")  # with any other, cuBLAS may add in another order when several streams use it
+_VERDICT, _READ = "device/verdict", "device/read"
+_FAREWELL = timedelta(seconds=10)
+_POLL_SECONDS = 0.02
+_MOST_NAMED = 3
+Hosts = Callable[[Mapping[int, str]], Sequence[str]]  # of all ranks, from those of the ranks that have arrived
+_HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES: no GPU on purpose; the last is Slurm's
+_ANNOUNCING = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS")
 
 
 def use_deterministic_kernels(environ: MutableMapping[str, str]) -> None:
@@ -60,77 +63,6 @@ def refuse_missing_kernel(error: RuntimeError) -> None:
             f"engine.deterministic is on, but PyTorch has no deterministic kernel for {operator} on this GPU; give "
             "--engine.no-deterministic: the run then continues, equal to rounding"
         ) from error
-
-
-_LEAST_MAJOR = 8  # compute capability of the first GPUs with bf16 (Ampere)
-# ONEDNN_MAX_CPU_ISA's words for CPUs without AVX-512, with it but not for bf16, and for bf16 but without AMX.
-_BELOW_AVX512 = {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2"}
-_BELOW_BF16 = {"avx512_core", "avx512_core_vnni"}
-_BELOW_AMX = {"avx512_core_bf16", "avx512_core_fp16"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bf16:
-    """`reason`: a sentence that explains it, such as "this CPU computes bf16 natively (AVX512-BF16)"."""
-
-    is_native: bool
-    reason: str
-
-
-def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
-    """Whether a GPU computes bf16, by its name and compute capability."""
-    number = f"compute capability {capability[0]}.{capability[1]}"
-    if capability[0] >= _LEAST_MAJOR:
-        return Bf16(is_native=True, reason=f"{name} computes bf16 natively ({number})")
-    return Bf16(is_native=False, reason=f"{name} ({number}) emulates bf16, slower than fp32")
-
-
-def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
-    """Whether a CPU computes bf16, by its flags, without those that the environment tells PyTorch or oneDNN not to use.
-
-    With ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY a CPU acts as an older one. The factors are of a training step of
-    digits_smoke.
-    """
-    flags = _used(flags, environ)
-    if "bf16" in flags:
-        return Bf16(is_native=True, reason="this CPU computes bf16 natively (Arm BF16)")
-    if "amx_bf16" in flags:
-        return Bf16(is_native=True, reason="this CPU computes bf16 natively (AMX)")
-    if "avx512_bf16" in flags:
-        return Bf16(is_native=True, reason="this CPU computes bf16 natively (AVX512-BF16)")
-    if "avx512f" in flags:
-        return Bf16(is_native=False, reason="this CPU (AVX-512 without BF16) computes bf16 1.3 times slower than fp32")
-    if "avx2" in flags:
-        return Bf16(is_native=False, reason="this CPU (AVX2) computes bf16 8 times slower than fp32")
-    return Bf16(is_native=False, reason="this CPU has no bf16 instructions and computes it several times slower")
-
-
-def flags_of(cpuinfo: str) -> frozenset[str]:
-    """The flags in the text of /proc/cpuinfo: `flags` on x86, `Features` on Arm; none if it has neither."""
-    for line in cpuinfo.splitlines():
-        name, _, words = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(words.split())
-    return frozenset()
-
-
-def _used(flags: frozenset[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """oneDNN reads its own name before the older one, in any case of letters."""
-    isa = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").lower()
-    if "sse2" not in flags:  # Arm: these words are of x86
-        return flags
-    if isa in _BELOW_AVX512 or environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
-        return frozenset(flag for flag in flags if not flag.startswith(("avx512", "amx")))
-    if isa in _BELOW_BF16:
-        return flags - {"avx512_bf16", "amx_bf16"}
-    return flags - {"amx_bf16"} if isa in _BELOW_AMX else flags
-
-
-_VERDICT, _READ = "device/verdict", "device/read"
-_FAREWELL = timedelta(seconds=10)
-_POLL_SECONDS = 0.02
-_MOST_NAMED = 3
-Hosts = Callable[[Mapping[int, str]], Sequence[str]]  # of all ranks, from those of the ranks that have arrived
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +153,6 @@ def _wait(store: Store, key: str, limit: timedelta) -> bool:
 
 def _key(rank: int) -> str:
     return f"device/{rank}"
-
-
-_HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES: no GPU on purpose; the last is Slurm's
-_ANNOUNCING = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS")
 
 
 @dataclass(frozen=True, kw_only=True)

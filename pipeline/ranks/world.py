@@ -15,18 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # its stub does not export it
 
-from pipeline.ranks.arrival import hosts_of
-from pipeline.ranks.devices import (
-    Bf16,
-    Claim,
-    agree_on_device,
-    bf16_of_cpu,
-    bf16_of_gpu,
-    choose_device,
-    flags_of,
-    gpus_from,
-    use_deterministic_kernels,
-)
+from pipeline.ranks.devices import Claim, agree_on_device, choose_device, gpus_from, use_deterministic_kernels
 from pipeline.ranks.environment import (
     LOOPBACK,
     RankPlace,
@@ -37,7 +26,8 @@ from pipeline.ranks.environment import (
     refuse_for_deepspeed,
     threads_from,
 )
-from pipeline.ranks.rendezvous import interface_towards, join_alone, reach_store, serve_store
+from pipeline.ranks.host import Bf16, bf16_of_cpu, bf16_of_gpu, flags_of
+from pipeline.ranks.rendezvous import hosts_of, interface_towards, join_alone, reach_store, serve_store
 from pipeline.shared_settings import Device
 from shards.errors import TransientError, UserError
 

@@ -14,7 +14,8 @@ import torch
 
 from pipeline.checkpoints.attempts import FAULTS
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest, manifest_from_json
-from pipeline.checkpoints.stored import open_checkpoint, standing_in
+from pipeline.checkpoints.rank_file_in import open_checkpoint
+from pipeline.checkpoints.stored import standing_in
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import InvalidDataError

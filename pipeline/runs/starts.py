@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
     Line,
@@ -36,6 +35,20 @@ _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat behind the name, as in proc(5)
 _ENDED = ("Z", "X")
 _Natural = Annotated[int, Range(0)]
+FILE_NAME = "starts.jsonl"
+_MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16
+MOST_SECONDS = 1e12
+_MOST_WORDS = 400  # of an error
+_Count = Annotated[int, Range(0, 1 << 62)]
+_Seconds = Annotated[float, Range(0, MOST_SECONDS)]
+StartSpan = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
+# Each ends where the next begins. `imports`: from the kernel's start of the process to the job, with the libraries;
+# `data`: the job is checked against its data, and torch.compile is tried; `checkpoint`: found and verified; `model`:
+# with the check of gradients and DeepSpeed; `load`: the checkpoint's tensors, or initial weights; `loop`: curves,
+# batches and saves; `first_step`: until it is launched, which on a CPU is its end; blocks are compiled there.
+START_SPANS: tuple[StartSpan, ...] = (
+    *("imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +107,6 @@ def _stat(pid: int) -> tuple[str, int] | None:
         return values[_STATE], int(values[_BEGAN])
     except (OSError, ValueError, IndexError):
         return None
-
-
-FILE_NAME = "starts.jsonl"
-_MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16
-MOST_SECONDS = 1e12
-_MOST_WORDS = 400  # of an error
-_Count = Annotated[int, Range(0, 1 << 62)]
-_Seconds = Annotated[float, Range(0, MOST_SECONDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,16 +254,6 @@ def _known(kind: type, value: Line) -> Line:
         for name, one in value.items()
         if name in kind.__dataclass_fields__  # type: ignore[attr-defined]
     }
-
-
-StartSpan = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
-# Each ends where the next begins. `imports`: from the kernel's start of the process to the job, with the libraries;
-# `data`: the job is checked against its data, and torch.compile is tried; `checkpoint`: found and verified; `model`:
-# with the check of gradients and DeepSpeed; `load`: the checkpoint's tensors, or initial weights; `loop`: curves,
-# batches and saves; `first_step`: until it is launched, which on a CPU is its end; blocks are compiled there.
-START_SPANS: tuple[StartSpan, ...] = (
-    *("imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"),
-)
 
 
 class StartTimes:

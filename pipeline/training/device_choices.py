@@ -1,6 +1,6 @@
 """What a run chooses by its device: the precision, which it keeps once it has started, and whether blocks are compiled.
 
-Every rank chooses alike (rank_agreement.py).
+Every rank chooses alike (prepare.py).
 """
 
 import logging
@@ -29,9 +29,9 @@ from pipeline.models.build import Model, compile_blocks, compile_fault
 from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
 from pipeline.models.vit import AttentionAlone
-from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
-from pipeline.ranks.devices import Bf16
+from pipeline.ranks.host import Bf16
+from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, set_defaults
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError

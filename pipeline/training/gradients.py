@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pipeline.data.batches import Batch
-from pipeline.data.cutmix import draw_mix
+from pipeline.data.mixup import draw_mix
 from pipeline.models.loss import classification_loss, targets_of, weighted_targets
 from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.models.vit import Kept

@@ -3,33 +3,73 @@
 Every decision follows from values that all ranks share, and from the losses that the checkpoints carry. So all ranks
 decide alike, and a resumed run decides as the unbroken one. What the guard finds at a step becomes a line in
 RUN/guard.jsonl, a file that is only ever appended to.
+
+A loss is a spike by a robust z-score over the losses before it:
+
+    z = (loss - median) / max(1.4826 MAD, 1 % of the median)
+
+MAD is the median of the distances from the median; 1.4826 MAD estimates the standard deviation of normal noise
+(Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993). Earlier spikes in the history change neither of them.
+The lower bound keeps a loss that hardly varies from making a spike of everything. Only a rise is a spike.
 """
 
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.data.position import StreamPosition
-from pipeline.data.skipped import data_step_of
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.spikes import SpikeVerdict, judge, with_loss
+from pipeline.data.position import StreamPosition, data_step_of
+from pipeline.training.settings.job import GuardConfig, TrainingJob
 from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
 from shards.files.local_files import append_or_say
 
+_NORMAL = 1.4826  # standard deviations in a MAD
+_LEAST_SCALE = 0.01  # of the median
+_TINY = 1e-12  # for losses of 0
 log = logging.getLogger(__name__)
 FILE_NAME = "guard.jsonl"
+LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is running; collective
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeVerdict:
+    """How far a loss is from the losses before it; NaN where there are too few of them."""
+
+    loss: float
+    median: float = math.nan
+    mad: float = math.nan
+    z: float = math.nan
+    is_spike: bool = False
+
+
+def judge(loss: float, losses: Sequence[float], *, config: GuardConfig) -> SpikeVerdict:
+    """The verdict on a loss after `losses`, the latest ones, all of them finite. What is not finite is no spike."""
+    if config.on_spike == "off" or len(losses) < config.min_history or not math.isfinite(loss):
+        return SpikeVerdict(loss=loss)
+    middle = median(losses)
+    mad = median(abs(each - middle) for each in losses)
+    z = (loss - middle) / max(_NORMAL * mad, _LEAST_SCALE * abs(middle), _TINY)
+    return SpikeVerdict(loss=loss, median=middle, mad=mad, z=z, is_spike=z >= config.spike_z)
+
+
+def with_loss(losses: tuple[float, ...], loss: float, *, config: GuardConfig) -> tuple[float, ...]:
+    """The latest losses with one more, if it is finite. None are kept while nothing is compared."""
+    if config.on_spike == "off":
+        return ()
+    return (*losses, loss)[-config.spike_window :] if math.isfinite(loss) else losses[-config.spike_window :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BadStep:
     """A bad step and its evidence. Its batch has the positions `first_position` to `end_position` - 1 of the sample
-    order, those of `data_step`. `median`, `mad` and `z` are those of spikes.py. `was_skipped`: no update was made."""
+    order, those of `data_step`. `median`, `mad` and `z` are as at the top of this file. `was_skipped`: no update was
+    made."""
 
     kind: Literal["spike", "non_finite"]
     step: int
@@ -62,9 +102,6 @@ def add_alarm(run_dir: str, *, step: int, kind: str, reason: str, action: str = 
     """Appends what else went wrong, and what was done about it; on rank 0."""
     line = {"kind": kind, "step": step, "action": action, "reason": reason}
     append_or_say(Path(run_dir) / FILE_NAME, line, what=reason)
-
-
-LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is running; collective
 
 
 class RewindNeededError(Exception):

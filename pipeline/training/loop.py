@@ -30,23 +30,19 @@ from pipeline.training.gradients import Gradients
 from pipeline.training.guard import Guard, add_alarm
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
-from pipeline.training.reporting.rank_times import SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks
 from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter
-from pipeline.training.reporting.utilisation import Utilisation
-from pipeline.training.saving.reproducibility import BITS, say_bits
-from pipeline.training.saving.save import Saving, describe, state_bytes
+from pipeline.training.reporting.utilisation import SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks, Utilisation
+from pipeline.training.saving.save import BITS, Saving, describe, say_bits, state_bytes
 from pipeline.training.saving.when_to_save import WhenToSave, decide_when_to_save
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import start_engine
 from pipeline.training.step import Launched, StepResult, TrainStep
 from pipeline.training.watchdog.heartbeat_files import rank_words
-from pipeline.training.watchdog.signals import StopRequest
-from pipeline.training.watchdog.stopping import WaitGivenUpError
+from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.device_batches import batches_on
+from pipeline.training.zero.device_batches import batches_on, streams_of
 from pipeline.training.zero.engine import Engine, timed_exchanges
-from pipeline.training.zero.gpu_streams import streams_of
 from shards.errors import TransientError
 
 log = logging.getLogger(__name__)

@@ -1,15 +1,26 @@
-"""Checks a job against its data and its ranks, before any rank is joined.
+"""Checks a job against its data and its ranks, and then that all ranks are about to run the same thing.
 
-It also decides how many classes the model has, and warns if the data has fewer.
+`prepare` runs before the ranks are joined. It also decides how many classes the model has, and warns if the data has
+fewer. `refuse_other_runs` is the first exchange afterwards: ranks that differ would still train one model, and a wrong
+one, and nobody would notice a node with an old installation or an old copy of the dataset. The exchange is a digest of
+everything that must be equal, 64 bytes per rank. Only if digests differ do the ranks exchange what is behind them, and
+all end with the same message.
 """
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import platform
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
@@ -19,23 +30,35 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.models.build import initial_of, shapes_of
-from pipeline.models.conversion.convert import open_for_use
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.fit import fit_weights, has_other_patches
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.planning.step_time import slow_stage_3
-from pipeline.ranks.world import World
+from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.rendezvous import ranks_words
+from pipeline.ranks.world import World, bf16_of
 from pipeline.training.device_choices import will_compile
-from pipeline.training.fitting.budget import Budget, budget_of
+from pipeline.training.fitting.fit import Budget, budget_of
 from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
-from pipeline.training.zero.deepspeed_version import deepspeed_version, refuse_untested_deepspeed
+from pipeline.training.zero.loading import deepspeed_version, refuse_untested_deepspeed
 from shards.class_names import class_name, near_equal
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.host_copy import LocalRanks
 from shards.schema.config_values import shown_value
+from shards.schema.differences import flattened, shown
 from shards.store import Store, open_store
+
+log = logging.getLogger(__name__)
+_UNEVEN = 5.0  # the images of the largest class over those of the smallest
+_LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
+_ROOMS = ("shards", "pipeline", "jobs", "patchline")
+_CODE = "code "
+_MISSING = "missing"
+_MOST_LINES, _MOST_FILES = 20, 3
+Facts = Mapping[str, str]
 
 
 def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool) -> TrainingJob:
@@ -109,10 +132,6 @@ def unused_classes(of_data: int, of_model: int) -> str:
     """What a user should know of a model with more classes than its data has."""
     unused = f"{of_model - of_data} of its outputs never {'has' if of_model - of_data == 1 else 'have'} an image"
     return f"the data has {of_data} classes, the model {of_model}: {unused}; --model.num-classes 0 takes the data's"
-
-
-log = logging.getLogger(__name__)
-_UNEVEN = 5.0  # the images of the largest class over those of the smallest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,3 +292,89 @@ def _refuse_missing(job: TrainingJob) -> None:
         raise UserError(
             "--data.url is missing: give the dataset as --data.url, or several as --data.mix URL WEIGHT URL WEIGHT ..."
         )
+
+
+def refuse_other_runs(prepared: Prepared) -> None:
+    """UserError, the same on every rank, if another rank is about to run something else. Collective."""
+    if prepared.world.num_ranks > 1:
+        refuse_disagreement(facts_to_agree(prepared), device=prepared.world.device)
+
+
+def refuse_disagreement(facts: Facts, *, device: torch.device) -> None:
+    """UserError, the same on every rank, unless the facts are equal on all ranks. Collective."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if len(set(gather_json(digest, device=device))) == 1:
+        return
+    lines = disagreements(gather_json(dict(facts), device=device))
+    more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+    listed = "\n".join(f"  {line}" for line in [*lines[:_MOST_LINES], *more])
+    raise UserError(
+        f"the ranks are not about to run the same thing:\n{listed}\n"
+        "Start all ranks with the same command, from the same installation, on the same data"
+    )
+
+
+def disagreements(facts: Sequence[Facts]) -> list[str]:
+    """A line for every fact that differs: which ranks have what, those with the rarest value first. Pure. `facts`: of
+    each rank, in rank order."""
+    names = dict.fromkeys(name for each in facts for name in each)
+    different = [name for name in names if len({each.get(name) for each in facts}) > 1]
+    files = [name for name in different if name.startswith(_CODE)]
+    lines = [f"{name}: {_groups(facts, [name])}" for name in different if name not in files]
+    if files:
+        some = ", ".join(name.removeprefix(_CODE) for name in files[:_MOST_FILES])
+        others = f" and {len(files) - _MOST_FILES} other files" if len(files) > _MOST_FILES else ""
+        lines.append(f"code, in {some}{others}: {_groups(facts, files)}")
+    return lines
+
+
+def facts_to_agree(prepared: Prepared) -> dict[str, str]:
+    """What must be the same on every rank, by its name in the message."""
+    job, held_out = prepared.job, prepared.held_out
+    facts: dict[str, object] = {"python": platform.python_version()}
+    facts |= {name: version(name) for name in _LIBRARIES}
+    if job.engine.precision == "auto":  # the ranks would have to choose
+        facts["bf16"] = bf16_of(prepared.world.device).reason
+    if job.engine.compile == "auto":
+        facts["torch.compile"] = "works" if prepared.is_compiled else "is not used"
+    if job.engine.float8 != "off" and find_spec("torchao"):
+        facts["torchao"] = version("torchao")
+    facts |= {name: value for name, value in flattened(prepared.stream.start.to_json()).items() if _is_of_data(name)}
+    facts["held-out dataset"] = None
+    facts |= {f"held-out dataset {name}".strip(): one.fingerprint for name, one in held_out.items()}
+    if fewshot := prepared.fewshot:
+        facts |= {"few-shot dataset": fewshot.train.fingerprint, "few-shot test dataset": fewshot.test.fingerprint}
+    facts |= flattened(asdict(job))
+    return {name: shown(value) for name, value in facts.items()} | code_facts(Path(__file__).resolve().parents[2])
+
+
+def _is_of_data(name: str) -> bool:
+    """Whether a field of a position tells of the data; the others are fields of the job, too."""
+    return name not in ("decoder.libjpeg", "decoder.huffman") and name.partition(".")[0] in (
+        "dataset",
+        "subset",
+        "held_out",
+        "mix",
+        "decoder",
+        "order_version",
+    )
+
+
+def code_facts(root: Path) -> dict[str, str]:
+    """The crc32 of every Python file of ours below the folder that holds the rooms, by its path."""
+    paths = sorted(path for room in _ROOMS for path in (root / room).rglob("*.py"))
+    return {_CODE + path.relative_to(root).as_posix(): f"{zlib.crc32(path.read_bytes()):08x}" for path in paths}
+
+
+def _groups(facts: Sequence[Facts], names: Sequence[str]) -> str:
+    """`ranks 3, 7: 2.12.0; the other 14: 2.13.0`. Several facts are shown as one digest."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, each in enumerate(facts):
+        values = [each.get(name, _MISSING) for name in names]
+        value = values[0] if len(values) == 1 else f"{zlib.crc32(json.dumps(values).encode()):08x}"
+        ranks_of.setdefault(value, []).append(rank)
+    groups = sorted(ranks_of.items(), key=lambda group: (len(group[1]), -group[1][0]))
+    last_value, last_ranks = groups[-1]
+    words = [f"{ranks_words(ranks)}: {value}" for value, ranks in groups[:-1]]
+    last = f"the other {len(last_ranks)}" if len(last_ranks) > 1 else ranks_words(last_ranks)
+    return "; ".join([*words, f"{last}: {last_value}"])

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.data.skipped import Skipped, StepRange, range_around, step_of
+from pipeline.data.position import Skipped, StepRange, range_around, step_of
 from pipeline.training.guard import FILE_NAME, BadStep, add_finding
 from pipeline.training.loop import Loop
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.spikes import GuardConfig
+from pipeline.training.settings.job import GuardConfig, TrainingJob
 from pipeline.training.start import fill_from_checkpoint
 from shards.errors import WillNotSucceedError
 

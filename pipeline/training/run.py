@@ -3,7 +3,7 @@
 1. read the job                     done before: jobs/resolve.py, and the rank's place in pipeline/ranks/world.py
 2. check it against its data        prepare.py
 3. join the other ranks             signals are watched from here on; ranks that differ are refused
-                                    (rank_agreement.py)
+                                    (prepare.py)
 4. find the checkpoint              pipeline/checkpoints/checkpoint.py; a job that may not continue the run is refused
                                     (saving/may_continue.py)
 5. build                            loop.py, with start.py: the micro-batch that fits (fitting/fit.py), the check of
@@ -22,35 +22,32 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.data.position import said_differences
 from pipeline.ranks.collectives import broadcast_json
-from pipeline.ranks.devices import Bf16, refuse_missing_kernel
+from pipeline.ranks.devices import refuse_missing_kernel
+from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
 from pipeline.runs.starts import Left, Origin, StartTimes, add_start, left_behind
-from pipeline.training.controls import Controls
+from pipeline.training.controls import Controls, SaveClock
 from pipeline.training.device_choices import with_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.guard import RewindNeededError
 from pipeline.training.loop import Loop, LoopEnd, open_loop
-from pipeline.training.prepare import Prepared, prepare
-from pipeline.training.rank_agreement import refuse_other_runs
+from pipeline.training.prepare import Prepared, prepare, refuse_other_runs
 from pipeline.training.reporting.ledger import Ledger, last_line, last_saved
 from pipeline.training.rewind import rewind
-from pipeline.training.save_clock import SaveClock
 from pipeline.training.saving.finish import Done, done_from_json, done_to_json, finish, read_done
 from pipeline.training.saving.may_continue import extension, refuse_changes
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.summary import closing_words
 from pipeline.training.watchdog.heartbeat import Heartbeat, collective_timeout
-from pipeline.training.watchdog.rank_progress import Phase
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Stopping
-from pipeline.training.zero.step_times import StepTimes, marks_of
-from pipeline.training.zero.step_trace import StepTrace, say_untraced
+from pipeline.training.watchdog.heartbeat_files import Phase
+from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Signals, Stopping
+from pipeline.training.zero.step_times import StepTimes, StepTrace, marks_of, say_untraced
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,8 @@ from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.guard import add_alarm
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.watchdog.rank_progress import Phase
-from pipeline.training.watchdog.signals import StopRequest
-from pipeline.training.watchdog.stopping import WaitGivenUpError
+from pipeline.training.watchdog.heartbeat_files import Phase
+from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
 from pipeline.training.zero.engine import Engine
 from shards.dataset import Dataset
 from shards.errors import UserError

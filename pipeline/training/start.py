@@ -11,8 +11,7 @@ from functools import partial
 
 import torch
 
-from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
 from pipeline.models.weights.safetensors import TensorByName
@@ -33,8 +32,7 @@ from pipeline.training.summary import Opening, num_parameters
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
-from pipeline.training.zero.layers import freeze, is_trained
-from pipeline.training.zero.optimizer import moments_of
+from pipeline.training.zero.optimizer import freeze, is_trained, moments_of
 from shards.errors import InvalidDataError, WillNotSucceedError
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoints.best import read_best
+from pipeline.checkpoints.stored import read_best
 from pipeline.data.transform import why_no_crop_decoder
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import METRICS_FILE

@@ -42,7 +42,7 @@ from shards.packing.merge import Merged, rows_file
 from shards.packing.plan import PLAN_PATH
 from shards.reading.parallel import run_tasks
 from shards.schema.config_values import shown_text
-from shards.sources.tar_header import BLOCK_BYTES
+from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import LocalStore, MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)

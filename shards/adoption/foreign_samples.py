@@ -15,7 +15,7 @@ from shards.errors import ImageRefusedError, UserError
 from shards.output.terminal import printable_name
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import printable
-from shards.sources.table_labels import written_labels
+from shards.sources.tables import written_labels
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
 
 NO_LABEL = "no label"

@@ -32,7 +32,7 @@ from shards.manifest import sha256_hex
 from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
-from shards.storage.pieces import stored_pieces
+from shards.storage.ahead import stored_pieces
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked
 

@@ -9,8 +9,7 @@ from shards.files.local_files import read_local_text
 from shards.output.quantities import plural
 from shards.schema.config_values import whole_number
 from shards.sources.archives import NO_TAR, is_tar_name
-from shards.sources.passed_over import PassedOver, is_archive
-from shards.sources.splits import files_of_splits, refuse_several
+from shards.sources.names import PassedOver, files_of_splits, is_archive, refuse_several
 from shards.sources.tar_members import is_hidden
 from shards.store import open_store
 

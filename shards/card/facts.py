@@ -22,8 +22,7 @@ from shards.output.progress import Progress
 from shards.packing.evaluation_sets import MOST_MATCHES
 from shards.packing.plan import MATCHES_PATH, PLAN_PATH, AdoptedRecord, Plan
 from shards.storage.ahead import in_order
-from shards.storage.objects import MissingObjectError
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import MissingObjectError, StoreFile
 from shards.tables import TableSchema, arrow_faults, open_checked, refuse_rows, refuse_values
 
 READS_AHEAD = 8

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from shards.errors import InvalidDataError, disk_fault
 from shards.files.typed_json import MOST_DEPTH
-from shards.storage.local_read import open_regular, read_whole
+from shards.storage.local import open_regular, read_whole
 
 log = logging.getLogger(__name__)
 MOST_FILE_BYTES = 1 << 30

@@ -61,7 +61,7 @@ from shards.packing.config import About, PackSpec
 from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.sample_rows import SampleRows
-from shards.sources.tar_header import BLOCK_BYTES
+from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
 from shards.tables import TableSchema, read_checked
 

@@ -30,7 +30,7 @@ from shards.packing.scan import read_scan, scan_path
 from shards.packing.survey import EXAMPLES, SCANS_A_TASK, Survey, SurveyTask, labelled, settled, survey
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import FolderSource, Source
-from shards.sources.splits import refuse_classes_of_splits, split_of
+from shards.sources.names import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
 

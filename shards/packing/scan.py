@@ -27,11 +27,11 @@ from shards.images.image_header import read_header
 from shards.images.near_duplicates import perceptual_hash
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
-from shards.parquet.files import ParquetPieces
+from shards.parquet_pieces import ParquetPieces
 from shards.schema.config_values import Range
 from shards.sources.entry import MOST_BYTES_AHEAD, Entry, ImageBytes, Reader
 from shards.storage.ahead import Hold, in_order_within
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, read_checked, refuse_values
 

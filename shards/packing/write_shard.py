@@ -24,8 +24,8 @@ from shards.packing.config import PackSpec
 from shards.packing.deal import SAMPLES_SCHEMA, samples_path, shards_per_file
 from shards.packing.scan import reader_of
 from shards.sources.entry import ImageBytes
-from shards.sources.tar_header import BLOCK_BYTES
-from shards.storage.store_file import StoreFile
+from shards.sources.tar_members import BLOCK_BYTES
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import MOST_ROWS, TableSchema, arrow_faults, open_checked
 

@@ -3,20 +3,26 @@
 Each lane holds its current window and the next one (shards/reading/windows.py has the bound in bytes). The first
 batches after a start read single samples by their offset while the windows are still being read, so the time to the
 first batch grows neither with the window nor with the position in the epoch.
+
+A StreamReader has all that one stream of batches reads in the background: it is opened by one call, and closed by one.
 """
 
+import os
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shards.config import ReadConfig
 from shards.dataset import Dataset
+from shards.images.config import MAX_IMAGE_BYTES
 from shards.order import SampleOrder, WindowId
-from shards.pool import Pool
+from shards.pool import Pool, close_all
 from shards.reading.samples import (
     RawSample,
     faulty,
@@ -41,7 +47,8 @@ from shards.reading.windows import (
     window_bound_bytes,
 )
 from shards.sample_rows import SampleRows
-from shards.storage.ranges import StreamStore
+from shards.storage.objects import TrafficCounts
+from shards.storage.ranges import RangeReads, StreamStore
 
 __all__ = [
     "RawBatch",
@@ -54,9 +61,9 @@ __all__ = [
     "verified",
     "window_bound_bytes",
 ]
-
 FIRST_READS = 8  # a lane's first batches read what has not arrived sample by sample; later ones wait for it
 _WINDOWS_A_LANE = 2
+TRAFFIC_NAMES = tuple(field.name for field in fields(TrafficCounts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +186,11 @@ def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> N
 
 
 class SampleReader:
-    """Reads samples at positions of the order, for one stream (shards/reading/stream_reader.py makes and closes it).
+    """Reads samples at positions of the order, for one stream (shards/reading/read.py makes and closes it).
 
     From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
     `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included. Memory
-    of up to four blocks, kept for the next ones, comes on top (shards/storage/memory.py). A sample larger than
+    of up to four blocks, kept for the next ones, comes on top (shards/storage/ranges.py). A sample larger than
     `most_sample_bytes` is handed over as a fault.
 
     `tars` reads the shards; `loaders` run what waits for index files and for samples that are read again.
@@ -345,3 +352,61 @@ class SampleReader:
             while name in lane.windows:  # only as far as needed: the order of the next epoch takes a while
                 name, first = self.order.next_window(name), 0
             self._begin(lane, name, first=first)
+
+
+class StreamReader:
+    """Reads one or several datasets for one stream, and owns the stream's connections, threads and counters.
+
+    Close it when done: whoever waits for anything of it then gets a CancelledError at once.
+    """
+
+    def __init__(self, config: ReadConfig) -> None:
+        self._reads = RangeReads(config)
+        # They wait for index files and for samples that are read again; half of them for what a batch waits for.
+        self._loaders = Pool(config.connections, name="rows", reserve=config.connections)
+        self._pools = [*self._reads.pools, self._loaders]
+        self._readers: list[SampleReader] = []
+        self._process = os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it reads nothing any more."""
+        return self._loaders.is_closed
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are being read, held, or in batches that are still referred to."""
+        return sum(reader.held_bytes for reader in self._readers)
+
+    def counts(self) -> dict[str, float]:
+        """The counts by name of TRAFFIC_NAMES: what this stream read and retried so far, index files included."""
+        return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
+
+    def dataset(self, dataset: Dataset) -> Dataset:
+        """The dataset as this stream reads it."""
+        return dataset.read_by(self._reads)
+
+    def samples(
+        self, dataset: Dataset, order: SampleOrder, *, most_sample_bytes: int = MAX_IMAGE_BYTES
+    ) -> SampleReader:
+        """Reads the dataset's samples in this order; a sample larger than `most_sample_bytes` is a fault."""
+        tars = self._reads.of(dataset.shard_store)
+        reader = SampleReader(
+            self.dataset(dataset), order, tars=tars, loaders=self._loaders, most_sample_bytes=most_sample_bytes
+        )
+        self._readers.append(reader)
+        return reader
+
+    def pool(self, limit: int, *, name: str) -> Pool:
+        """Threads for the stream's other work, which are closed with it."""
+        pool = Pool(limit, name=name)
+        self._pools.append(pool)
+        return pool
+
+    def close(self) -> None:
+        """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
+        if sys.is_finalizing() or os.getpid() != self._process:
+            return  # closed at exit, or the parent's: a lock may be held by a thread that is no more
+        close_all(self._pools)
+        for reader in self._readers:
+            reader.drop()

@@ -21,8 +21,7 @@ from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
 from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows
 from shards.storage.fork_lock import ForkLock
-from shards.storage.memory import ReusedMemory
-from shards.storage.ranges import StreamStore
+from shards.storage.ranges import ReusedMemory, StreamStore
 from shards.tables import refuse_block_reads
 
 SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may

@@ -13,15 +13,11 @@ from typing import ClassVar, Literal, Self
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values, shown_value
-from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
-from shards.sources.passed_over import PassedOver
-from shards.sources.splits import refuse_several, refusing_mixed_folders, split_of
+from shards.sources.names import ClassLevel, ClassPaths, PassedOver, refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
-from shards.storage.ahead import Hold, in_order_within
-from shards.storage.local import LocalStore
-from shards.storage.local_read import open_regular
-from shards.storage.pieces import Pieces, stored_pieces
+from shards.storage.ahead import Hold, Pieces, in_order_within, stored_pieces
+from shards.storage.local import LocalStore, open_regular
 from shards.store import MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,17 @@ from shards.class_names import class_name
 from shards.errors import ImageRefusedError, UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import refuse_wrong_values
-from shards.sources.big_sort import Row, sorted_rows
-from shards.sources.class_paths import ClassLevel, ClassPaths
 from shards.sources.entry import Entry, ImageBytes, printable
-from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_split_classes, refusing_mixed_folders
-from shards.sources.table_labels import written_labels
-from shards.sources.tables import path_in, read_rows
-from shards.sources.tree import SYSTEM_FOLDERS, Tree, list_images, refused_entry
+from shards.sources.names import (
+    SPLIT_COLUMN,
+    ClassLevel,
+    ClassPaths,
+    Splits,
+    refuse_split_classes,
+    refusing_mixed_folders,
+)
+from shards.sources.tables import path_in, read_rows, written_labels
+from shards.sources.tree import SYSTEM_FOLDERS, Row, Tree, list_images, refused_entry, sorted_rows
 
 log = logging.getLogger(__name__)
 _MOST_NAMED = 12

@@ -8,9 +8,8 @@ from shards.errors import ImageRefusedError, UserError
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
-from shards.sources.splits import SPLIT_COLUMN, Splits, refuse_mixed_splits
-from shards.sources.table_labels import weighted, written_labels
-from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows
+from shards.sources.names import SPLIT_COLUMN, Splits, refuse_mixed_splits
+from shards.sources.tables import TABLE_SUFFIXES, RowValues, path_in, read_rows, weighted, written_labels
 from shards.sources.tree import MOST_BYTES, REFUSED, fetch, outside, read_ahead, read_below, read_file, refused_entry
 from shards.sources.web import fetch_url, is_address, is_web, secret_reason, shown_address
 from shards.storage.ahead import Hold, no_wait

@@ -10,18 +10,16 @@ from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
 from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
-from shards.sources.found_files import find_files, open_found
-from shards.sources.parquet_groups import MOST_GROUP_IMAGES, refuse_groups, unreadable
-from shards.sources.splits import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
-from shards.sources.table_labels import written_labels
-from shards.sources.tables import check_columns
+from shards.sources.found_files import MOST_GROUP_IMAGES, find_files, open_found, refuse_groups, unreadable
+from shards.sources.names import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
+from shards.sources.tables import check_columns, written_labels
 from shards.storage.ahead import in_order
 from shards.store import SCHEME, Buckets
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from shards.parquet.files import ParquetPieces
+    from shards.parquet_pieces import ParquetPieces
 
 # A batch is in memory as a whole: about as many rows as have this many bytes, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
@@ -112,7 +110,7 @@ class ParquetSource:
             yield path, footer
 
     def _footer(self, path: str, buckets: Buckets) -> "_Footer":
-        from shards.parquet.files import ParquetPieces
+        from shards.parquet_pieces import ParquetPieces
 
         try:
             with ParquetPieces(open_found(path, buckets), ours=False) as opened:
@@ -140,7 +138,7 @@ class ParquetSource:
 
     def _splits(self, opened: "ParquetPieces") -> set[str]:
         """The splits that the rows of a file say they are of; none if it has no such column."""
-        from shards.parquet.files import MOST_BATCH_BYTES
+        from shards.parquet_pieces import MOST_BATCH_BYTES
 
         if opened.schema.names.count(SPLIT_COLUMN) != 1 or SPLIT_COLUMN in self._columns():
             return set()
@@ -200,7 +198,7 @@ class ParquetSource:
 
     def _batches(self, file: "ParquetPieces", number: int) -> "Iterator[pa.RecordBatch]":
         """A few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
-        from shards.parquet.files import MOST_BATCH_BYTES
+        from shards.parquet_pieces import MOST_BATCH_BYTES
 
         group, columns = file.groups[number], self._columns()
         largest = max(chunk.num_bytes for chunk in group.chunks_of(columns))
@@ -263,7 +261,7 @@ class _OpenFile:
         if path != self._path:
             self._held.close()
             self._path = ""
-            from shards.parquet.files import ParquetPieces
+            from shards.parquet_pieces import ParquetPieces
 
             buffer_size = _REMOTE_BUFFER_BYTES if path.startswith(SCHEME) else _LOCAL_BUFFER_BYTES
             opened = ParquetPieces(open_found(path, self._buckets), ours=False, buffer_size=buffer_size)

@@ -1,23 +1,35 @@
 """The members of a plain tar, streamed once from its start. Nothing is unpacked; unsafe members are refused.
 
-Python's tarfile reads the same formats, but makes an object of twenty fields from each header, stops at the first
-damaged one, and does not say where an archive broke off.
+The formats: POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and Unix V7
+before both. Python's tarfile reads the same formats, but makes an object of twenty fields from each header, stops at
+the first damaged one, and does not say where an archive broke off.
 """
 
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shards.errors import ImageRefusedError
+from shards.schema.config_values import shown_value
 from shards.sources.entry import printable, too_large
-from shards.sources.tar_header import BLOCK_BYTES, Header, begins_again, parse_header, parse_long_name, parse_pax
-from shards.storage.pieces import Pieces
+from shards.storage.ahead import Pieces
 
+BLOCK_BYTES = 512
+SPARSE = b"GNU.sparse."  # begins the keys of pax records about a sparse file
+_USED = (b"path", b"size")
+_MOST_DIGITS = 19  # of a number of 64 bits
+_ADLER_BASE = 65521
+_GNU_MAGIC = b"ustar  \0"  # has no prefix field: times are in its place
+_NUMBERS = ((100, 108), (108, 116), (116, 124), (136, 148), (329, 337), (337, 345))  # mode, owner, group, time, device
+_OTHER_NUMBERS = "a number in its header is not octal, at which other readers stop"
+_PLAIN = re.compile(rb" *[0-7]* *(?:\0|$)")
+_MORE_BLOCKS = 482  # byte of a GNU sparse file's header: more blocks follow before its data
 MAX_EXTENSION_BYTES = 1 << 20
 MOST_EXTENSIONS = 16  # of one member; Python's tarfile calls itself for each
 MOST_NAME_BYTES = 4096  # as Linux allows for a path; one record could give a megabyte to every member
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _EMPTY_BLOCK = bytes(BLOCK_BYTES)
-
 # Type flags of a header.
 _FILES = (b"0", b"\0", b"7")
 _PASSED_OVER = (b"5", b"D", b"V")  # folders, and the name of a volume
@@ -32,8 +44,113 @@ _KINDS = {
     b"S": "a sparse file",
     b"M": "the rest of a file that began in another volume",
 }
-_MORE_BLOCKS = 504  # byte of a sparse file's further header blocks: one more follows
+_MORE_SPARSE_BLOCKS = 504  # byte of a sparse file's further header blocks: one more follows
 _REFUSAL = "refusal"  # a key next to those of pax, which are "path", "size" or have a dot
+
+
+@dataclass(slots=True)
+class Header:
+    """What the archive says about its next member. `kind` is the type flag, `size` that of the data in the archive."""
+
+    name: str
+    size: int
+    kind: bytes
+    more_header_blocks: bool = False
+    refusal: str = ""  # why it must not be read
+
+
+def parse_header(block: bytes) -> Header | None:
+    """The header in a block; None if it is not one: its checksum is wrong, or a number is invalid."""
+    if len(block) != BLOCK_BYTES:
+        return None
+    try:
+        if not _checksum_fits(block):
+            return None
+        size = parse_number(block[124:136])
+    except ValueError:
+        return None
+    kind = block[156:157]
+    name = _until_nul(block[:100])
+    if kind == b"\0" and name.endswith(b"/"):
+        kind = b"5"  # V7's way to mark a folder
+    refusal = _OTHER_NUMBERS if not all(map(_is_plain, (block[begin:end] for begin, end in _NUMBERS))) else ""
+    if block[345] and block[257:265] != _GNU_MAGIC:
+        if block[257:262] == b"ustar":
+            name = _until_nul(block[345:500]) + b"/" + name
+        else:
+            refusal = "its header has no format that has a prefix of the name, but a prefix, which some readers use"
+    more = kind == b"S" and block[_MORE_BLOCKS] != 0
+    return Header(name=decoded(name), size=size, kind=kind, more_header_blocks=more, refusal=refusal)
+
+
+def begins_again(block: bytes) -> Header | None:
+    """A header that its magic also tells from other data: reading continues there after a damaged stretch."""
+    return parse_header(block) if block[257:262] == b"ustar" else None
+
+
+def parse_number(field: bytes) -> int:
+    """Octal digits with spaces or NULs around, or GNU's base-256. Raises ValueError."""
+    if field[0] & 0x80:
+        if field[0] == 0xFF:
+            raise ValueError("a negative number")
+        return int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
+    digits = _until_nul(field).strip()
+    if digits.isdigit():
+        return int(digits, 8)
+    if digits:
+        raise ValueError(f"{digits!r} is not octal")
+    return 0
+
+
+def parse_long_name(data: bytes) -> str:
+    """The name in the data of a GNU "L" member."""
+    return decoded(_until_nul(data))
+
+
+def parse_pax(data: bytes) -> dict[str, str]:
+    """Reads from the records `LENGTH KEY=VALUE` of a pax header those that say where or what its file is: path, size
+    and GNU.sparse.*. Raises ValueError if they are damaged."""
+    records = {}
+    position = 0
+    while position < len(data) and data[position]:
+        digits = data[position : data.index(b" ", position)]
+        if not digits.isdigit() or len(digits) > _MOST_DIGITS:
+            raise ValueError(f"the length of the record at byte {position} is not a number")
+        end = position + int(digits)
+        key, equals, value = data[position + len(digits) + 1 : end - 1].partition(b"=")
+        if not equals or data[end - 1 : end] != b"\n":
+            raise ValueError(f"the record at byte {position} has no end or no value")
+        if key == b"size" and not (value.isdigit() and len(value) <= _MOST_DIGITS):
+            raise ValueError(f"the size {shown_value(value)} is not a number of bytes")
+        if key in _USED or key.startswith(SPARSE):  # others could fill the memory, record by record
+            records[decoded(key)] = decoded(value)
+        position = end
+    return records
+
+
+def decoded(name: bytes) -> str:
+    """Bytes that are not UTF-8 become surrogate escapes, as Python does with file names."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _is_plain(field: bytes) -> bool:
+    """Whether every reader takes a field for a number, or for none."""
+    return _PLAIN.match(field) is not None or field[0] in (0x80, 0xFF)
+
+
+def _until_nul(field: bytes) -> bytes:
+    return field.partition(b"\0")[0]
+
+
+def _checksum_fits(block: bytes) -> bool:
+    """Whether the sum of all bytes, the checksum's own 8 read as spaces, is what the header says."""
+    field = block[148:156]
+    rest = 8 * ord(" ") - sum(field) - parse_number(field)
+    # Adler-32's low half is one more than the sum, modulo 65521: 10 times faster than sum().
+    if ((zlib.adler32(block) & 0xFFFF) - 1 + rest) % _ADLER_BASE == 0:
+        return True
+    # Some old systems summed signed bytes.
+    return sum(block) - 256 * sum(byte > 127 for byte in block) + rest + 256 * sum(byte > 127 for byte in field) == 0
 
 
 class DamagedTarError(ImageRefusedError):
@@ -151,7 +268,7 @@ class _Headers:
             header.size = 0
         while header.more_header_blocks:
             block = self._pieces.take(BLOCK_BYTES)
-            header.more_header_blocks = len(block) == BLOCK_BYTES and block[_MORE_BLOCKS] != 0
+            header.more_header_blocks = len(block) == BLOCK_BYTES and block[_MORE_SPARSE_BLOCKS] != 0
         if not self._for_next and not self._for_all:
             return
         records = {**self._for_all, **self._for_next}

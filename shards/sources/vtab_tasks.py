@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shards.tfds.example import Feature
-from shards.tfds.prepared import DatasetKey
+from shards.sources.tfds import DatasetKey, Feature
 
 NUM_TRAIN, NUM_VALIDATION = 800, 200
 _Numbers = Sequence[float]
@@ -151,6 +150,8 @@ def _of_train(percent: int) -> Parts:
 
 
 _SIXTY_TWENTY = Parts(validation="train", test="train", train_percent=60, validation_percent=20)
+
+
 _CLEVR_COUNT = TaskData(
     name="clevr_count",
     dataset=DatasetKey(name="clevr", majors=(3,)),
@@ -161,6 +162,8 @@ _CLEVR_COUNT = TaskData(
     id_feature="file_name",
     class_names=tuple(f"{number} objects" for number in range(3, 11)),
 )
+
+
 _DSPRITES_LOCATION = TaskData(
     name="dsprites_location",
     dataset=DatasetKey(name="dsprites", majors=(2,)),
@@ -171,6 +174,8 @@ _DSPRITES_LOCATION = TaskData(
     id_feature="id",
     is_binary=True,
 )
+
+
 _SMALLNORB_AZIMUTH = TaskData(
     name="smallnorb_azimuth",
     dataset=DatasetKey(name="smallnorb", majors=(2,)),
@@ -181,6 +186,8 @@ _SMALLNORB_AZIMUTH = TaskData(
     id_feature="id",
     class_names=tuple(f"{20 * number} degrees" for number in range(18)),
 )
+
+
 VTAB_TASKS = (
     TaskData(
         name="caltech101",

@@ -6,6 +6,9 @@ import weakref
 from types import TracebackType
 from typing import Self
 
+# Only for forks; it keeps no lock alive.
+_LOCKS: "weakref.WeakSet[ForkLock]" = weakref.WeakSet()
+
 
 class ForkLock:
     """A lock like threading.Lock that is unlocked in a forked child. `reentrant`: like threading.RLock."""
@@ -27,10 +30,6 @@ class ForkLock:
     def renew(self) -> None:
         """Renews the lock in a child, before the child has a second thread."""
         self._lock = self._new()
-
-
-# Only for forks; it keeps no lock alive.
-_LOCKS: "weakref.WeakSet[ForkLock]" = weakref.WeakSet()
 
 
 def _renew_all() -> None:

@@ -1,30 +1,49 @@
-"""A folder as a store: files are whole by a rename and durable by fsync."""
+"""A folder as a store, and how its files are read.
+
+A file becomes visible by a rename, so that it is whole or absent, and is durable by fsync. Reads are repeated after
+faults of a disk that may pass. Walks through folders end, whatever links lead where.
+"""
 
 import errno
 import io
+import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
 from shards.errors import InvalidDataError, StorageError, UserError
-from shards.storage.folder_walk import FolderWalk
-from shards.storage.local_read import CountedFile, Result, read_again, read_exactly, read_exactly_into, read_whole
+from shards.output.terminal import printable_name
 from shards.storage.objects import (
     MOST_OBJECT_BYTES,
     MissingObjectError,
+    Traffic,
+    TrafficCounts,
     any_path,
     checked_path,
     folder_prefix,
+    too_large,
 )
-from shards.storage.traffic import Traffic, TrafficCounts
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+log = logging.getLogger(__name__)
+MOST_DEPTH = 100  # of folders inside each other
+MOST_WAYS = 16  # by which links may lead to one folder: several may share it, as classes share images
+Identity = tuple[int, int]  # device and inode
+Result = TypeVar("Result")
+RETRIES = RetryConfig()
+_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: a network file system whose server was away
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -36,6 +55,171 @@ _MISTAKES = (
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
 )
 _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+
+
+class FolderWalk:
+    """The folders that a walk is inside of, and how often links have led it to the same one.
+
+    Without the second, 40 folders with two links each to the next would be a trillion.
+    """
+
+    def __init__(self) -> None:
+        self._inside: list[Identity] = []
+        self._num_links = 0  # among the folders inside which the walk is
+        self._ways: Counter[Identity] = Counter()
+
+    @contextmanager
+    def inside(self, folder: bytes) -> Iterator[bool]:
+        """While the walk is inside `folder`; False if it must be left out, which is logged.
+
+        UserError if folders are nested deeper than MOST_DEPTH. OSError if there is no such folder.
+        """
+        if len(self._inside) > MOST_DEPTH:
+            what = f"{_shown(folder)} is nested more than {MOST_DEPTH} folders deep"
+            raise UserError(f"{what}; allowed: {MOST_DEPTH}; move it up, or remove the link that leads there")
+        status = os.lstat(folder.rstrip(b"/") or b"/")
+        if is_link := stat.S_ISLNK(status.st_mode):
+            status = os.stat(folder)  # noqa: PTH116 - names are bytes, since they need not be UTF-8
+        identity = status.st_dev, status.st_ino
+        if reason := self._refusal(identity, is_below_link=is_link or self._num_links > 0):
+            log.warning("%s %s; it is not followed", _shown(folder), reason)
+            yield False
+            return
+        self._inside.append(identity)
+        self._num_links += is_link
+        try:
+            yield True
+        finally:
+            self._inside.pop()
+            self._num_links -= is_link
+
+    def _refusal(self, identity: Identity, *, is_below_link: bool) -> str:
+        if identity in self._inside:
+            return "leads back to a folder that contains it"
+        if not is_below_link:
+            return ""
+        self._ways[identity] += 1
+        is_too_often = self._ways[identity] > MOST_WAYS
+        return f"is a folder to which links have led {MOST_WAYS} times already" if is_too_often else ""
+
+
+def _shown(folder: bytes) -> str:
+    return printable_name(os.fsdecode(folder))
+
+
+def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
+    """`read()`, repeated while its fault may pass; raises that fault once the deadline is over.
+
+    ReadStoppedError once `stop` is set.
+    """
+    retries = None
+    while True:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            retries = retries or _retries(what, stop)
+            try:
+                retries.again_after_failure(str(error), is_answer=False)
+            except StorageError as given_up:
+                log.warning("%s", given_up)
+                raise error from None
+            log.info("reading %s failed: %s", what, error)
+            traffic.add(TrafficCounts(retries=1))
+        if stop and stop.is_set():
+            raise ReadStoppedError(0)
+
+
+def _retries(what: str, stop: threading.Event | None) -> RequestRetries:
+    budget = RetryBudget(RETRIES)
+    budget.has_answered = True  # a wrong path raises other errors
+    return RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
+
+
+def read_exactly(descriptor: int, first: int, end: int) -> bytes:
+    """Bytes first..end-1, fewer only at the file's end. One pread returns at most 2 GiB, and may return less on a
+    network file system."""
+    pieces = [os.pread(descriptor, end - first, first)]
+    position = first + len(pieces[0])
+    while pieces[-1] and position < end:
+        pieces.append(os.pread(descriptor, end - position, position))
+        position += len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryview:
+    """As many bytes as the memory has from `first` on, fewer only at the file's end."""
+    num_bytes = 0
+    while num_bytes < len(view) and (count := os.preadv(descriptor, [view[num_bytes:]], first + num_bytes)):
+        num_bytes += count
+    return view[:num_bytes]
+
+
+def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
+    """The file up to its end, which may grow or not say its size. InvalidDataError if it has more than `most_bytes`."""
+    num_bytes = os.fstat(descriptor).st_size
+    data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
+    if len(data) > num_bytes:
+        data += read_exactly(descriptor, len(data), most_bytes + 1)
+    if max(num_bytes, len(data)) > most_bytes:
+        raise InvalidDataError(too_large(name, most_bytes))
+    return data
+
+
+def open_regular(name: str, flags: int) -> int:
+    """An opener for `open`: the descriptor of a regular file, whatever links lead to it.
+
+    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, a device never end.
+    """
+    what = f"{name} is not a regular file; give a file, not a pipe or a device"
+    try:
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise InvalidDataError(what) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    raise InvalidDataError(what)
+
+
+class CountedFile(io.FileIO):
+    """A file open for reading; `traffic` counts it as one read when it is closed."""
+
+    def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
+        self._traffic: Traffic | None = None  # nothing is counted if the file cannot be opened
+        super().__init__(file, opener=open_regular)
+        self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        """Does what FileIO's method does."""
+        began = time.perf_counter()
+        count = super().readinto(buffer) or 0
+        self._add(count, began)
+        return count
+
+    def readall(self) -> bytes:
+        """Does what FileIO's method does."""
+        began = time.perf_counter()
+        data = super().readall()
+        self._add(len(data), began)
+        return data
+
+    def close(self) -> None:
+        """Does what FileIO's method does."""
+        super().close()
+        traffic, self._traffic = self._traffic, None
+        if traffic:
+            traffic.add(TrafficCounts(requests=1, bytes=self._num_bytes, seconds=self._seconds))
+
+    def _add(self, count: int, began: float) -> None:
+        self._num_bytes += count
+        self._seconds += time.perf_counter() - began
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,69 @@
-"""What every store of whole objects offers, a folder as well as an S3 bucket."""
+"""What every store of whole objects offers, a folder as well as an S3 bucket, and the counters of its reads."""
 
+import io
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from shards.errors import PrintableError
 from shards.output.terminal import printable_name
-from shards.storage.traffic import Traffic
+from shards.storage.fork_lock import ForkLock
 
 MOST_OBJECT_BYTES = 1 << 30  # of an object that is read whole, where the caller has no smaller bound
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficCounts:
+    """Sums since the counters were made. `seconds` is the time of all reads; concurrent ones add up."""
+
+    requests: int = 0  # reads that have ended, without retries, hedges and reads that were stopped
+    bytes: int = 0  # of these reads, without bytes that were of no use
+    seconds: float = 0.0
+    retries: int = 0  # repeated requests, whatever the reason; broken bodies included
+    broken_bodies: int = 0
+    throttled: int = 0  # answers 429 or 503
+    hedges: int = 0  # second requests for slow reads
+    hedges_won: int = 0
+    wasted_bytes: int = 0  # of requests that lost against the other one for the same bytes
+
+    def __sub__(self, earlier: "TrafficCounts") -> "TrafficCounts":
+        before = asdict(earlier)
+        return TrafficCounts(**{name: value - before[name] for name, value in asdict(self).items()})
+
+
+class Traffic:
+    """The counters of a store in this process, or of one of its readers (`Store.with_traffic`)."""
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._sums: dict[str, Any] = asdict(TrafficCounts())
+
+    def __reduce__(self) -> tuple[type["Traffic"], tuple[()]]:
+        return type(self), ()
+
+    def add(self, more: TrafficCounts) -> None:
+        """Adds to every count."""
+        with self._lock:
+            for name, value in vars(more).items():
+                self._sums[name] += value
+        for listener in self._listeners if more.throttled else ():
+            if told := listener():
+                told()
+
+    def on_throttle(self, listener: Callable[[], None]) -> None:
+        """Calls this method, while its object lives, whenever the storage has asked for fewer requests."""
+        living = [known for known in self._listeners if known()]
+        self._listeners = [*living, weakref.WeakMethod(listener)]
+
+    def counts(self) -> TrafficCounts:
+        """The sums so far."""
+        with self._lock:
+            return TrafficCounts(**self._sums)
 
 
 class MissingObjectError(PrintableError):
@@ -155,3 +208,42 @@ def checked_path(path: str) -> str:
 def too_large(name: str, most_bytes: int) -> str:
     """The message about an object that has more bytes than its reader allows."""
     return f"{name} is larger than {most_bytes:,} bytes, the most that are read of such a file"
+
+
+class StoreFile(io.RawIOBase):
+    """An object as a seekable file, for readers that want few of its bytes (Parquet row groups). Nothing is kept.
+
+    A Parquet reader of it must be told `use_threads=False`: a thread of Arrow's that lets go of a Python file while the
+    interpreter ends takes the process down with it (SIGABRT, after all work is done).
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        super().__init__()
+        self._store, self._path = store, path
+        self._size, self._position = store.size(path), 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The next byte to be read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a byte of the object."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = min(max(base + offset, 0), self._size)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to `size` bytes, all that is left where it is negative."""
+        left = self._size - self._position
+        count = left if size is None or size < 0 else min(size, left)
+        data = self._store.read_range(self._path, self._position, self._position + count) if count else b""
+        self._position += count
+        return data

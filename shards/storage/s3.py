@@ -1,21 +1,278 @@
-"""Objects of an S3 bucket. A body that breaks off is continued from its last good byte."""
+"""Objects of an S3 bucket: listed, written, and read by GETs.
+
+A GET is retried. If its body breaks off, the read continues from the last good byte. The bytes of two objects that were
+at one path after each other are never mixed.
+"""
 
 import io
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from shards.errors import UnreachableError, UserError
-from shards.storage.objects import MOST_OBJECT_BYTES, MissingObjectError, any_path, checked_path, folder_prefix
-from shards.storage.retries import RetryBudget, RetryConfig
-from shards.storage.s3_client import UPLOADS, BadAnswerError, ClientOfProcess, storage_errors
-from shards.storage.s3_read import PIECE_BYTES, ObjectRead, ObjectSource
+from shards.errors import InvalidDataError, UnreachableError, UserError
+from shards.storage.objects import (
+    MOST_OBJECT_BYTES,
+    MissingObjectError,
+    Traffic,
+    TrafficCounts,
+    any_path,
+    checked_path,
+    folder_prefix,
+    too_large,
+)
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
+from shards.storage.s3_client import (
+    REQUEST_ERRORS,
+    UPLOADS,
+    BadAnswerError,
+    Body,
+    ClientOfProcess,
+    ReplacedError,
+    RequestFault,
+    fault_of,
+    storage_errors,
+)
 from shards.storage.temporary import temporary_file
-from shards.storage.traffic import Traffic
+
+log = logging.getLogger(__name__)
+Read = TypeVar("Read", bytes, memoryview)
+PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
+RESTARTS = 3  # of a range, if its object is replaced while it is read
+PAGE_KEYS = 1000
+RETRIES = RetryConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectSource:
+    """How to request an object: `get` takes GetObject's arguments; `errors` translates what `get` raises; `renew` has
+    it sign with the credentials that are found now, and returns whether any were ever accepted."""
+
+    name: str  # for messages
+    get: Callable[[dict[str, str]], dict[str, Any]]
+    request: dict[str, str]
+    errors: Callable[[], AbstractContextManager[None]]
+    budget: RetryBudget
+    traffic: Traffic
+    renew: Callable[[], bool] = lambda: False
+    stop: threading.Event | None = None  # ends the read, and any pause before a retry
+
+
+class ObjectRead:
+    """Bytes first..end-1 of an object, or from `first` to its end if `end` is None. They can be taken once.
+
+    Raises MissingObjectError, EOFError if the object is shorter, ReplacedError, ReadStoppedError once the source's
+    `stop` is set, and StorageError if the storage does not recover.
+    """
+
+    def __init__(self, source: ObjectSource, first: int, end: int | None) -> None:
+        self._source, self._first, self._end = source, first, end
+        self._position, self._version = first, ""
+        self._match = ""  # the ETag to request, which servers may compare
+        pause = source.stop.wait if source.stop else time.sleep
+        self._retries = RequestRetries(source.name, source.budget, pause=pause)
+
+    def pieces(self) -> Generator[bytes, None, None]:
+        """The pieces as they arrive, each of at most PIECE_BYTES."""
+        pieces, seconds = self._pieces(), 0.0
+        try:
+            while True:
+                began = time.perf_counter()
+                piece = next(pieces, b"")
+                seconds += time.perf_counter() - began  # without the caller's work between two pieces
+                if not piece:
+                    break
+                yield piece
+        finally:
+            pieces.close()
+            self._count_read(seconds)
+
+    def data(self) -> bytes:
+        """All at once. An object that is replaced meanwhile is read again from the start: nobody has seen any of it."""
+
+        def filled() -> bytes:
+            memory = io.BytesIO()  # it returns its bytes without a copy
+
+            def grown(num_bytes: int) -> memoryview:
+                memory.seek(num_bytes - 1)
+                memory.write(b"\0")
+                return memory.getbuffer()
+
+            self._filled(grown).release()
+            return memory.getvalue()
+
+        return self._restarted_if_replaced(filled)
+
+    def data_in(self, take: Callable[[int], memoryview]) -> memoryview:
+        """Reads what `data` would return into the memory that `take(num_bytes)` returns."""
+        return self._restarted_if_replaced(lambda: self._filled(take))
+
+    def whole(self, most_bytes: int) -> bytes:
+        """All pieces together. InvalidDataError once there are more than `most_bytes`."""
+        with self._counted():
+            return b"".join(self._pieces_within(most_bytes))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        except ReadStoppedError:
+            raise
+        except BaseException:
+            self._position = self._first  # what has arrived is of no use
+            self._count_read(time.perf_counter() - began)
+            raise
+        self._count_read(time.perf_counter() - began)
+
+    def _count_read(self, seconds: float) -> None:
+        self._source.traffic.add(TrafficCounts(requests=1, bytes=self._position - self._first, seconds=seconds))
+
+    def _pieces(self) -> Generator[bytes, None, None]:
+        for body in self._bodies():
+            while piece := body.read(min(PIECE_BYTES, self._left())):
+                self._position += len(piece)
+                yield piece
+                self._check_stop()
+
+    def _pieces_within(self, most_bytes: int) -> Iterator[bytes]:
+        for piece in self._pieces():
+            if self._position - self._first > most_bytes:
+                raise InvalidDataError(too_large(self._source.name, most_bytes))
+            yield piece
+
+    def _restarted_if_replaced(self, read: Callable[[], Read]) -> Read:
+        with self._counted():
+            for _ in range(RESTARTS):
+                try:
+                    return read()
+                except ReplacedError:
+                    if not self._retries.again_after_answer("it was replaced while it was read"):
+                        raise
+                    self._count(retries=1)
+                    self._position, self._version, self._match = self._first, "", ""
+            return read()
+
+    def _filled(self, take: Callable[[int], memoryview]) -> memoryview:
+        """Reads into memory, which is taken once the answer has come: by its headers, it has all these bytes."""
+        view = memoryview(b"")
+        for body in self._bodies():
+            view = view or take(self._position - self._first + self._left())
+            while count := body.readinto(view[self._position - self._first :][:PIECE_BYTES]):
+                self._position += count
+                self._check_stop()
+        return view
+
+    def _left(self) -> int:
+        return 0 if self._end is None else self._end - self._position
+
+    def _bodies(self) -> Generator[Body, None, None]:
+        """One body after another, each from the next byte, until all bytes are taken."""
+        while self._end is None or self._left():
+            begun = self._position
+            answer = self._answer()
+            with closing(Body(answer)) as body:
+                fault = self._fault_of(answer)
+                if not fault:
+                    yield body
+                    if answer.get("ContentRange") and self._position > begun:
+                        self._source.budget.has_sent = True
+                    if not self._left():
+                        return
+            self._check_stop()
+            self._broke_off(begun, fault or "the body broke off")
+
+    def _answer(self) -> dict[str, Any]:
+        """A GET from the next byte, repeated until it is answered."""
+        request = dict(self._source.request)
+        if self._end is not None:
+            request["Range"] = f"bytes={self._position}-{self._end - 1}"
+        if self._match:
+            request["IfMatch"] = self._match
+        while True:
+            self._check_stop()
+            with self._source.errors():
+                try:
+                    answer = self._source.get(request)
+                except REQUEST_ERRORS as error:
+                    self._check_stop()
+                    fault = fault_of(error)
+                    if fault is None or not self._again(fault):
+                        raise
+                    continue
+            self._source.budget.has_answered = True
+            return answer
+
+    def _again(self, fault: RequestFault) -> bool:
+        if fault.is_expired:
+            if not self._source.renew():
+                return False
+            self._source.budget.has_answered = True
+        log.info("reading %s failed: %s", self._source.name, fault.name)
+        self._count(throttled=int(fault.is_throttle))
+        if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):
+            return False
+        self._count(retries=1)
+        return True
+
+    def _fault_of(self, answer: dict[str, Any]) -> str:
+        """Why the body does not begin with the next byte; "" if it does. Raises ReplacedError and EOFError."""
+        content_range, version = answer.get("ContentRange", ""), _version(answer)
+        if self._version and version != self._version:  # a store that ignores If-Match
+            raise ReplacedError(f"{self._source.name} was replaced while it was read")
+        span, _, total = content_range.rpartition("/")
+        begins, _, last = span.rpartition(" ")[2].partition("-")
+        if (begins or "0") != str(self._position):
+            return f"another range was answered ({content_range})" if content_range else "the range asked was ignored"
+        size = _size(total, last, answer)
+        if size is None:
+            raise BadAnswerError(f"{self._source.name}: the storage does not say how long it is; use another storage")
+        self._end = size if self._end is None else self._end
+        if self._end > size:
+            asked = f"bytes {self._first}..{self._end - 1} asked"
+            raise EOFError(f"{self._source.name}: {asked}, the object has {size}")
+        self._version = version
+        etag = answer.get("ETag", "")
+        self._match = "" if etag.startswith("W/") else etag  # a weak ETag matches nothing, not even itself
+        return ""
+
+    def _broke_off(self, begun: int, fault: str) -> None:
+        where = f"{self._source.name} at byte {self._position}"
+        log.info("%s: %s", where, fault)
+        self._count(broken_bodies=1)
+        if self._position > begun:
+            # Many small bodies complete a read, too, but each costs the storage a request.
+            self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
+        if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
+            tries = self._source.budget.config.fruitless_tries
+            raise BadAnswerError(f"{fault} {tries} times, last in {where}")
+        self._count(retries=1)
+
+    def _check_stop(self) -> None:
+        if self._source.stop and self._source.stop.is_set():
+            raise ReadStoppedError(self._position - self._first)
+
+    def _count(self, *, retries: int = 0, broken_bodies: int = 0, throttled: int = 0) -> None:
+        self._source.traffic.add(TrafficCounts(retries=retries, broken_bodies=broken_bodies, throttled=throttled))
+
+
+def _version(answer: dict[str, Any]) -> str:
+    """Differs between two objects that were at the same path."""
+    return str(answer.get("ETag") or answer.get("LastModified") or "")
+
+
+def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
+    """Bytes of the object, or up to the end of the answer if its total is not given; None: unknown."""
+    if total.isdecimal():
+        return int(total)
+    if last.isdecimal():  # bytes 0-9/*
+        return int(last) + 1
+    length = answer.get("ContentLength")
+    return None if length is None else int(length)
 
 
 class PieceFile(io.RawIOBase):
@@ -46,11 +303,6 @@ class PieceFile(io.RawIOBase):
         self._left = memoryview(b"")
         self._pieces.close()
         super().close()
-
-
-log = logging.getLogger(__name__)
-PAGE_KEYS = 1000
-RETRIES = RetryConfig()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from shards.manifest import ShardRecord
 from shards.packing.merge import blocks_of_shard
 from shards.sample_rows import BlockTable
 from shards.sources.entry import printable
-from shards.sources.tar_header import BLOCK_BYTES
-from shards.storage.local_read import open_regular
+from shards.sources.tar_members import BLOCK_BYTES
+from shards.storage.local import open_regular
 from shards.storage.temporary import temporary_file
 from shards.store import Store
 

@@ -51,7 +51,7 @@ from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
 from shards.sample_rows import BlockTable
 from shards.storage.local import temporary_files
-from shards.storage.store_file import StoreFile
+from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store
 from shards.tables import (
     TableSchema,

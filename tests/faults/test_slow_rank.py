@@ -14,7 +14,7 @@ from jobs.reports.facts import gather
 from jobs.reports.report import summary
 from pipeline.data.batches import Batch
 from pipeline.training.gradients import Gradients
-from pipeline.training.reporting import rank_times
+from pipeline.training.reporting import utilisation
 from pipeline.training.reporting.metrics import read_metrics
 from tests.rigs.forked_ranks import Fork
 from tests.rigs.forks import ONE_THREAD, forks
@@ -32,7 +32,7 @@ def as_rank(words: list[str], environ: dict[str, str], said: Path) -> None:
         os.dup2(errors.fileno(), 2)
     os.environ.clear()
     os.environ.update(environ)
-    rank_times.SLOW_SECONDS = 1.5
+    utilisation.SLOW_SECONDS = 1.5
     if environ["RANK"] == "1":
         accumulate = Gradients.accumulate
 

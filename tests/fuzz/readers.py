@@ -12,17 +12,16 @@ from jobs.data.index import run as run_index
 from jobs.record import read_leaves
 from jobs.resolve import file_job, stages_of
 from jobs.settings.data import IndexJob
-from pipeline.checkpoints.best import read_best
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import CheckpointManifest
+from pipeline.checkpoints.stored import read_best
 from pipeline.data.decode import DecodeError, decode_stored
 from pipeline.data.stream import train_batches
 from pipeline.models.build import shapes_of
-from pipeline.models.conversion.convert import open_any
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.folder import Weights, filled_model, open_weights
-from pipeline.runs.facts import read_facts
-from pipeline.runs.state import STATES
+from pipeline.runs.facts import STATES, read_facts
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.logger_choice import logger_id
 from pipeline.training.reporting.logger_thread import lines_between

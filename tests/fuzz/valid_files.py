@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from jobs.data.pack import PackJob, run
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
-from pipeline.checkpoints.best import Best, write_best
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import CheckpointId
+from pipeline.checkpoints.stored import Best, write_best
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.hugging_face import save_hugging_face
 from pipeline.models.conversion.npz import save_npz

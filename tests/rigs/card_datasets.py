@@ -31,7 +31,7 @@ from shards.manifest import (
     shard_path,
 )
 from shards.packing.plan import MATCHES_PATH, PLAN_PATH, Plan
-from shards.sources.tar_header import BLOCK_BYTES
+from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import Store
 
 

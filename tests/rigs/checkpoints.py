@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from pipeline.checkpoints.checkpoint import Checkpoints
-from pipeline.checkpoints.fragments import Fragment, lay_out
+from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import CheckpointManifest
-from pipeline.checkpoints.saves import Saves
+from pipeline.checkpoints.saves import Saves, lay_out
 from pipeline.checkpoints.writer.copies import InlineWriter
 from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.world import World

@@ -32,10 +32,10 @@ from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.step import TrainStep
-from pipeline.training.watchdog.signals import StopRequest
+from pipeline.training.watchdog.stopping import StopRequest
 from pipeline.training.zero import engine as engines
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.gpu_streams import HostStreams
+from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world

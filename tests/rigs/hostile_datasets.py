@@ -15,7 +15,7 @@ from shards.errors import InvalidDataError
 from shards.index import table_bytes
 from shards.manifest import MANIFEST_PATH, sha256_hex
 from shards.order import SampleOrder
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import StreamReader
 from shards.store import Store
 from shards.verifying.verify import verify_dataset
 from tests.rigs.tables import read_table

@@ -5,7 +5,7 @@ import zlib
 
 import torch
 
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.training.zero.engine import Engine
 
 

@@ -51,7 +51,7 @@ ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
 WATCHERS = [
     *("shards/reading/parallel.py", "pipeline/checkpoints/writer/process.py"),
     *(
-        "pipeline/training/watchdog/signals.py",
+        "pipeline/training/watchdog/stopping.py",
         "pipeline/training/watchdog/heartbeat.py",
         "pipeline/training/watchdog/heartbeat_files.py",
     ),

@@ -22,8 +22,8 @@ from shards.index import read_block_rows, read_sample_rows
 from shards.manifest import BLOCKS_PATH, MANIFEST_PATH, ROWS_PATH, index_path, sha256_hex
 from shards.order import SampleOrder
 from shards.part import opened_parts
+from shards.reading.read import StreamReader
 from shards.reading.samples import RawSample
-from shards.reading.stream_reader import StreamReader
 from shards.sample_rows import SampleRows
 from shards.store import open_store
 from shards.verifying.verify import verify_dataset

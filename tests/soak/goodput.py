@@ -1,8 +1,8 @@
-"""Compares goodput.py with the ledgers of real runs: `python -m tests.soak.goodput`.
+"""Compares the formula of goodput with the ledgers of real runs: `python -m tests.soak.goodput`.
 
 Each run is killed (SIGKILL) at moments from an exponential distribution until it ends, and saves by the clock. From the
 means of its start-ups, stalls, commits and intervals, and from how often it was killed, the formula computes a goodput;
-the run's ledger has its own. Writes tests/soak/results/goodput.json, which tests/pipeline/planning/test_goodput.py
+the run's ledger has its own. Writes tests/soak/results/goodput.json, which tests/pipeline/planning/test_cluster_plan.py
 reads.
 """
 
@@ -18,7 +18,7 @@ from statistics import fmean
 
 from jobs.data import pack
 from jobs.recipes.pack import digits
-from pipeline.planning.goodput import Regime, outcome
+from pipeline.planning.cluster_plan import Regime, outcome
 from pipeline.runs.starts import read_starts
 from pipeline.runs.time import time_of
 from pipeline.training.reporting.metrics import read_metrics

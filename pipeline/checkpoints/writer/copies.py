@@ -17,18 +17,20 @@ from typing import Any, Protocol
 import torch
 
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragments import RankFile
-from pipeline.checkpoints.saves import RankWriter
+from pipeline.checkpoints.saves import RankFile, RankWriter
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.process import do_commit, do_write
 from pipeline.checkpoints.writer_messages import BufferFit, CommitOrder, SaveResult, Write
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from pipeline.ranks.collectives import gather_json
-from pipeline.ranks.host_memory import available_bytes
+from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
 from shards.errors import StorageError, UserError
 from shards.output.quantities import size
 from shards.store import Store
+
+log = logging.getLogger(__name__)
+_MOST_SHARE = 0.9  # of what the host has left
 
 
 class Copies(Protocol):
@@ -271,10 +273,6 @@ class BackgroundWriter:
             self._writer.write(order)
         except StorageError as error:
             self._failed.append(SaveResult(save=order.save, what="failed", message=f"rank {order.rank}: {error}"))
-
-
-log = logging.getLogger(__name__)
-_MOST_SHARE = 0.9  # of what the host has left
 
 
 @dataclass(frozen=True, kw_only=True)

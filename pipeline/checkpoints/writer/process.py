@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.checkpoints.gone import gone_message
 from pipeline.checkpoints.rank_file_out import Piece, RankFileBytes, file_name, report_name, write_rank_file
 from pipeline.checkpoints.writer_messages import (
     BufferFit,
@@ -45,6 +44,12 @@ Say = Callable[[SaveResult], None]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FAULTS = (OSError, UserError, StorageError)
 _SIGN_SECONDS = 1.0  # between two signs of progress
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+_LOWEST = 19  # niceness
+_NO_SAVE = 1 << 62  # nobody waits for it by itself
+_OVER = object()
+_READ_BYTES = 1 << 20
 
 
 def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None = None) -> Iterator[None]:
@@ -52,6 +57,8 @@ def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None
     store = store or open_store(order.url, was_let_in=True)
     try:
         if not store.exists(order.record):  # or a run directory that was deleted would be made again
+            from pipeline.checkpoints.attempts import gone_message  # noqa: PLC0415 - it loads pydantic
+
             say(SaveResult(save=order.save, what="overtaken", message=gone_message(f"{store.url}/{order.record}")))
             return
         if order.failed:
@@ -121,14 +128,6 @@ def said_of(error: Exception, url: str) -> str:
         where = error.filename or url
         return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"
     return str(error)
-
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
-_LOWEST = 19  # niceness
-_NO_SAVE = 1 << 62  # nobody waits for it by itself
-_OVER = object()
-_READ_BYTES = 1 << 20
 
 
 class SharedBuffer:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pipeline.training.settings.loggers import Settings
-from pipeline.training.zero.deepspeed_import import without
+from pipeline.training.zero.loading import without
 from shards.files.local_files import naming
 
 with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder

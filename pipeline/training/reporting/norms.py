@@ -1,14 +1,13 @@
-"""Norms of gradients and parameters by group of layers, every `every` steps, as a pure function of the step.
+"""Figures of the model while it trains: norms by group of layers, and how similar the position embeddings are.
 
-Each rank adds up the squares of what it holds: its part of the reduced gradients before clipping, and of the fp32
-masters before the update. The sums over ranks are part of the reduction that every step makes, and they reach the host
-with the loss: a step that is due sends some more numbers, and nothing waits for them.
+Norms of gradients and parameters are due every `every` steps, as a pure function of the step. Each rank adds up the
+squares of what it holds: its part of the reduced gradients before clipping, and of the fp32 masters before the update.
+The sums over ranks are part of the reduction that every step makes, and they reach the host with the loss: a step that
+is due sends a few more numbers, and nothing waits for them.
 
-The picture of the position embeddings' similarity, at an interval of steps and after the last one.
-
-Every rank puts its part of the fp32 master into a table of zeros, and one sum over ranks makes the table whole, under
-any ZeRO stage. Rank 0 compares the positions on its device and sends the outcome to the host, which takes it a step
-later, like the loss. Only steps that are due do any of this.
+The picture of the position embeddings is due at an interval of steps and after the last one. Every rank puts its part
+of the fp32 master into a table of zeros, and one sum over ranks completes the table, under any ZeRO stage. Rank 0
+compares the positions on its device and sends the result to the host, which takes it a step later, like the loss.
 """
 
 import math
@@ -21,11 +20,13 @@ from pipeline.checkpoints.manifest import MASTER
 from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.device_batches import ReadBack, Streams, read_back
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.gpu_streams import ReadBack, Streams, read_back
-from pipeline.training.zero.layers import group_of
+from pipeline.training.zero.optimizer import group_of
 
 POSITION = "embed.position"  # the table of learned 1-D position embeddings; no other kind has a picture
+_ROW = 1024  # elements whose squares are added up in fp32; of 2^24, a CPU's sum would be off in the 4th digit
+GRADIENT, PARAMETER = "grad_norm", "param_norm"
 
 
 class PositionView:
@@ -54,10 +55,6 @@ class PositionView:
             return None
         similar_TUHW = similarities(table.reshape(shape[1:]), grid=self._model.grid)
         return read_back(levels(similar_TUHW), self.streams)
-
-
-_ROW = 1024  # elements whose squares are added up in fp32; of 2^24, a CPU's sum would be off in the 4th digit
-GRADIENT, PARAMETER = "grad_norm", "param_norm"
 
 
 class Norms:

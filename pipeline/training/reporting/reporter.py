@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from pipeline.data.skipped import Skipped, data_step_of
+from pipeline.data.position import Skipped, data_step_of
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
 from pipeline.inspection.weight_pictures import picture
@@ -30,6 +30,10 @@ from shards.output.quantities import clock
 
 WINDOW_SECONDS = 30.0
 _MARK_SECONDS = 0.25  # least time between two marks
+log = logging.getLogger(__name__)
+_MOST_RECORD_BYTES = 16 << 20
+NUM_IMAGES = 16  # of the first batch, for TensorBoard
+_RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +113,6 @@ class Throughput:
 
 def _step_seconds(first: LaunchMark, last: LaunchMark) -> float:
     return (last.training - first.training) / max(1, last.step - first.step)
-
-
-log = logging.getLogger(__name__)
-_MOST_RECORD_BYTES = 16 << 20
-NUM_IMAGES = 16  # of the first batch, for TensorBoard
-_RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
 
 
 @contextmanager

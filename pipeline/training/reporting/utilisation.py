@@ -1,13 +1,21 @@
-"""What a step costs: the parts of its time, MFU and memory, for rank 0's lines of metrics.
+"""What a step costs, for rank 0's lines of metrics: the parts of its time, MFU, memory, and which ranks are slow.
 
-Model FLOP utilisation is the number of operations that a step's model needs, relative to what the devices could do, as
-in PaLM (Chowdhery et al., 2022, appendix B): a block that is computed again in the backward pass counts once. There are
-two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices reaches on this device
-in the precision of the run.
+Model FLOP utilisation (MFU) is the number of operations that a step's model needs, relative to what the devices could
+do, as in PaLM (Chowdhery et al., 2022, appendix B): a block that is computed again in the backward pass counts once.
+There are two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices reaches on
+this device in the precision of the run.
+
+All ranks end a step together, so its wall time says nothing about any one of them. A slow rank works while the others
+wait for it in an exchange: its own time, the step without `communication`, is longer than theirs. Every rank writes its
+times into its own places of a row of zeros, which is part of the reduction that each step makes anyway. The sum is the
+row of all ranks.
 """
 
 import resource
+import statistics
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -15,7 +23,7 @@ from typing import Literal
 import torch
 
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, skipped_flops
-from pipeline.planning.gpus import gpu_of_device
+from pipeline.planning.step_time import gpu_of_device
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import StepTimes
@@ -24,6 +32,11 @@ _SIDE_ON_GPU, _SIDE_ON_CPU = 4096, 512
 _PRODUCTS_ON_GPU, _MOST_PRODUCTS_ON_CPU = 20, 10
 _MOST_SECONDS_ON_CPU = 0.04
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_STATM = Path("/proc/self/statm")
+SLOW_FACTOR, SLOW_SECONDS = 1.3, 300.0  # of the median of all ranks, and for how long
+NUM_WINDOWS = 5  # in each of which it is slow: one long step is no slow rank, and one short step no end of it
+OWN_STEP = "own_step"
+_KINDS = ("data_wait", OWN_STEP, "checkpoint")
 
 
 def train_flops(job: TrainingJob) -> int:
@@ -82,9 +95,6 @@ def _on_gpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
     return min(float(first.elapsed_time(last)) for first, last in pairwise(events)) / 1000
 
 
-_STATM = Path("/proc/self/statm")
-
-
 class Utilisation:
     """What the steps of a job cost; its precision must be decided. Measures the device's peak when it is made."""
 
@@ -129,3 +139,72 @@ def memory(device: torch.device) -> dict[str, float]:
             "memory/reserved_peak_bytes": float(torch.cuda.max_memory_reserved(device)),
         }
     return {"memory/resident_bytes": float(int(_STATM.read_text().split()[1]) * resource.getpagesize())}
+
+
+class RankTimes:
+    """The mean times of the steps since the last exchange, in each step whose number is a multiple of `every`."""
+
+    def __init__(self, times: StepTimes, world: World, *, every: int) -> None:
+        self._times, self._world, self._every = times, world, every
+        self.names = tuple(f"rank {rank}: {kind}" for rank in range(world.num_ranks) for kind in _KINDS)
+
+    def is_due(self, step: int) -> bool:
+        """Whether step `step`, from 1 on, has them. A rank that is alone has none."""
+        return self._world.num_ranks > 1 and step % self._every == 0
+
+    def row(self) -> list[float]:
+        """One value for each of `names`: this rank's seconds, and zeros."""
+        row, first = [0.0] * len(self.names), self._world.rank * len(_KINDS)
+        row[first : first + len(_KINDS)] = self._times.since_exchange()
+        return row
+
+    def of(self, kind: str, sums: Mapping[str, float]) -> list[float]:
+        """The seconds of each rank, in rank order, from the sums over ranks."""
+        return [sums[f"rank {rank}: {kind}"] for rank in range(self._world.num_ranks)]
+
+    def values(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """What metrics say of them; empty before the first step has ended."""
+        own = self.of(OWN_STEP, sums)
+        if not any(own):
+            return {}
+        found = {f"ranks/{OWN_STEP}_median": statistics.median_low(own)}
+        for kind in _KINDS:
+            seconds = self.of(kind, sums)
+            found[f"ranks/{kind}"] = max(seconds)
+            found[f"ranks/{kind}_rank"] = float(seconds.index(max(seconds)))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank:
+    """A rank, the mean of its own seconds per step, and how many times the median of all ranks that is."""
+
+    rank: int
+    own_seconds: float
+    times: float
+
+
+class SlowRanks:
+    """Finds ranks whose own time is above SLOW_FACTOR times the median in each of NUM_WINDOWS windows in a row, which
+    together last SLOW_SECONDS or longer. Each is named once."""
+
+    def __init__(self) -> None:
+        self._lines: list[Sequence[float]] = []
+        self._began = 0.0
+        self._num_slow: dict[int, int] = {}
+        self._named: set[int] = set()
+
+    def newly_slow(self, own_seconds: Sequence[float], *, at: float) -> list[SlowRank]:
+        """The ranks to name now. `own_seconds`: of each rank per step, since the line before; `at`: monotonic."""
+        self._began = self._began if self._lines else at
+        self._lines.append(own_seconds)
+        if at - self._began < SLOW_SECONDS / NUM_WINDOWS:
+            return []
+        means = [statistics.fmean(of_rank) for of_rank in zip(*self._lines, strict=True)]
+        self._lines.clear()
+        median = statistics.median_low(means)
+        slow = [rank for rank, seconds in enumerate(means) if seconds > SLOW_FACTOR * median > 0]
+        self._num_slow = {rank: self._num_slow.get(rank, 0) + 1 for rank in slow}
+        found = [rank for rank in slow if self._num_slow[rank] >= NUM_WINDOWS and rank not in self._named]
+        self._named.update(found)
+        return [SlowRank(rank=rank, own_seconds=means[rank], times=means[rank] / median) for rank in found]

@@ -1,6 +1,6 @@
-"""The end of a run: its weights, and the marker RUN/DONE that vouches for them.
+"""Weights out of checkpoints, at the end of a run and from any checkpoint of a running one, and the marker RUN/DONE.
 
-Weights out of checkpoints: at the end of a run, and those of any checkpoint of a run that may still go on.
+The marker vouches for the weights beside it.
 """
 
 import hashlib
@@ -13,18 +13,9 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from pipeline.checkpoints.fragments import tensors_in_order
-from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
-from pipeline.checkpoints.rank_file_in import RankFiles
-from pipeline.checkpoints.saved_job import SavedJob
-from pipeline.checkpoints.stored import (
-    CheckpointChoice,
-    RetiredError,
-    chosen,
-    open_checkpoint,
-    refuse_retired,
-    standing_in,
-)
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest, SavedJob
+from pipeline.checkpoints.rank_file_in import RankFiles, RetiredError, open_checkpoint, refuse_retired, tensors_in_order
+from pipeline.checkpoints.stored import CheckpointChoice, chosen, standing_in
 from pipeline.data.position import StreamPosition
 from pipeline.data.training_data import open_training_data
 from pipeline.models.build import shapes_of
@@ -42,6 +33,7 @@ from shards.store import Store
 log = logging.getLogger(__name__)
 _MOST_LISTINGS = 5  # of a run that retires its checkpoints faster than they are read
 Labels = tuple[str, ...]
+_MOST_BYTES = 16 << 20  # of the marker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +139,6 @@ def labels_of_data(job: TrainingJob, manifest: CheckpointManifest) -> Labels:
     if manifest.position.dataset not in (fingerprints, *fingerprints[: len(fingerprints) == 1]):
         raise UserError(f"{data.url} is not the dataset that the run was trained on: it was packed again; {todo}")
     return names
-
-
-_MOST_BYTES = 16 << 20  # of the marker
 
 
 @dataclass(frozen=True, kw_only=True)

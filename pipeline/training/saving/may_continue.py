@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.checkpoints.saved_job import STEPS, SavedJob
+from pipeline.checkpoints.manifest import STEPS, SavedJob
 from pipeline.data.position import StreamPosition, is_of_decoder
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate

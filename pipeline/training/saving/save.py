@@ -1,31 +1,63 @@
-"""Saves a run while it trains, and reports it; repeated failures end the run. Also says what is saved of a job."""
+"""Saves a run while it trains, and says what a checkpoint records: the job, the versions, and what its bits depend on.
+
+A run that resumes elsewhere reads the same samples and computes the same steps, but somewhere it adds numbers in
+another order. The record tells where it was computed and with which kernels, and one line of the log says so. Saves
+that fail several times in a row end the run.
+"""
 
 import hashlib
 import json
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.fragments import lay_out
-from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest
-from pipeline.checkpoints.saved_job import SavedJob
-from pipeline.checkpoints.saves import NAMES, Saved, Saves
+from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointId, CheckpointManifest, SavedJob
+from pipeline.checkpoints.saves import NAMES, Saved, Saves, lay_out
 from pipeline.data.position import StreamPosition
 from pipeline.models.attention import kernel_in_use
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.reporting.reporter import Reporter
-from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
+from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, with_buckets_of
 from pipeline.training.step import StepResult, SumSource
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.layers import is_trained
-from pipeline.training.zero.optimizer import moments_of
+from pipeline.training.zero.optimizer import is_trained, moments_of
 from shards.errors import TransientError
+
+log = logging.getLogger(__name__)
+_WHERE = ("run_dir", "device", "threads")
+_LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
+BITS = "bits"  # its place in a checkpoint's record
+Bits = dict[str, Any]
+_CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
+_WORDS = {
+    "device": "device",
+    "driver": "driver",
+    "torch": "PyTorch",
+    "num_ranks": "ranks",
+    "ranks_per_node": "ranks per node",
+    "num_threads": "threads per rank",
+    "deterministic": "engine.deterministic",
+    "deepspeed": "DeepSpeed",
+    "zero_stage": "engine.zero_stage",
+    "precision": "engine.precision",
+    "reduce_precision": "engine.reduce_precision",
+    "reduce_bucket": "engine.reduce_bucket",
+    "micro_batch": "images per pass",
+    "is_compiled": "compiled blocks",
+    "attention": "engine.attention",
+    "float8": "engine.float8",
+}
+_GPU_ONLY = {"ranks_per_node", "deterministic"}  # on CPUs they change nothing: gloo's order of adding knows no nodes
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
@@ -39,11 +71,6 @@ def saved_job(job: TrainingJob) -> SavedJob:
         precision=job.engine.precision,
         job=fields,
     )
-
-
-log = logging.getLogger(__name__)
-_WHERE = ("run_dir", "device", "threads")
-_LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
 
 
 class Saving:
@@ -218,3 +245,74 @@ def fingerprint(job: TrainingJob) -> str:
     """sha256 of everything in the job except for where it runs."""
     fields = {name: value for name, value in asdict(job).items() if name not in _WHERE}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def say_bits(world: World, config: EngineConfig, record: Mapping[str, Any], *, resumed: Mapping[str, Any]) -> Bits:
+    """What a checkpoint records of it. Rank 0 says what it promises, and, if the checkpoint that the run resumes from
+    has recorded something else, that its results will not have the bits of an unbroken run. `record`: what else a
+    checkpoint of this run records; `resumed`: the record of that checkpoint, or nothing."""
+    bits = bits_of(world, deterministic=config.deterministic)
+    now = {**record, BITS: bits}
+    lines = words_of_choice(world, deterministic=config.deterministic), differences_in_bits(resumed, now)
+    for line in filter(None, lines if world.is_first else ()):
+        log.info("%s", line)
+    return bits
+
+
+def bits_of(world: World, *, deterministic: bool) -> Bits:
+    """This rank's. All ranks are taken to be like this one: ranks that differ are refused at the start."""
+    is_gpu = world.device.type == "cuda"
+    return {
+        "device_type": world.device.type,
+        "device": torch.cuda.get_device_name(world.device) if is_gpu else _cpu_model(_text(_CPUINFO)),
+        "driver": _text(_NVIDIA).partition("\n")[0].strip() if is_gpu else "",
+        "torch": torch.__version__,
+        "num_ranks": world.num_ranks,
+        "ranks_per_node": world.num_local_ranks,
+        "num_threads": world.num_threads,
+        "deterministic": deterministic,
+    }
+
+
+def words_of_choice(world: World, *, deterministic: bool) -> str:
+    """What holds on this device, in one line; empty on a CPU, whose kernels are deterministic."""
+    if world.device.type != "cuda":
+        return ""
+    if deterministic:
+        return "deterministic kernels: a resumed run has the bits of an unbroken one on this GPU model and node layout"
+    return "a resumed run will equal an unbroken one to rounding; --engine.deterministic gives equal bits, more slowly"
+
+
+def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """One line that says why this run's bits will differ from an unbroken one's; empty if nothing is known that makes
+    them differ. `record`: of the checkpoint that it resumes from; `now`: of those to come."""
+    before, after = _facts(record), _facts(now)
+    is_gpu = after.get("device_type") == "cuda"
+    changed = [
+        f"{words} {before[name]}, now {after[name]}"
+        for name, words in _WORDS.items()
+        if name in before and name in after and before[name] != after[name] and (is_gpu or name not in _GPU_ONLY)
+    ]
+    return f"this run will equal an unbroken one to rounding at best: {'; '.join(changed)}" if changed else ""
+
+
+def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a record says of bits."""
+    bits, engine, versions = (_mapping(record.get(name)) for name in (BITS, "engine", "versions"))
+    return engine | bits | {name: versions[name] for name in ("deepspeed",) if name in versions}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _cpu_model(cpuinfo: str) -> str:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return ""
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""

@@ -1,21 +1,151 @@
-"""At which steps a run saves without being asked: every N steps, by the clock, and at each new best score.
+"""At which steps a run saves unasked: every N steps, by the clock, and at each new best score; and which was the best.
 
-The clock's wish comes back as a stop request of all ranks, as a person's does (signals.py); the others are functions of
-the step and of scores, which all ranks share.
+The clock's wish comes back as a stop request of all ranks, as a person's does (watchdog/stopping.py). The other reasons
+are functions of the step and of the scores, which all ranks share, so all ranks decide alike.
+
+The checkpoint with the best score on the held-out dataset is saved when it is scored, named in RUN/best.json, and kept.
+Only checkpoints that count (attempts.py) can be the best one: the scores of a branch of the run that was abandoned are
+not scores of this run.
 """
 
 import logging
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
+from typing import Any
 
+from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
+from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
+from pipeline.checkpoints.stored import FILE_NAME, Best, read_best, write_best
 from pipeline.evaluation.scores import Scores
-from pipeline.training.save_clock import SaveClock, words_of
-from pipeline.training.saving.best import KeptBest
+from pipeline.ranks.collectives import broadcast_json
+from pipeline.training.controls import SaveClock, words_of
 from pipeline.training.saving.save import Saving
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.summary import scores_of
 from shards.dataset import Dataset
+from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
+
+
+class KeptBest:
+    """`best`: what RUN/best.json names, the same on every rank. `dataset`: the held-out one, None if nothing is scored;
+    then a best checkpoint that is there is kept, and no other takes its place."""
+
+    def __init__(self, job: TrainingJob, checkpoints: Checkpoints, *, dataset: Dataset | None) -> None:
+        self.job, self.checkpoints, self.dataset = job, checkpoints, dataset
+        self.best: Best | None = None
+        self._scored: Best | None = None  # the newest that is better than all before
+        self._begun: dict[str, Best] = {}  # their saves have begun; by folder
+
+    def find(self, resumed_from: CheckpointManifest | None) -> None:
+        """Reads what is named, after the attempt is on record, which continues from this checkpoint. Collective."""
+        self._scored, self._begun = None, {}
+        found: dict[str, Any] | None = None
+        if self.checkpoints.world.is_first and self.job.checkpoint.keep_best:
+            best = self._on_record(resumed_from)
+            found = asdict(best) if best else None
+        found = broadcast_json(found, device=self.checkpoints.world.device)
+        self.best = Best(**found) if found else None
+
+    def scored(self, step: int, scores: Scores, *, saved: CheckpointId | None) -> None:
+        """The scores after `step`. `saved`: the newest committed checkpoint; usually, that of `step` is yet to come."""
+        if self.dataset is None or not self.job.checkpoint.keep_best or not math.isfinite(scores.loss):
+            return
+        own = CheckpointId(step=step, attempt=self.checkpoints.attempt.token)
+        checkpoint = saved if saved and saved.step == step else own
+        best = _best_of(self.dataset, checkpoint, accuracy=scores.accuracy, loss=scores.loss)
+        if not all(best.is_better_than(other) for other in (self.best, *self._begun.values()) if other):
+            return
+        self._scored = best
+        if checkpoint is saved:
+            self._name(best)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the model after `step` is to be saved for its score."""
+        return self._scored is not None and self._scored.step == step
+
+    def begins(self, step: int) -> None:
+        """A checkpoint of `step` begins."""
+        if self._scored and self.is_due(step):
+            self._begun[self._scored.checkpoint] = self._scored
+
+    def committed(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint is committed. Those that began before it and were not, have failed."""
+        best = self._begun.get(checkpoint.folder)
+        self._begun = {folder: one for folder, one in self._begun.items() if one.step > checkpoint.step}
+        if best:
+            self._name(best)
+
+    def failed(self, *, under_way: int) -> None:
+        """A save has failed: of those that began, only that of the step `under_way` is still to come (0: none)."""
+        self._begun = {folder: one for folder, one in self._begun.items() if one.step == under_way}
+
+    def kept(self) -> set[str]:
+        """The folders that retention must leave: until the next best one is named, the one before as well."""
+        return {*self._begun, *([self.best.checkpoint] if self.best else [])}
+
+    def _name(self, best: Best) -> None:
+        self.best = best
+        if not self.checkpoints.world.is_first:
+            return
+        try:
+            write_best(self.checkpoints.run_dir, best)
+        except OSError as error:  # it names what is kept all the same
+            log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
+
+    def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
+        """The better of what is named and of the checkpoint that the run continues from; on rank 0."""
+        named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
+        if newest is None or (named and not newest.is_better_than(named)):
+            return named
+        self._name(newest)
+        return newest
+
+    def _named(self) -> Best | None:
+        """What RUN/best.json names, if it still counts; else the log says why not."""
+        path = self.checkpoints.run_dir / FILE_NAME
+        try:
+            best = read_best(self.checkpoints.run_dir)
+        except InvalidDataError as error:
+            log.warning("%s; it is ignored", error)
+            return None
+        if best is None:
+            return None
+        store = self.checkpoints.store
+        attempts = {attempt.token: attempt for attempt in [*read_attempts(store), self.checkpoints.attempt]}
+        if best.id not in standing_checkpoints(list_committed(store), list(attempts.values())):
+            log.warning("%s names %s, which this run does not continue; it is ignored", path, best.checkpoint)
+            return None
+        if self.dataset and best.dataset != self.dataset.fingerprint:
+            log.warning("%s is a score on another held-out dataset; it is ignored", path)
+            return None
+        return best
+
+    def _score_of(self, manifest: CheckpointManifest) -> Best | None:
+        """The score of a checkpoint in metrics.jsonl: a run killed right after the commit has not named it."""
+        before = manifest.job.job.get("evaluation")
+        now = asdict(self.job.evaluation)
+        if self.dataset is None or not isinstance(before, dict):
+            return None
+        if any(before.get(name) != now[name] for name in ("url", "transform")):
+            return None
+        found = [score for score in scores_of(self.checkpoints.run_dir) if score.step == manifest.id.step]
+        if not found or not (math.isfinite(found[-1].loss) and 0 <= found[-1].accuracy <= 1):
+            return None
+        return _best_of(self.dataset, manifest.id, accuracy=found[-1].accuracy, loss=found[-1].loss)
+
+
+def _best_of(dataset: Dataset, checkpoint: CheckpointId, *, accuracy: float, loss: float) -> Best:
+    return Best(
+        step=checkpoint.step,
+        checkpoint=checkpoint.folder,
+        accuracy=accuracy,
+        loss=loss,
+        images=dataset.num_samples,
+        dataset=dataset.fingerprint,
+    )
 
 
 def decide_when_to_save(

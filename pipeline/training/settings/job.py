@@ -10,15 +10,18 @@ from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.loggers import LoggersConfig
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
-from pipeline.training.spikes import GuardConfig
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.schema.config_values import Range, refuse_wrong_values
 
 _MOST_HANG_SECONDS = 7 * 86400
+_MOST_LOSSES = 4096  # in each manifest
 # Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,
 # which clears their pages again at each step.
 MOST_ON_CPU = 7_500_000
+_MOST_BATCH = 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
+MOST_THREADS = 1024
+_FLOAT8_MULTIPLE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +224,43 @@ class HangConfig:
         refuse_wrong_values(self, where="hang.")
 
 
-_MOST_BATCH = 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
-MOST_THREADS = 1024
-_FLOAT8_MULTIPLE = 16
+@dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What to do about loss spikes, and about losses and gradients that are not finite.
+
+    rewind: back to the newest checkpoint from before the data around the step, which are then left out.
+    """
+
+    on_spike: Literal["off", "warn", "skip", "rewind"] = "off"
+    """Loss spikes: warn lists them in RUN/guard.jsonl; skip makes no update from such a loss, and waits for the loss of
+    every step before its update; rewind goes back to a checkpoint and skips the data."""
+    on_non_finite: Literal["skip", "rewind"] = "skip"
+    """Loss or gradient not finite: skip leaves out the update, up to --max-skipped-updates in a row; rewind goes back
+    to a checkpoint and skips the data."""
+    spike_z: Annotated[float, Range(above=0)] = 10.0
+    """Robust z-score from which a loss is a spike: its distance from the median of recent losses, in their noise
+    (1.4826 MAD, at least 1 % of the median)."""
+    spike_window: Annotated[int, Range(1, _MOST_LOSSES)] = 128
+    """Number of latest losses that a loss is compared with."""
+    min_history: Annotated[int, Range(1, _MOST_LOSSES)] = 64
+    """Number of losses before the first is compared; at most --guard.spike-window."""
+    skip_steps: Annotated[int, Range(1, 1_000_000)] = 8
+    """Steps of data that a rewind leaves out, half of them before the step that caused it."""
+    max_rewinds: Annotated[int, Range(0, 100)] = 10
+    """Rewinds of the whole run, and at most 3 to one checkpoint, before it ends with exit code 78."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="guard.")
+        if self.min_history > self.spike_window:
+            raise UserError(
+                f"guard.min_history is {self.min_history}, above guard.spike_window, which is {self.spike_window}; "
+                "lower --guard.min-history or raise --guard.spike-window"
+            )
+
+    @property
+    def rewind_steps(self) -> int:
+        """Steps before a finding that its rewind may have to go back; 0 if nothing is rewound."""
+        return self.skip_steps // 2 if "rewind" in (self.on_spike, self.on_non_finite) else 0
 
 
 @dataclass(frozen=True, kw_only=True)

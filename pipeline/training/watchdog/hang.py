@@ -5,10 +5,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.training.watchdog.heartbeat_files import Beat, Heard
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import Beat, Heard, Phase
 
 FOLDER = "stacks"
+_MOST_NAMED = 3
 
 
 def stacks_path(run_dir: Path, *, rank: int, attempt: str) -> Path:
@@ -25,9 +25,6 @@ def write_stacks(path: Path, *, words: str) -> None:
         faulthandler.dump_traceback(file=file, all_threads=True)
         names = [f"Thread 0x{thread.ident or 0:016x} is {thread.name}" for thread in threading.enumerate()]
         file.write("\n" + "".join(f"{name}\n" for name in names))
-
-
-_MOST_NAMED = 3
 
 
 def culprits(heard: Sequence[Heard], *, silent_after_seconds: float) -> list[Heard]:

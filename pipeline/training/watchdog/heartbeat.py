@@ -1,6 +1,6 @@
 """Notices that a rank hangs: in an exchange, in a read, in an evaluation, or anywhere else.
 
-The main thread says what it does (rank_progress.py), which costs it nothing. A thread of every rank writes that to
+The main thread says what it does (heartbeat_files.py), which costs it nothing. A thread of every rank writes that to
 RUN/heartbeats every few seconds, and sees how long the rank has stood where it is (limits: HangConfig). A rank that has
 stood there for too long, and each that waits for it, writes its stacks; one of them says which rank the others wait
 for; then all end with exit code 74. Usually the limit is over on all ranks at about the same time, since each step has
@@ -22,9 +22,17 @@ from pipeline.ranks.world import COLLECTIVE_TIMEOUT, World
 from pipeline.training.settings.job import HangConfig
 from pipeline.training.watchdog.hang import FOLDER, disk_words, hang_message, is_silent, stacks_path, write_stacks
 from pipeline.training.watchdog.heartbeat_files import FOLDER as BEATS
-from pipeline.training.watchdog.heartbeat_files import Beat, BeatWriter, Heard, HeartbeatFiles, error_words
+from pipeline.training.watchdog.heartbeat_files import (
+    Beat,
+    BeatWriter,
+    Heard,
+    HeartbeatFiles,
+    Phase,
+    RankProgress,
+    error_words,
+    limit_seconds,
+)
 from pipeline.training.watchdog.last_resort import LastResort
-from pipeline.training.watchdog.rank_progress import Phase, RankProgress, limit_seconds
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
 
 Feed = Callable[[], None]  # says that Python runs

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.ranks.collectives import second_group
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.deepspeed_import import leave_dynamo_out, without
-from pipeline.training.zero.layers import freeze
-from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, moments_of, update_averages
+from pipeline.training.zero.loading import leave_dynamo_out, without
+from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages
 from pipeline.training.zero.state import (
     create_moments,
     flat_partitions,
@@ -35,6 +34,8 @@ from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
+# Of DeepSpeed's backend, all that it calls in a step.
+_EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +157,6 @@ class FrozenWeights:
         """Gives the memory back."""
         for part in self._parts.values():
             part.slots[MASTER].untyped_storage().resize_(0)
-
-
-# Of DeepSpeed's backend, all that it calls in a step.
-_EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
 
 
 @contextmanager

@@ -46,7 +46,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import MASTER
 from pipeline.models.build import checkpoint_blocks, initial_tensor, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig, without_masked_patches
@@ -55,9 +55,9 @@ from pipeline.ranks.world import World
 from pipeline.training.device_choices import set_up_blocks
 from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, scaled_by_rate, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.deepspeed_version import TESTED, deepspeed_version
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.layers import is_trained, rate_factors
+from pipeline.training.zero.loading import TESTED, deepspeed_version
+from pipeline.training.zero.optimizer import is_trained, rate_factors
 from shards.errors import WillNotSucceedError
 from shards.hashing import derive_key
 from shards.output.quantities import plural

@@ -1,32 +1,86 @@
-"""Optimisers: of the paper, Adam with decoupled weight decay to pre-train and SGD with momentum to fine-tune; and Muon.
+"""Optimisers (AdamW, SGD and Muon), and which parameters they train at what rate.
 
-Sources: "An Image is Worth 16x16 Words", Tables 3 and 4; big_vision's optax.py and train_vit_g.py for the decay that
-follows the schedule, the mask and the head's multiple. With w a decayed weight, u Adam's direction and s(t) = lr(t) /
-peak, `rate` (PyTorch's AdamW) moves it by -lr(t) (u + decay w), `schedule` (big_vision) by -(lr(t) u + s(t) decay w):
-there, the decay does not depend on the peak. big_vision's 1e-4 at a peak of 1e-3 is the paper's 0.1.
+Sources: "An Image is Worth 16x16 Words", Tables 3 and 4 (Adam with decoupled decay to pre-train, SGD to fine-tune);
+big_vision's optax.py and train_vit_g.py for the decay that follows the schedule, the mask and the head's multiple. With
+w a decayed weight, u Adam's direction and s(t) = lr(t) / peak, `rate` (PyTorch's AdamW) moves w by -lr(t) (u + decay
+w), and `schedule` (big_vision) by -(lr(t) u + s(t) decay w), where the decay does not depend on the peak. big_vision's
+1e-4 at a peak of 1e-3 is the paper's 0.1.
+
+Layer-wise decay follows BEiT (Bao et al., 2022) and timm's param_groups_layer_decay, which has the same layers: the
+embedding (or a ResNet's root; of a hybrid, its whole ResNet); each block (or unit), of which the last includes the
+final norm; and the head with the hidden layer before it.
 """
 
 import inspect
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.adamw import adamw
 
 from pipeline.training.settings.job import OptimizerConfig
-from pipeline.training.zero.layers import rate_factors
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
+_HEAD_PREFIXES = ("head.", "representation.")
+_POOL = "pool."  # attention pooling, which has the head's rate in timm, too
+_BLOCK = re.compile(r"blocks\.(\d+)\.|stages\.(\d+)\.(\d+)\.")
+_FINAL_NORM = "norm."
+_GROUP = re.compile(r"blocks\.\d+|(embed\.resnet\.)?stages\.\d+|embed\.resnet|embed\.patch")
+_POSITION = ("embed.position", "embed.class_token", "embed.registers")
 _HEAD = "head.weight"
 RATE_FACTOR = "rate_factor"  # of a group, by which the learning rate is multiplied
 MOMENTS = "moments"  # of a group, the names of what the optimiser keeps of its parameters
 _MATRICES = "matrices"  # of a group that Muon updates, where they are; none of any other group
 _DTYPE = "dtype"  # of a group, the precision of Muon's iteration: that of the model
 _PIECE = 1 << 22  # elements of a first moment that are in fp32 at once
-
-
 # torch's own steps without the wrapper that loads torch._dynamo: in a run that compiles nothing it takes a second.
 _STEPS = inspect.unwrap(torch.optim.SGD.step), inspect.unwrap(torch.optim.AdamW.step)
+
+
+def is_trained(name: str, config: OptimizerConfig) -> bool:
+    """Whether updates change the parameter: all but a frozen backbone."""
+    return not config.freeze_backbone or name.startswith(_HEAD_PREFIXES)
+
+
+def freeze(model: nn.Module, config: OptimizerConfig) -> None:
+    """Makes what is not trained need no gradient, in place."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_trained(name, config))
+
+
+def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
+    """The factors of the learning rate for each parameter of a model: 1 for the head, layer_decay to the power of n
+    for the layer n below it."""
+    places = {name: _place(name) for name in names}
+    if config.layer_decay == 1.0:
+        return dict.fromkeys(places, 1.0)
+    blocks = sorted({place for place in places.values() if place})
+    depths = {(): len(blocks) + 1} | {place: len(blocks) - number for number, place in enumerate(blocks)}
+    factors = {name: config.layer_decay ** depths[place] for name, place in places.items()}
+    for name in factors:
+        if name.startswith((*_HEAD_PREFIXES, _POOL)):
+            factors[name] = 1.0
+        elif name.startswith(_FINAL_NORM):
+            factors[name] = config.layer_decay
+    return factors
+
+
+def group_of(name: str) -> str:
+    """The part of the model that a parameter belongs to: a block, a ResNet's stage, the embedding of patches, that of
+    positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a module
+    of the model, such as `norm` and `head`."""
+    if name.startswith(_POSITION):
+        return _POSITION[0]
+    found = _GROUP.match(name)
+    return found.group() if found else name.partition(".")[0]
+
+
+def _place(name: str) -> tuple[int, ...]:
+    """The numbers of a block, or of a unit and its stage; empty for all else."""
+    found = _BLOCK.match(name)
+    return tuple(int(number) for number in found.groups() if number) if found else ()
 
 
 class _SGD(torch.optim.SGD):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.training.zero.optimizer import MOMENTS
 

@@ -1,23 +1,34 @@
-"""Where the time of a step goes, from marks in the order in which a rank works: each ends a part and begins another.
+"""Where the time of a step goes: the parts that metrics show, and the trace of `--profile`.
 
-On a CPU a mark is a time. On a GPU it is an event on the stream that computes, so the parts divide the GPU's own time:
-a wait for data or a save that the GPU does not see, because it is still computing, costs nothing. Events are read once
-they have happened, a step late; nothing waits for them. Besides, the wall time of each step is taken from the host's
-clock, so that the parts can be compared with something that they do not define.
+The parts come from marks, in the order in which a rank works: each mark ends one part and begins the next. On a CPU a
+mark is a time. On a GPU it is an event on the stream that computes, so the parts divide the GPU's own time: a wait for
+data or a save costs nothing if the GPU is still computing meanwhile. Events are read a step late, once they have
+happened, so nothing waits for them. The wall time of each step is also taken from the host's clock, so that the parts
+can be compared with a figure that does not depend on them.
 
 Exchanges between ranks are a part of their own, `communication`, wherever in the step they are: a rank that waits there
-for a slower one has little to do itself. Sums that run beside the passes, on another stream, count as far as the stream
-that computes waits for them.
+for a slower one has little work of its own. Sums that run beside the passes, on another stream, count only as long as
+the computing stream waits for them.
+
+`--profile` traces a few steps with PyTorch's profiler, in Chrome's format, which ui.perfetto.dev opens. The trace has
+every operator and kernel, each step by its number, and its parts by the names of their metrics. Results do not change.
+The traced steps take longer, and the first of them includes the start of the profiler.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pipeline.ranks.world import QUIET_PROFILER, World, set_defaults
+from shards.errors import UserError
 
 Part = Literal[
     "data_wait", "to_device", "forward_backward", "communication", "optimizer", "checkpoint", "evaluation", "other"
@@ -28,6 +39,8 @@ PARTS: tuple[Part, ...] = (
 )
 _ASIDE: tuple[Part, ...] = ("checkpoint", "evaluation")  # whose exchanges belong to them
 _STEP, _COUNT = "step", "steps"
+log = logging.getLogger(__name__)
+FOLDER = "profile"
 
 
 class DeviceMark(Protocol):
@@ -223,3 +236,81 @@ def _means(sums: dict[str, float], before: dict[str, float]) -> dict[str, float]
     """Of each sum, what was added since, per step; empty if no step was."""
     num_steps = sums[_COUNT] - before[_COUNT]
     return {name: (sums[name] - before[name]) / num_steps for name in (*PARTS, _STEP)} if num_steps else {}
+
+
+class StepTrace:
+    """Traces `steps` of this rank, once, and writes RUN/profile/steps-FIRST-LAST.json.gz. Close it at the end: what has
+    been traced by then is written."""
+
+    def __init__(self, run_dir: Path, steps: range, times: StepTimes, *, device: torch.device) -> None:
+        self._folder, self._steps, self._times, self._device = run_dir / FOLDER, steps, times, device
+        self._profiler: profile | None = None
+        self._named = ExitStack()  # the running step
+        self._traced: list[int] = []
+
+    def begins(self, step: int) -> None:
+        """A step begins."""
+        self._named.close()
+        if self._profiler and step not in self._steps:
+            self._write(self._profiler)
+        elif step in self._steps and (self._profiler or not self._traced):
+            if self._profiler is None:
+                self._profiler = self._started()
+            self._named.enter_context(record_function(f"step {step}"))
+            self._traced.append(step)
+
+    def close(self) -> None:
+        """The run has ended, well or not."""
+        self._named.close()
+        if self._profiler:
+            self._write(self._profiler)
+        elif not self._traced:
+            _say_untraced(self._steps)
+
+    def _started(self) -> profile:
+        set_defaults(QUIET_PROFILER)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
+        profiler = profile(activities=activities)
+        profiler.start()
+        self._times.named = record_function
+        return profiler
+
+    def _write(self, profiler: profile) -> None:
+        """A trace that cannot be written ends no run."""
+        self._profiler, self._times.named = None, unnamed
+        profiler.stop()
+        first, last = self._traced[0], self._traced[-1]
+        path = self._folder / f"steps-{first}-{last}.json.gz"
+        half = self._folder / f".half-{path.name}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(half))
+            half.replace(path)
+        except (OSError, RuntimeError) as error:
+            log.warning("the trace of steps %d to %d could not be written to %s: %s", first, last, path, error)
+            return
+        log.info("steps %d to %d are traced: open %s in https://ui.perfetto.dev", first, last, path)
+
+
+def refuse_later_steps(steps: range, *, num_steps: int) -> None:
+    """UserError if a run of `num_steps` has none of the steps to trace; `steps` may be empty."""
+    if steps and steps[0] > num_steps:
+        raise UserError(
+            f"--profile is {_words(steps)}, and the last step of the run is {num_steps}; give steps up to that, or "
+            "leave it out"
+        )
+
+
+def say_untraced(steps: range, world: World) -> None:
+    """Says on rank 0, once the run is done, that steps were to be traced and were not."""
+    if world.is_first:
+        _say_untraced(steps)
+
+
+def _say_untraced(steps: range) -> None:
+    if steps:
+        log.warning("--profile %s: none of these steps was trained, so there is no trace", _words(steps))
+
+
+def _words(steps: range) -> str:
+    return f"{steps[0]}:{steps[-1]}"

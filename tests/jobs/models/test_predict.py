@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from jobs.models.predict import PredictJob, image_names, run
-from pipeline.checkpoints.best import Best, write_best
+from pipeline.checkpoints.stored import Best, write_best
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset
 from shards.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from jobs import exit_codes
-from pipeline.checkpoints.best import read_best
+from pipeline.checkpoints.stored import read_best
 from pipeline.models.weights.folder import open_weights
 from shards.store import open_store
 from tests.rigs.kills import step_at_least, wait_until

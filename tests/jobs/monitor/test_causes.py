@@ -15,8 +15,7 @@ from jobs.monitor.causes import causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
 from jobs.monitor.logs import OURS, PYTHON, SIGNS
 from pipeline.training.reporting.ledger import ACCOUNTS
-from pipeline.training.watchdog.heartbeat_files import Beat
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from tests.jobs.monitor.test_evidence import NO_SLURM, write_exits, write_log
 from tests.jobs.reports.test_ls import make
 from tests.rigs.processes import patchline

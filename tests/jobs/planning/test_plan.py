@@ -12,7 +12,7 @@ from jobs.planning.plan import operations, rows_of
 from jobs.recipes import deit3, finetune, pretrain
 from jobs.recipes.plan import RECIPES
 from jobs.record import write_record
-from pipeline.planning.cost import cost_of
+from pipeline.planning.forecast import cost_of
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
 

@@ -10,7 +10,7 @@ import pytest
 from jobs.planning.plot import write_plot
 from jobs.planning.scaling import node_rows
 from jobs.recipes.plan import RECIPES
-from pipeline.planning.cost import cost_of
+from pipeline.planning.forecast import cost_of
 from tests.rigs.browser import CHROMIUM, browser
 
 JOB = replace(RECIPES["vit_h14_jft"](), gpu="h200", nodes=(1, 8, 16), price=2.5)

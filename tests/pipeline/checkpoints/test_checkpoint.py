@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World

@@ -8,8 +8,8 @@ import torch
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import OvertakenError, commit, draft_manifest, retire, with_reports
-from pipeline.checkpoints.fragments import Fragment, lay_out
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
@@ -18,6 +18,7 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
 )
 from pipeline.checkpoints.rank_file_out import FileRecord, RankReport, file_name, report_name, report_to_json
+from pipeline.checkpoints.saves import lay_out
 from pipeline.checkpoints.writer_messages import CommitOrder, Retention
 from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.checkpoints.attempts import Attempt, next_attempt, next_token, standing_checkpoints
 from pipeline.checkpoints.manifest import CheckpointId
-from pipeline.data.skipped import StepRange
+from pipeline.data.position import StepRange
 from shards.errors import InvalidDataError
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
 from tests.rigs.positions import position_at

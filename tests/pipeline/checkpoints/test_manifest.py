@@ -26,7 +26,7 @@ from pipeline.checkpoints.manifest import (
     overlapping,
 )
 from pipeline.checkpoints.rank_file_out import FileRecord
-from pipeline.data.skipped import StepRange
+from pipeline.data.position import StepRange
 from pipeline.training.saving.save import saved_job
 from shards.files.typed_json import sealed, unsealed
 from tests.rigs.faults import every_fault

@@ -28,8 +28,8 @@ from benchmarks.scale_resume import (
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints import rank_file_out
 from pipeline.checkpoints import shares as shares_file
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.fragments import Fragment
 from pipeline.checkpoints.manifest import CheckpointId, manifest_to_json
 from pipeline.checkpoints.rank_file_out import FileRecord, PartDigests, file_name
 from pipeline.checkpoints.shares import MOST_AGAIN, Shares

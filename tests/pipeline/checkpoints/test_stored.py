@@ -1,20 +1,97 @@
-"""Which checkpoint of a run a command takes that only reads: with stores of real files, without any run."""
+"""Which checkpoint a command takes that only reads a run, and RUN/best.json: with real files, without any run."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
-from pipeline.checkpoints.best import write_best
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.stored import CheckpointChoice, RetiredError, chosen, open_checkpoint, standing_in
+from pipeline.checkpoints.rank_file_in import RetiredError, open_checkpoint
+from pipeline.checkpoints.stored import Best, CheckpointChoice, chosen, read_best, standing_in, write_best
 from shards.errors import InvalidDataError, UserError
+from shards.files.typed_json import sealed
 from shards.store import Store, open_store
-from tests.pipeline.checkpoints.test_best import BEST
 
+BEST = Best(
+    step=8,
+    checkpoint="step-00000008/attempt-0001-aaaaaaaa",
+    accuracy=0.75,
+    loss=0.5,
+    images=4,
+    dataset="cd" * 32,
+)
 FIRST, SECOND = "0001-aaaaaaaa", "0002-bbbbbbbb"
 ALL = [CheckpointId(step=step, attempt=FIRST) for step in (16, 12, 8, 4)]
+
+
+def with_scores(accuracy: float, loss: float) -> Best:
+    return Best(**{**asdict(BEST), "accuracy": accuracy, "loss": loss})
+
+
+def test_it_is_read_back(tmp_path: Path) -> None:
+    assert read_best(tmp_path) is None
+    write_best(tmp_path, BEST)
+    assert read_best(tmp_path) == BEST
+    write_best(tmp_path, with_scores(1.0, 0.0))
+    assert read_best(tmp_path) == with_scores(1.0, 0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["best.json"]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "is_better"),
+    [
+        pytest.param(0.8, 9.0, True, id="accuracy comes first"),
+        pytest.param(0.75, 0.4, True, id="a tie goes to the lower loss"),
+        pytest.param(0.75, 0.5, False, id="the same again"),
+        pytest.param(0.7, 0.1, False, id="worse"),
+    ],
+)
+def test_the_better_of_two(accuracy: float, loss: float, is_better: bool) -> None:
+    assert with_scores(accuracy, loss).is_better_than(BEST) == is_better
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": 9}, "allowed: one of step 9"),
+        ({"step": 0}, "step is 0"),
+        ({"step": "8"}, "step is '8'"),
+        ({"checkpoint": "../../etc"}, "allowed: step-N/attempt-TOKEN"),
+        ({"checkpoint": "step-00000008/attempt-0001-aaaaaaaa/.."}, "allowed: step-N/attempt-TOKEN"),
+        ({"accuracy": 1.5}, "accuracy is 1.5"),
+        ({"loss": "low"}, "loss is 'low'"),
+        ({"more": 1}, "'more' is no field"),
+    ],
+)
+def test_wrong_values_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    (tmp_path / "best.json").write_bytes(sealed(json.dumps(asdict(BEST) | change).encode()))
+    with pytest.raises(InvalidDataError, match=message):
+        read_best(tmp_path)
+
+
+def test_what_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text('{"step": 8')
+    with pytest.raises(InvalidDataError, match=r"best\.json cannot be read"):
+        read_best(tmp_path)
+    (tmp_path / "best.json").unlink()
+    (tmp_path / "best.json").mkdir()
+    with pytest.raises(InvalidDataError, match=r"best\.json cannot be read"):
+        read_best(tmp_path)
+
+
+def test_every_single_bit_counts(tmp_path: Path) -> None:
+    """With another accuracy, a worse checkpoint could take its place."""
+    write_best(tmp_path, BEST)
+    data = (tmp_path / "best.json").read_bytes()
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "best.json").write_bytes(changed)
+        with pytest.raises(InvalidDataError, match=r"best\.json cannot be read"):
+            read_best(tmp_path)
 
 
 @pytest.fixture

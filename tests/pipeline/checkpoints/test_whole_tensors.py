@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints import fragments as fragments_file
 from pipeline.checkpoints import rank_file_in
+from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import draft_manifest, with_reports
-from pipeline.checkpoints.fragments import Fragment, lay_out, tensors_in_order
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
-from pipeline.checkpoints.range_plan import FilePieces
-from pipeline.checkpoints.rank_file_in import RankFiles
+from pipeline.checkpoints.rank_file_in import FilePieces, RankFiles, tensors_in_order
 from pipeline.checkpoints.rank_file_out import PartDigests, RankReport
+from pipeline.checkpoints.saves import lay_out
 from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore
@@ -84,7 +83,7 @@ class Counting:
 def test_all_tensors_of_all_ranks_take_a_request_per_file_and_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slot: str, group_bytes: int, most_requests: int
 ) -> None:
-    monkeypatch.setattr(fragments_file, "_GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(rank_file_in, "_GROUP_BYTES", group_bytes)
     manifest, store = saved(tmp_path), Counting(LocalStore(str(tmp_path)))
     tensor = tensors_in_order(RankFiles(store, manifest), manifest, slot=slot)  # type: ignore[arg-type]
     for number in range(NUM_TENSORS):
@@ -95,7 +94,7 @@ def test_all_tensors_of_all_ranks_take_a_request_per_file_and_group(
 
 
 def test_one_group_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fragments_file, "_GROUP_BYTES", 8_000)
+    monkeypatch.setattr(rank_file_in, "_GROUP_BYTES", 8_000)
     manifest, most, held = saved(tmp_path), 0, dict[str, int]()
     found = RankFiles.tensors
 

@@ -20,11 +20,11 @@ from pipeline.data.augment import (
     draws_of,
     evaluation_viewport,
     short_side_resized,
-    show,
     training_viewport,
 )
 from pipeline.data.config import AugmentConfig
 from pipeline.data.transform import evaluation_view_of_pixels
+from pipeline.data.window_resize import show
 from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.pipeline.models.parity import imported

@@ -21,12 +21,22 @@ from PIL import Image
 
 from pipeline.data import crop_decoder as module
 from pipeline.data import transform
-from pipeline.data.augment import Crop, Viewport, draw_crop, draws_of, late_crop_pixels, training_viewport
+from pipeline.data.augment import (
+    Box,
+    Crop,
+    ViewPlan,
+    Viewport,
+    draw_crop,
+    draws_of,
+    largest_denominator,
+    late_crop_pixels,
+    plan_view,
+    training_viewport,
+)
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, SAMPLE, SOURCES, CropDecoder, view_settings
 from pipeline.data.decode import DecodeError, Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder, train_view
-from pipeline.data.view_plan import Box, ViewPlan, largest_denominator, plan_view
 from pipeline.machine.probes import decoder_checks
 from shards.hashing import CROPS
 from tests.rigs.coded_jpegs import CodedJpeg, coded_jpeg

@@ -1,5 +1,9 @@
-"""Every kind of image becomes uint8 RGB of its own size; what is no image is a DecodeError and nothing else."""
+"""Every kind of image becomes uint8 RGB of its own size, and everything else is a DecodeError.
 
+A PNG's colour profile changes no pixel, and nothing that a damaged PNG says reaches standard error.
+"""
+
+import contextlib
 import io
 import random
 import struct
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngInfo
 
 from pipeline.data.augment import draws_of
@@ -22,11 +26,31 @@ from pipeline.data.decode import DecodeError, Pixels, decode_stored, turn_of, tu
 from pipeline.data.transform import train_view
 from shards.images.image_header import read_header
 from shards.orientation import TURNS
+from shards.output.terminal import command_output
 from tests.rigs.coded_jpegs import Sampling, coded_jpeg, lossless_jpeg
-from tests.rigs.images import image_bytes
+from tests.rigs.hostile import HOSTILE
+from tests.rigs.images import image_bytes, png_with_profile
 from tests.rigs.transparent import SIDE, TRANSPARENT
 
 HEIGHT, WIDTH = 30, 44
+DEEP = np.linspace(0, 65535, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(np.uint16)
+CALLS = (
+    *((simplejpeg, name) for name in ("decode_jpeg_header", "decode_jpeg")),
+    *((Image, "open"), (Image, "fromarray"), (Image.Image, "load"), (Image.Image, "crop"), (Image.Image, "resize")),
+    *((cv2, name) for name in ("resize", "flip", "borderInterpolate")),
+)
+RAISED = (
+    *(KeyError(6), ValueError("no"), OSError("no"), SyntaxError("no"), EOFError(), struct.error("no"), MemoryError()),
+    *(cv2.error("(-4:Insufficient memory)"), OverflowError("no"), ZeroDivisionError(), RecursionError(), TypeError()),
+    *(UnidentifiedImageError("<_io.BytesIO object at 0x7f00>"), Image.DecompressionBombError("no"), AttributeError()),
+)
+VIEWS = {
+    "a plain resize": AugmentConfig(flip=True),
+    "antialiased": AugmentConfig(antialias=True),
+    "bicubic": AugmentConfig(filter="bicubic"),
+    "area": AugmentConfig(filter="area"),
+    "reflected edges": AugmentConfig(crop="simple_random"),
+}
 
 
 def smooth_rgb() -> NDArray[np.uint8]:
@@ -46,9 +70,12 @@ def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
 
 
 RGB = Image.fromarray(smooth_rgb())
+
+
 GREY = RGB.convert("L")
+
+
 PALETTE = RGB.quantize(64)
-DEEP = np.linspace(0, 65535, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(np.uint16)
 
 
 @pytest.mark.parametrize(
@@ -308,25 +335,6 @@ def test_a_text_that_is_called_transparency_is_no_transparent_value() -> None:
     np.testing.assert_array_equal(found, np.asarray(RGB))
 
 
-CALLS = (
-    *((simplejpeg, name) for name in ("decode_jpeg_header", "decode_jpeg")),
-    *((Image, "open"), (Image, "fromarray"), (Image.Image, "load"), (Image.Image, "crop"), (Image.Image, "resize")),
-    *((cv2, name) for name in ("resize", "flip", "borderInterpolate")),
-)
-RAISED = (
-    *(KeyError(6), ValueError("no"), OSError("no"), SyntaxError("no"), EOFError(), struct.error("no"), MemoryError()),
-    *(cv2.error("(-4:Insufficient memory)"), OverflowError("no"), ZeroDivisionError(), RecursionError(), TypeError()),
-    *(UnidentifiedImageError("<_io.BytesIO object at 0x7f00>"), Image.DecompressionBombError("no"), AttributeError()),
-)
-VIEWS = {
-    "a plain resize": AugmentConfig(flip=True),
-    "antialiased": AugmentConfig(antialias=True),
-    "bicubic": AugmentConfig(filter="bicubic"),
-    "area": AugmentConfig(filter="area"),
-    "reflected edges": AugmentConfig(crop="simple_random"),
-}
-
-
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call[1])
 def test_whatever_a_library_raises_is_a_fault_of_that_image(
     call: tuple[object, str], monkeypatch: pytest.MonkeyPatch
@@ -373,3 +381,71 @@ def test_a_damaged_jpeg_that_pillow_loads_is_used_as_pillow_loads_it() -> None:
     with pytest.raises(ValueError, match="extraneous bytes"):
         simplejpeg.decode_jpeg(damaged)
     np.testing.assert_array_equal(decoded(damaged, orientation=1), decoded(data, orientation=1))
+
+
+def pixels(data: bytes) -> Pixels:
+    """Of an image of 24 x 32 pixels, as training decodes it."""
+    return decode_stored(data, height=24, width=32)
+
+
+def png(mode: str, *, profile: bytes = b"") -> bytes:
+    """A PNG of that mode, with a valid profile or none."""
+    with Image.open(io.BytesIO(image_bytes(3))) as image:
+        file = io.BytesIO()
+        image.convert(mode).save(file, "PNG", **({"icc_profile": profile} if profile else {}))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16"])
+def test_the_same_pixels_without_a_profile(mode: str) -> None:
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    plain, profiled = png(mode), png(mode, profile=profile)
+    assert plain != profiled
+    assert np.array_equal(pixels(profiled), pixels(plain))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(b"plain", id="plain"),
+        pytest.param(HOSTILE.encode("latin-1", "replace")[:79], id="hostile"),
+        pytest.param(b"x" * 79, id="longest"),
+    ],
+)
+@pytest.mark.parametrize("size", [24, 132, 200])
+def test_a_wrong_profile_is_not_mentioned(name: bytes, size: int, capfd: pytest.CaptureFixture[str]) -> None:
+    data = png_with_profile(name, size=size)
+    assert np.array_equal(pixels(data), pixels(image_bytes(7, image_format="PNG")))
+    assert capfd.readouterr() == ("", "")
+
+
+def with_chunk(kind: bytes, content: bytes, *, crc: int | None = None) -> bytes:
+    """A PNG with one chunk more before its pixels."""
+    data = image_bytes(7, image_format="PNG")
+    at = data.index(b"IDAT") - 4
+    crc = zlib.crc32(kind + content) if crc is None else crc
+    return data[:at] + struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc) + data[at:]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(with_chunk(b"sBIT", b"\xff\xff\xff"), id="more significant bits than there are"),
+        pytest.param(with_chunk(b"cHRM", bytes(32)), id="chromaticities of zero"),
+        pytest.param(with_chunk(b"gAMA", bytes(4)), id="a gamma of zero"),
+        pytest.param(with_chunk(b"bKGD", b"\1"), id="a background that is too short"),
+        pytest.param(with_chunk(b"tIME", b"\xff" * 7), id="a time that does not exist"),
+        pytest.param(with_chunk(b"eXIf", b"hello"), id="EXIF of another kind"),
+        pytest.param(with_chunk(b"tEXt", HOSTILE.encode("latin-1", "replace")), id="hostile text"),
+        pytest.param(with_chunk(b"acTL", b"\xff" * 8), id="an animation of too many frames"),
+        pytest.param(with_chunk(b"tRNS", b"\0"), id="a transparent colour that is too short"),
+        pytest.param(with_chunk(b"gAMA", bytes(4), crc=1), id="a wrong checksum"),
+        pytest.param(with_chunk(b"QQQQ", b"?"), id="a critical chunk that nobody knows"),
+        pytest.param(image_bytes(7, image_format="PNG")[:-40], id="pixels that end early"),
+        pytest.param(image_bytes(7, image_format="PNG").replace(b"IDAT", b"IDAU"), id="no pixels"),
+    ],
+)
+def test_a_damaged_png_is_decoded_or_refused_in_silence(data: bytes, capfd: pytest.CaptureFixture[str]) -> None:
+    with command_output(), contextlib.suppress(DecodeError):
+        assert pixels(data).shape == (24, 32, 3)
+    assert capfd.readouterr() == ("", "")

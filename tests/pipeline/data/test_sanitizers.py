@@ -13,11 +13,11 @@ import simplejpeg
 
 import hatch_build
 from pipeline.data import crop_decoder as module
-from pipeline.data.augment import Viewport, show
+from pipeline.data.augment import Box, ViewPlan, Viewport
 from pipeline.data.crop_decoder import LIBRARY_NAME, SOURCES, CropDecoder
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, scaled_size, turn_of, turned
 from pipeline.data.transform import crop_decoder
-from pipeline.data.view_plan import Box, ViewPlan
+from pipeline.data.window_resize import show
 from tests.fuzz import crop_decoder as fuzzer
 from tests.pipeline.data.test_crop_decoder import DENSE, damaged, dense_jpeg
 from tests.rigs.coded_jpegs import CodedJpeg, coded_jpeg

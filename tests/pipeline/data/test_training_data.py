@@ -111,7 +111,7 @@ def test_a_mix_joins_names_that_differ_in_their_unicode_form(tmp_path: Path, mon
         for number in range(8):
             (folder / f"{number}.jpg").write_bytes(image_bytes(number))
         with monkeypatch.context() as patch:
-            patch.setattr("shards.sources.class_paths.class_name", str)
+            patch.setattr("shards.sources.names.class_name", str)
             patch.setattr("shards.packing.scan.class_name", str)
             job = PackJob(
                 out=str(tmp_path / form / "packed"), source=FolderSource(root=str(tmp_path / form / "images"))

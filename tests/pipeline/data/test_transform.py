@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data import transform
-from pipeline.data.augment import Viewport, draw_crop, draws_of, show
+from pipeline.data.augment import Viewport, draw_crop, draws_of
 from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import CropDecoder
 from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
@@ -28,6 +28,7 @@ from pipeline.data.transform import (
     evaluation_view_of_pixels,
     train_view,
 )
+from pipeline.data.window_resize import show
 from pipeline.shared_settings import EvaluationTransform
 from shards.images.image_header import read_header
 from shards.orientation import TURNS

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.augment import Crop, Viewport
+from pipeline.data.augment import Box, Crop, Viewport, largest_denominator, plan_view
 from pipeline.data.decode import scaled_size, turn_of, turned
-from pipeline.data.view_plan import Box, largest_denominator, plan_view
 from shards.orientation import TURNS
 
 WINDOW = Viewport(height=8, width=8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.machine import checks
-from pipeline.training.zero.deepspeed_version import TESTED
+from pipeline.training.zero.loading import TESTED
 from shards.errors import Finding
 
 GB = 10**9

@@ -20,7 +20,7 @@ from pipeline.models.flops import (
     training_flops,
 )
 from pipeline.training.settings.job import OptimizerConfig
-from pipeline.training.zero.layers import freeze
+from pipeline.training.zero.optimizer import freeze
 
 AXIAL: dict[str, Any] = {"name": "vit_b16", "pooling": "average", "attention": "axial"}
 TINY: dict[str, Any] = {"image_size": 32, "depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3, "num_classes": 7}

@@ -1,7 +1,7 @@
 """The formula for the goodput, against runs that are simulated event by event over a grid of clusters.
 
 In the simulation, each node has a clock of its own, exponentially distributed. It shares nothing with the formula in
-goodput.py but the description of what interrupts training, so that one checks the other. A job begins on nodes that
+cluster_plan.py but the description of what interrupts training, so that one checks the other. A job begins on nodes that
 work; a failure, the limit of the queue or its last step ends it.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline.checkpoints.config import DAY_SECONDS, best_interval, mean_seconds_to_failure
-from pipeline.planning.goodput import Regime, outcome
+from pipeline.planning.cluster_plan import Regime, outcome
 
 _ROUNDING_SECONDS = 1e-6
 QUIET = Regime(interval=100.0, stall=2.0, commit=10.0, mean_to_failure=1e15, startup=50.0, down=300.0, queue=20.0)

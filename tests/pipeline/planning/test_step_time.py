@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.paper_jft import vit_h14_jft
-from pipeline.planning.gpus import GPUS
-from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, host_seconds, slow_stage_3, step_time
+from pipeline.planning.step_time import EIGHT_A_NODE, GPUS, Network, StepTime, host_seconds, slow_stage_3, step_time
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 

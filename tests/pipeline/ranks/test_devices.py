@@ -1,21 +1,26 @@
-"""From what torch sees and what the environment says to a device or one message: a table over a mocked torch.cuda."""
+"""Which device a rank takes, from tables over a mocked torch.cuda, and how all ranks agree over a real store."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not export it
 
 from pipeline.ranks import world as world_module
-from pipeline.ranks.devices import Gpus, choose_device, gpus_from
+from pipeline.ranks.devices import Claim, Gpus, agree_on_device, choose_device, disagreement, gpus_from
+from pipeline.ranks.host import free_port
 from pipeline.ranks.world import bf16_of, current_world, enter, leave, world_from
-from shards.errors import UserError
+from shards.errors import TransientError, UserError
 from tests.rigs.processes import one_world
 
 FILE = ("/dev/nvidia0",)
 BUILD = "12.8"
+WAIT = timedelta(seconds=60)
 
 
 def srun(local_rank: int, num_local: int = 8) -> dict[str, str]:
@@ -191,3 +196,80 @@ def test_the_tables_functions_are_pure() -> None:
     gpus = gpus_from({"CUDA_VISIBLE_DEVICES": " 3 "}, FILE, num_visible=1, build="")
     assert gpus == Gpus(num_visible=1, names_one=True, announced="CUDA_VISIBLE_DEVICES is ' 3 '")
     assert choose_device("auto", 3, gpus).device == torch.device("cuda", 0)
+
+
+def gpu(rank: int, *, host: str = "n1", number: str = "") -> Claim:
+    return Claim(rank=rank, host=host, kind="cuda", reason="8 GPUs are visible", gpu=f"GPU-{number or rank}")
+
+
+def cpu(rank: int, *, host: str = "n2") -> Claim:
+    return Claim(rank=rank, host=host, kind="cpu", reason="torch sees no GPU there")
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        pytest.param([gpu(0), gpu(1)], "", id="GPUs"),
+        pytest.param([cpu(0), cpu(1)], "", id="CPUs"),
+        pytest.param([replace(gpu(0), gpu=""), replace(gpu(1), gpu="")], "", id="GPUs without ids"),
+        pytest.param(
+            [gpu(0), cpu(1), gpu(2)],
+            "1 of 3 ranks would compute on the CPU, the others on GPUs: rank 1 on host n2 (torch sees no GPU there); "
+            "repair the GPU driver there or leave the host out, or give --device cpu to all ranks",
+            id="a broken driver",
+        ),
+        pytest.param(
+            [gpu(0), *(cpu(rank) for rank in range(1, 9))], "8 of 9 ranks would compute on the CPU", id="a broken host"
+        ),
+        pytest.param(
+            [gpu(0), gpu(1, number="0")],
+            "ranks 0 and 1 on host n1 have the same GPU, GPU-0; start one rank per GPU, or give every task a GPU of "
+            "its own (srun --gpus-per-task=1)",
+            id="one GPU for two",
+        ),
+    ],
+)
+def test_disagreements(claims: list[Claim], expected: str) -> None:
+    found = disagreement(claims)
+    assert found.startswith(expected)
+    assert bool(found) is bool(expected)
+
+
+def what_they_say(claims: list[Claim], *, num_missing: int = 0, limit: timedelta = WAIT) -> list[str]:
+    """`num_missing`: further ranks, which never arrive."""
+    port, num_ranks = free_port(), len(claims) + num_missing
+    stores = []  # kept until all have read: the first rank's is the server
+
+    def as_rank(claim: Claim) -> str:
+        is_first = claim.rank == 0
+        store = TCPStore("127.0.0.1", port, num_ranks, is_master=is_first, timeout=WAIT, wait_for_workers=False)
+        stores.append(store)
+        try:
+            agree_on_device(
+                store,
+                claim,
+                num_ranks=num_ranks,
+                limit=limit,
+                hosts=lambda arrived: [arrived.get(rank, "n9") for rank in range(num_ranks)],
+            )
+        except UserError as error:
+            return str(error)
+        except TransientError as error:
+            return f"later: {error}"
+        return "agreed"
+
+    with ThreadPoolExecutor(len(claims)) as pool:
+        return list(pool.map(as_rank, claims))
+
+
+def test_all_ranks_say_the_same() -> None:
+    assert what_they_say([gpu(0), gpu(1), gpu(2)]) == ["agreed"] * 3
+    said = what_they_say([gpu(0), cpu(1), gpu(2)])
+    assert said[0].startswith("1 of 3 ranks would compute on the CPU")
+    assert said == [said[0]] * 3
+
+
+def test_all_ranks_name_one_that_does_not_arrive() -> None:
+    said = what_they_say([gpu(0), cpu(1)], num_missing=2, limit=timedelta(seconds=0.5))
+    assert said == [said[0]] * 2
+    assert said[0].startswith("later: ranks 2, 3 of 4 have not arrived within 0 s: ranks 2, 3 on host n9; ")

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
 from pipeline.models import ModelConfig, build_model, compile_blocks
-from pipeline.ranks.devices import Bf16
+from pipeline.ranks.host import Bf16
 from pipeline.training import device_choices
 from pipeline.training.device_choices import KernelWatch, choose_precision
 from tests.rigs.processes import Ended, one_world, patchline, program

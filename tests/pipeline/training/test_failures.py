@@ -27,8 +27,7 @@ from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.watchdog.stopping import Signals, Stopping
 from shards.errors import InvalidDataError, StorageError, WillNotSucceedError
 from shards.files.local_files import read_lines
 from tests.rigs.checkpoints import checkpoints_of

@@ -22,13 +22,11 @@ from pipeline.models import ModelConfig
 from pipeline.models.build import blocks_of, compile_blocks, initial_of, unfilled_model
 from pipeline.models.float8 import Scaling, float8_fault, use_float8
 from pipeline.models.vit import ViT
-from pipeline.ranks.free_port import free_port
+from pipeline.ranks.host import free_port
 from pipeline.ranks.world import World
 from pipeline.training import device_choices
-from pipeline.training.prepare import prepare
-from pipeline.training.rank_agreement import facts_to_agree
-from pipeline.training.saving.reproducibility import differences_in_bits
-from pipeline.training.saving.save import describe
+from pipeline.training.prepare import facts_to_agree, prepare
+from pipeline.training.saving.save import describe, differences_in_bits
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.start import starting_model
 from pipeline.training.zero.batch_plan import plan_batch

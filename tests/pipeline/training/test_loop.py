@@ -10,7 +10,7 @@ import pytest
 from jobs import exit_codes
 from pipeline.training.loop import Loop
 from pipeline.training.reporting.metrics import read_metrics
-from pipeline.training.watchdog.signals import StopRequest
+from pipeline.training.watchdog.stopping import StopRequest
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, run, start
 

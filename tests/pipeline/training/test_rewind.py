@@ -12,7 +12,7 @@ from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_from_json
-from pipeline.data.skipped import Skipped, StepRange
+from pipeline.data.position import Skipped, StepRange
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.guard import BadStep
@@ -21,10 +21,8 @@ from pipeline.training.prepare import prepare
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.rewind import plan_rewind, why_not
-from pipeline.training.settings.job import EngineConfig
-from pipeline.training.spikes import GuardConfig
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.settings.job import EngineConfig, GuardConfig
+from pipeline.training.watchdog.stopping import Signals, Stopping
 from tests.pipeline.checkpoints.test_manifest import MANIFEST
 from tests.rigs.checkpoints import checkpoints_of
 from tests.rigs.kills import run_and_kill, step_at_least

@@ -19,8 +19,7 @@ from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.schedule import ScheduleConfig
-from pipeline.training.watchdog.signals import Signals
-from pipeline.training.watchdog.stopping import Stopping, WaitGivenUpError
+from pipeline.training.watchdog.stopping import Signals, Stopping, WaitGivenUpError
 from shards.dataset import open_dataset
 from tests.rigs.processes import one_world, patchline
 from tests.rigs.scores import scores_with

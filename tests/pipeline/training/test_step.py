@@ -24,12 +24,10 @@ from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
 from pipeline.training.step import StepResult, TrainStep
-from pipeline.training.watchdog.signals import Signals, StopRequest
-from pipeline.training.watchdog.stopping import Stopping
+from pipeline.training.watchdog.stopping import Signals, Stopping, StopRequest
 from pipeline.training.zero.batch_plan import plan_batch
-from pipeline.training.zero.device_batches import DeviceBatches
+from pipeline.training.zero.device_batches import DeviceBatches, HostStreams
 from pipeline.training.zero.engine import UpdateResult
-from pipeline.training.zero.gpu_streams import HostStreams
 from tests.rigs.lazy_streams import COPIES, LazyStreams
 from tests.rigs.processes import one_world, run_ranks
 

@@ -12,7 +12,7 @@ from jobs.cli import _overridden
 from jobs.recipes.pretrain import digits_smoke
 from jobs.settings.models import WeightsJob
 from jobs.submittable import job_of_words
-from pipeline.checkpoints.best import Best, write_best
+from pipeline.checkpoints.stored import Best, write_best
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.settings.job import InitialConfig, TrainingJob

@@ -23,8 +23,7 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
-from shards.reading.read import verified
-from shards.reading.stream_reader import StreamReader
+from shards.reading.read import StreamReader, verified
 from shards.store import Store, open_store
 from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import index_rows

@@ -23,8 +23,7 @@ from shards.reading.windows import (
 )
 from shards.sample_rows import BlockTable
 from shards.storage.local import LocalStore
-from shards.storage.memory import LEAST_BYTES
-from shards.storage.ranges import RangeReads, StreamStore
+from shards.storage.ranges import LEAST_BYTES, RangeReads, StreamStore
 from tests.rigs.datasets import packed_folders
 from tests.rigs.watched import watched
 

@@ -180,7 +180,7 @@ def test_names_that_are_not_utf8_find_their_label(tmp_path: Path) -> None:
 
 
 def test_a_join_larger_than_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shards.sources.big_sort.RUN_ROWS", 7)
+    monkeypatch.setattr("shards.sources.tree.RUN_ROWS", 7)
     numbers = [number * 37 % 100 for number in range(100)]
     for number in numbers:
         (tmp_path / f"{number}.jpg").write_bytes(b"")

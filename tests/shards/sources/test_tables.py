@@ -1,16 +1,20 @@
-"""Rows of tables are streamed, and invalid rows are reported with their position."""
+"""Rows of tables, and the labels and weights in their cells."""
 
 import codecs
 import gzip
+import math
 import os
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
-from shards.sources.tables import read_rows
+from shards.sources.tables import read_rows, weighted, written_labels
 from shards.store import open_store
 
 COLUMNS = {"path-column": "path", "label-column": "label"}
@@ -32,6 +36,8 @@ ROWS = [
     (7, "the row has 4 columns, the header has 3"),
     (8, (b"", b"")),
 ]
+LONG = b"path,label\na.jpg,x\n"
+TWO = [(b"a.jpg", b"cat"), (b"b.jpg", b"dog")]
 
 
 def rows(path: str) -> list[tuple[int, object]]:
@@ -89,9 +95,6 @@ def test_a_missing_table_is_the_users_mistake(tmp_path: Path, s3_bucket: str) ->
             rows(path)
 
 
-LONG = b"path,label\na.jpg,x\n"
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -131,9 +134,6 @@ def test_a_short_row_that_is_not_utf_8_is_refused_by_its_number(tmp_path: Path) 
     (tmp_path / "t.csv").write_bytes(b"path,label\na.jpg,x\ncaf\xe9.jpg\n")
     short = (3, "the row has 1 columns, the header has 2")
     assert rows(str(tmp_path / "t.csv")) == [(2, (b"a.jpg", b"x")), short]
-
-
-TWO = [(b"a.jpg", b"cat"), (b"b.jpg", b"dog")]
 
 
 @pytest.mark.parametrize(
@@ -232,3 +232,94 @@ def test_a_list_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch:
     bomb.write_bytes(gzip.compress(b"path,label\n" + b"\n" * (8 << 20)))
     with pytest.raises(InvalidDataError, match=r"a\.csv\.gz: it unpacks to more than .* bytes; allowed: 200 times"):
         list(read_rows(str(bomb), {"path-column": "path"}))
+
+
+@pytest.mark.parametrize(
+    ("value", "labels"),
+    [
+        (b"cat", ("cat",)),
+        (b" cat | dog ||", ("cat", "dog")),
+        (b"", ()),
+        ("猫".encode(), ("猫",)),
+        ("cafe\u0301".encode(), ("caf\u00e9",)),  # macOS' form of the same name
+        ("a|b", ("a|b",)),  # text in a Parquet file is one label
+        (["a", "b"], ("a", "b")),
+        ([1, 7, 7], ("1", "7", "7")),
+        (-1, ("-1",)),
+        (-1.0, ("-1",)),
+        (3.0, ("3",)),
+        (2.5, ("2.5",)),
+        (1e300, (str(int(1e300)),)),
+        (b"0.0|0|-1", ("0.0", "0", "-1")),
+        (b"NaN|None", ("NaN", "None")),  # a labels file may list them
+        (float("nan"), ()),
+        (None, ()),
+        ([None, "a"], ("a",)),
+        ([1, None, 0], ("1", "", "0")),  # of a vector, each value keeps its place
+        ([True, False], ("1", "0")),
+        ([Decimal("1.0"), Decimal(2)], ("1.0", "2")),
+        (str([0, 1] * 300), ("0", "1") * 300),  # too long for a name
+        ("0 1 " * 300, ("0", "1") * 300),
+    ],
+)
+def test_labels_are_kept_as_they_are_written(value: Any, labels: tuple[str, ...]) -> None:
+    assert written_labels(value, separator="|") == labels
+
+
+def test_without_a_separator_all_is_one_label() -> None:
+    assert written_labels(b"a|b") == ("a|b",)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"id": 1}, "its label {'id': 1} is a dict; allowed: text, whole numbers and lists of them"),
+        (True, "its label True is a bool; allowed"),
+        ([["a"], ["b"]], r"its label \['a'\] is a list; allowed"),
+        (math.inf, "its label inf is a float; allowed"),
+        ("a" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
+        (b"a|" + b"b" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
+        (b"caf\xe9", r"its label 'caf\\\\xe9' is not UTF-8; save the list as UTF-8"),
+        ("cat\ndog", r"its label 'cat\\ndog' has a line break; allowed: text on one line"),
+        ("cat\u2028dog", "has a line break"),
+        ("cat\x0bdog", "has a line break"),
+        (b"|" * 10_000, "too many labels: 10001, allowed: 10000"),
+        ([1] * 10_001, "too many labels: 10001, allowed: 10000"),
+    ],
+)
+def test_what_is_no_label(value: Any, message: str) -> None:
+    with pytest.raises(ImageRefusedError, match=message):
+        written_labels(value, separator="|")
+
+
+@pytest.mark.parametrize(
+    ("value", "weights"),
+    [
+        (b"0.5|1", (0.5, 1.0)),
+        (b"", ()),
+        (None, ()),
+        ([], ()),
+        ([0.1, 1], (float(np.float32(0.1)), 1.0)),
+    ],
+)
+def test_weights(value: Any, weights: tuple[float, ...]) -> None:
+    assert weighted(("a", "b"), value, separator="|") == (("a", "b"), weights)
+
+
+@pytest.mark.parametrize(
+    ("labels", "value", "message"),
+    [
+        (("a", "b"), b"0.5", "1 weights for 2 labels"),
+        (("a",), [0.5, 0.5], "2 weights for 1 labels"),
+        ((), 0.5, "1 weights for 0 labels"),
+        (("a",), b"much", "the weight 'much'"),
+        (("a",), [float("nan")], "the weight 'nan'"),
+        (("a",), b"1e60", "the weight '1e60'"),
+        (("a",), b"-1", "the weight '-1'"),
+        (("a",), [None], "the weight 'None'"),
+    ],
+)
+def test_weights_that_do_not_belong_to_the_labels(labels: tuple[str, ...], value: Any, message: str) -> None:
+    with pytest.raises(ImageRefusedError) as caught:
+        weighted(labels, value, separator="|")
+    assert message in str(caught.value)

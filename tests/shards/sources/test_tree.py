@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from shards.errors import ImageRefusedError, UserError
-from shards.sources.big_sort import BATCH_ROWS, Row, sorted_rows
 from shards.sources.entry import Entry, printable, too_large
-from shards.sources.tree import Tree, list_images, refused_entry
+from shards.sources.tree import BATCH_ROWS, Row, Tree, list_images, refused_entry, sorted_rows
 from shards.store import open_store
 
 
@@ -143,14 +142,14 @@ def test_a_root_that_can_not_be_listed_is_the_users_mistake(root: str) -> None:
     ],
 )
 def test_rows_sorted_in_runs_come_sorted(num_rows: int, run_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shards.sources.big_sort.RUN_ROWS", run_rows)
+    monkeypatch.setattr("shards.sources.tree.RUN_ROWS", run_rows)
     rng = random.Random(num_rows)
     rows: list[Row] = [(rng.randbytes(rng.randrange(4)), b"%d" % number) for number in range(num_rows)]
     assert list(sorted_rows(iter(rows))) == sorted(rows, key=lambda row: row[0])
 
 
 def test_a_sort_that_stops_early_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shards.sources.big_sort.RUN_ROWS", 10)
+    monkeypatch.setattr("shards.sources.tree.RUN_ROWS", 10)
     rows = sorted_rows((b"%d" % number,) for number in range(100))
     assert next(rows) == (b"0",)
     rows.close()  # type: ignore[attr-defined]

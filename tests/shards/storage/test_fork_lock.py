@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from shards.storage.fork_lock import ForkLock
+from shards.storage.objects import Traffic, TrafficCounts
 from shards.storage.retries import RetryBudget, RetryConfig
 from shards.storage.s3_client import ClientOfProcess
-from shards.storage.traffic import Traffic, TrafficCounts
 
 SECONDS = 60.0
 

@@ -1,7 +1,8 @@
-"""Reads in the background: order, hedges, throttling, and an end that nothing can hold up."""
+"""Reads in the background: urgent ones first, slow ones requested twice, into memory that is used again."""
 
 import gc
 import math
+import mmap
 import os
 import random
 import subprocess
@@ -9,8 +10,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,13 +21,10 @@ import pytest
 from shards.config import ReadConfig
 from shards.errors import StorageError
 from shards.storage.local import LocalStore
-from shards.storage.memory import LEAST_BYTES
-from shards.storage.objects import MissingObjectError
-from shards.storage.ranges import HedgedRequest, RangeReads
+from shards.storage.objects import MissingObjectError, TrafficCounts
+from shards.storage.ranges import LEAST_BYTES, MOST_FREE, HedgedRequest, RangeReads, ReusedMemory
 from shards.storage.retries import ReadStoppedError, RetryConfig
-from shards.storage.s3 import S3Store
-from shards.storage.s3_read import PIECE_BYTES
-from shards.storage.traffic import TrafficCounts
+from shards.storage.s3 import PIECE_BYTES, S3Store
 from shards.store import Store, open_store
 from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy
@@ -34,8 +33,35 @@ from tests.shards.storage.test_fork_lock import ends_in_a_child
 CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDS = 60.0  # until a test that waits in vain has failed
 DATA = random.Random(1).randbytes(1_000_000)
-
 Answer = Callable[[threading.Event, int], bytes]
+STALLED_SCRIPT = """
+import sys
+from shards.config import ReadConfig
+from shards.storage.ranges import RangeReads
+from shards.store import open_store
+RangeReads(ReadConfig()).submit(open_store(sys.argv[1]), "x", 0, 1000)
+sys.stdin.read()
+"""
+GLOBAL_SCRIPT = """
+import sys
+from shards.config import ReadConfig
+from shards.storage.ranges import RangeReads
+from shards.store import open_store
+
+
+def pieces(url):
+    reads, store = RangeReads(ReadConfig(connections=8)), open_store(url)
+    try:
+        futures = [reads.submit(store, "x", 0, 100_000) for _ in range(2000)]
+        for future in futures:
+            yield future.result()
+    finally:
+        reads.close()
+
+
+held = pieces(sys.argv[1])
+next(held)
+"""
 
 
 @dataclass(frozen=True)
@@ -421,16 +447,6 @@ def test_closing_does_not_wait_for_a_stalled_read(
         future.result(0)
 
 
-STALLED_SCRIPT = """
-import sys
-from shards.config import ReadConfig
-from shards.storage.ranges import RangeReads
-from shards.store import open_store
-RangeReads(ReadConfig()).submit(open_store(sys.argv[1]), "x", 0, 1000)
-sys.stdin.read()
-"""
-
-
 def test_the_interpreter_ends_while_a_read_is_stalled(any_bucket: str, proxy: FaultyProxy) -> None:
     proxy.rates = {"silence": 1.0}
     words = [sys.executable, "-c", STALLED_SCRIPT, f"s3://{any_bucket}"]
@@ -440,28 +456,6 @@ def test_the_interpreter_ends_while_a_read_is_stalled(any_bucket: str, proxy: Fa
     assert process.stdin
     process.stdin.close()
     assert process.wait(SECONDS) == 0
-
-
-GLOBAL_SCRIPT = """
-import sys
-from shards.config import ReadConfig
-from shards.storage.ranges import RangeReads
-from shards.store import open_store
-
-
-def pieces(url):
-    reads, store = RangeReads(ReadConfig(connections=8)), open_store(url)
-    try:
-        futures = [reads.submit(store, "x", 0, 100_000) for _ in range(2000)]
-        for future in futures:
-            yield future.result()
-    finally:
-        reads.close()
-
-
-held = pieces(sys.argv[1])
-next(held)
-"""
 
 
 def test_the_interpreter_ends_while_a_generator_still_holds_the_reads(tmp_path: Path) -> None:
@@ -664,3 +658,92 @@ def test_bytes_are_freed_with_what_refers_to_them(reads_of: Reads, quick_hedges:
             wait_until(lambda: not any(one() for one in requests))  # noqa: B023
     finally:
         gc.enable()
+
+
+def test_what_is_given_back_is_taken_again_at_any_size() -> None:
+    memory = ReusedMemory()
+    view = memory.take(5 * mmap.PAGESIZE)
+    view[:3] = b"abc"
+    mapping = view.obj
+    view.release()
+    memory.give_back(mapping)
+    larger = memory.take(9 * mmap.PAGESIZE - 1)
+    assert larger.obj is mapping
+    assert len(larger) == 9 * mmap.PAGESIZE - 1
+    assert bytes(larger[:3]) == b"abc", "its pages are the same"
+    larger[-1] = 1
+    assert memory.take(1).obj is not mapping
+
+
+def test_the_latest_are_kept_until_it_is_closed() -> None:
+    memory = ReusedMemory()
+    given_back = freed(memory, MOST_FREE + 2)
+    again = [memory.take(1).obj for _ in range(MOST_FREE + 1)]
+    assert again[:-1] == given_back[:1:-1]
+    assert again[-1] not in given_back
+    freed(memory, 1)
+    memory.close()
+    (late,) = freed(memory, 1)
+    assert memory.take(1).obj is not late
+    assert not memory._free
+
+
+def freed(memory: ReusedMemory, count: int) -> list[object]:
+    """So many mappings, after they were taken and given back."""
+    views = [memory.take(mmap.PAGESIZE) for _ in range(count)]
+    mappings: list[object] = [view.obj for view in views]
+    del views
+    for mapping in mappings:
+        memory.give_back(mapping)
+    return mappings
+
+
+def test_memory_that_is_still_referred_to_is_not_taken_again() -> None:
+    memory = ReusedMemory()
+    view = memory.take(mmap.PAGESIZE)
+    view[0] = 7
+    memory.give_back(view.obj)
+    other = memory.take(mmap.PAGESIZE)
+    assert other.obj is not view.obj
+    other[0] = 8
+    assert view[0] == 7
+
+
+def test_what_is_not_its_memory_is_ignored_and_too_much_is_a_memory_error() -> None:
+    memory = ReusedMemory()
+    memory.give_back(None)
+    memory.give_back(b"bytes")
+    freed(memory, 2)
+    with pytest.raises(MemoryError, match=f"{1 << 60} bytes for a block of images"):
+        memory.take(1 << 60)
+    assert not memory._free, "they could have been what is missing"
+    assert len(memory.take(1)) == 1
+
+
+def test_threads_and_forked_children_never_get_memory_that_is_in_use() -> None:
+    """Each writes its own byte to what it took, and finds it there when it gives it back."""
+    memory, until = ReusedMemory(), time.monotonic() + 1
+    children: list[int] = []
+
+    def take_and_give_back(mark: int) -> int:
+        draw, kept, count = random.Random(mark), deque[memoryview](maxlen=5), 0
+        while time.monotonic() < until:
+            view = memory.take(draw.randrange(1, 20 * mmap.PAGESIZE))
+            view[0] = view[-1] = mark
+            if mark == 1 and len(children) < 5:
+                children.append(os.fork())
+                if not children[-1]:
+                    memory.give_back(memory.take(1).obj)
+                    os._exit(0)
+            mapping, count = view.obj, count + 1
+            if draw.random() < 0.5:
+                view.release()
+            else:
+                kept.append(view)
+            memory.give_back(mapping)  # half of them are in use: nobody may get them
+            assert all(view[0] == view[-1] == mark for view in kept)
+        return count
+
+    with ThreadPoolExecutor(4) as pool:
+        assert min(pool.map(take_and_give_back, range(1, 5))) > 100
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shards.errors import StorageError, UserError
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig, backoff_seconds
-from shards.storage.s3_read import PIECE_BYTES
+from shards.storage.s3 import PIECE_BYTES
 
 
 @given(failures=st.integers(1, 1000), draw=st.floats(0, 1))

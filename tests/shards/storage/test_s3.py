@@ -14,11 +14,10 @@ import boto3
 import pytest
 
 from shards.errors import InvalidDataError, StorageError
-from shards.storage.objects import MissingObjectError
+from shards.storage.objects import MissingObjectError, Traffic, TrafficCounts
 from shards.storage.retries import ReadStoppedError, RetryConfig
 from shards.storage.s3 import S3Store
 from shards.storage.s3_client import BadAnswerError
-from shards.storage.traffic import Traffic, TrafficCounts
 from shards.store import Store, open_store
 from tests.rigs.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.rigs.faulty_proxy import faulty_proxy

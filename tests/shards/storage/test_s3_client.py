@@ -316,7 +316,7 @@ def proxy(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPro
     S3Store(bucket=s3_bucket).write("x", b"0123456789")
     with faulty_proxy(os.environ["AWS_ENDPOINT_URL"]) as running:
         monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
-        monkeypatch.setattr("shards.storage.s3_credentials.PAUSE_SECONDS", 0.1)
+        monkeypatch.setattr("shards.storage.s3_client.PAUSE_SECONDS", 0.1)
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
         yield running
@@ -434,7 +434,7 @@ def test_credentials_that_stay_expired_end_after_the_deadline_and_at_once_if_the
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "OLD")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr("shards.storage.s3_credentials.DEADLINE_SECONDS", 2.0)
+    monkeypatch.setattr("shards.storage.s3_client.DEADLINE_SECONDS", 2.0)
     monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.05, deadline_seconds=2.0))
 
     accepted, new = S3Store(bucket=s3_bucket), S3Store(bucket=s3_bucket)

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from shards.errors import StorageError
-from shards.storage.memory import ReusedMemory
+from shards.storage.objects import Traffic, TrafficCounts
+from shards.storage.ranges import ReusedMemory
 from shards.storage.retries import RetryBudget, RetryConfig
-from shards.storage.s3 import S3Store
+from shards.storage.s3 import ObjectRead, ObjectSource, S3Store
 from shards.storage.s3_client import BadAnswerError
-from shards.storage.s3_read import ObjectRead, ObjectSource
-from shards.storage.traffic import Traffic, TrafficCounts
 from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy, faulty_proxy_process
 

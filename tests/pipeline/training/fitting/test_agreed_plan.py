@@ -10,8 +10,7 @@ import pytest
 
 from jobs.recipes import pretrain
 from pipeline.ranks.world import World
-from pipeline.training.fitting.budget import Budget
-from pipeline.training.fitting.fit import agreed_fit, fitted, recorded_micro_batch, words_of
+from pipeline.training.fitting.fit import Budget, agreed_fit, fitted, recorded_micro_batch, words_of
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from jobs.recipes import pretrain
 from pipeline.data.config import MixupConfig
-from pipeline.planning.gpus import GPUS
-from pipeline.ranks.host_memory import available_bytes
-from pipeline.training.fitting.budget import Budget, budget_of, gpu_budget, host_budget
-from pipeline.training.fitting.fit import fitted, halved, with_micro_batch
+from pipeline.planning.step_time import GPUS
+from pipeline.ranks.host import available_bytes
+from pipeline.training.fitting.fit import Budget, budget_of, fitted, gpu_budget, halved, host_budget, with_micro_batch
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch

@@ -1,4 +1,4 @@
-"""Norms by group are those of plain PyTorch, under every stage, and make up the norm that a run reports."""
+"""Norms by group are those of plain PyTorch, and pictures show the fp32 masters, under every stage."""
 
 import math
 from collections.abc import Iterator
@@ -14,18 +14,20 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.checkpoints.fragments import Fragment
+from pipeline.checkpoints.checkpoint import Fragment
+from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import read_metrics
-from pipeline.training.reporting.norms import Norms, _squares
+from pipeline.training.reporting.norms import Norms, PositionView, _squares
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero import gradient_check as check
-from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.layers import group_of, is_trained
+from pipeline.training.zero.optimizer import group_of, is_trained
 from tests.pipeline.training.test_run import continue_from
 from tests.rigs.processes import run_ranks
 from tests.rigs.training import FinishedRuns, losses, pretrain_words, resumed_steps, run
@@ -33,6 +35,9 @@ from tests.rigs.training import FinishedRuns, losses, pretrain_words, resumed_st
 VIT = ModelConfig(name="vit", image_size=16, num_classes=5, patch=8, depth=2, width=16, mlp_width=32, num_heads=2)
 CLIP_NORM = 1e-3  # below every norm here: what is measured after clipping is not what was there before
 GROUPS = ("embed.position", "embed.patch", "blocks.0", "blocks.1", "norm", "head")
+OPTIONS = ("--norms-every-steps", "3", "--similarity-every-steps", "5")
+SMALL_VIT = ModelConfig(name="vit", image_size=24, num_classes=3, patch=8, depth=1, width=10, mlp_width=8, num_heads=2)
+STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +212,6 @@ def test_steps_that_are_due(every: int, due: list[int]) -> None:
     assert [step for step in range(1, 7) if norms.is_due(step)] == due
 
 
-OPTIONS = ("--norms-every-steps", "3", "--similarity-every-steps", "5")
-
-
 def norm_lines(run_dir: Path) -> dict[int, dict[str, float]]:
     """The values by group in metrics.jsonl, and the whole gradient's norm, by step."""
     lines: list[dict[str, Any]] = read_metrics(run_dir)
@@ -251,3 +253,66 @@ def test_a_continued_run_shows_the_same_once(digits_url: str, finished_runs: Fin
     assert norm_lines(continued) == norm_lines(unbroken)
     assert pictures(continued) == pictures(unbroken)
     assert [line["step"] for line in read_metrics(continued)] == [*range(1, 9), 9, 12, 15, 16]
+
+
+def job_of(model: ModelConfig = SMALL_VIT, *, every: int = 4, steps: int = 10) -> TrainingJob:
+    smoke = digits_smoke()
+    schedule = replace(smoke.schedule, warmup_steps=0)
+    return replace(smoke, model=model, similarity_every_steps=every, steps=steps, schedule=schedule)
+
+
+def position() -> torch.Tensor:
+    """float32[1, 10, 10], which bf16 cannot hold."""
+    return torch.randn(1, 10, 10, generator=torch.Generator().manual_seed(0)) + 1
+
+
+def shown(world: World) -> list[torch.Tensor | None]:
+    """What this rank gets under each stage."""
+    plan, found = plan_batch(6, micro_batch=0, num_ranks=world.num_ranks, lanes=1), []
+
+    def fill(fragment: Fragment, slot: str) -> None:
+        values = position() if fragment.name == "embed.position" else torch.zeros(10_000)
+        fragment.slots[slot].copy_(values.flatten()[fragment.start : fragment.start + fragment.length])
+
+    for stage in STAGES:
+        job = job_of()
+        config = replace(job.engine, zero_stage=stage, precision="bf16")
+        engine = Engine(unfilled_model(SMALL_VIT), config=config, plan=plan, optimizer=job.optimizer, clip_norm=0.0)
+        engine.load(fill, moments=[], num_updates=0)
+        launched = PositionView(job, engine, world, HostStreams()).launched()
+        found.append(launched.arrived() if launched else None)
+        engine.destroy()
+    return found
+
+
+def test_rank_0_gets_the_masters_under_every_stage() -> None:
+    first, second = run_ranks(shown, num_ranks=2)
+    assert second == [None] * len(STAGES)
+    expected = levels(similarities(position()[0], grid=(3, 3)))
+    for found in first:
+        assert torch.equal(found, expected)
+
+
+class _Engine:
+    """A model of these shapes."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.shapes = shapes_of(model)
+
+
+@pytest.mark.parametrize(
+    ("job", "due"),
+    [
+        (job_of(), [4, 8, 10]),  # and the last one
+        (job_of(every=1, steps=2), [1, 2]),
+        (job_of(every=0), []),
+        (job_of(replace(SMALL_VIT, position="learned_2d")), []),
+        (job_of(replace(SMALL_VIT, position="none")), []),
+        (job_of(ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(1,))), []),
+    ],
+    ids=["every-4", "every-1", "never", "2-D", "no positions", "BiT"],
+)
+def test_steps_whose_picture_is_due(job: TrainingJob, due: list[int]) -> None:
+    engine = _Engine(job.model)
+    view = PositionView(job, engine, None, HostStreams())  # type: ignore[arg-type]
+    assert [step for step in range(1, job.steps + 1) if view.is_due(step)] == due

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.checkpoints.saved_job import SavedJob
+from pipeline.checkpoints.manifest import SavedJob
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.training.saving.may_continue import extension, other_values, refuse_changes

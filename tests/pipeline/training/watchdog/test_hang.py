@@ -1,15 +1,19 @@
-"""Who is named for a hung run, from tables of what is heard."""
+"""Which rank is named for a hung run, from tables of heartbeats; and the file of a rank's stacks."""
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pipeline.training.watchdog.hang import hang_message
-from pipeline.training.watchdog.heartbeat_files import Beat, Heard
-from pipeline.training.watchdog.rank_progress import Phase
+from pipeline.training.watchdog.hang import hang_message, stacks_path, write_stacks
+from pipeline.training.watchdog.heartbeat_files import Beat, Heard, Phase
 
 SILENT_AFTER = 5.0
 END = ". Stacks are in RUN/stacks; run the same command to continue"
+NEVER = Heard(rank=2, beat=None, silent_seconds=float("inf"))
+PEERS = "; the others wait for it in step 17, forward and backward"
+SILENCE = "; whoever is silent is stopped, or its host or its disk does not answer"
 
 
 def heard(
@@ -28,11 +32,6 @@ def heard(
         unix_time=1e9,
     )
     return Heard(rank=rank, beat=beat, silent_seconds=silent_seconds)
-
-
-NEVER = Heard(rank=2, beat=None, silent_seconds=float("inf"))
-PEERS = "; the others wait for it in step 17, forward and backward"
-SILENCE = "; whoever is silent is stopped, or its host or its disk does not answer"
 
 
 @pytest.mark.parametrize(
@@ -91,3 +90,36 @@ def test_a_lost_switch_is_one_line() -> None:
     message = hang_message(ranks, num_ranks=512, silent_after_seconds=SILENT_AFTER, stacks="RUN/stacks")
     assert "; 508 more ranks likewise; the others wait" in message
     assert len(message) < 600
+
+
+def wait_for_bytes(begun: threading.Event, gate: threading.Event) -> None:
+    begun.set()
+    gate.wait(60)
+
+
+def test_the_stacks_of_all_threads_are_written(tmp_path: Path) -> None:
+    begun, gate = threading.Event(), threading.Event()
+    thread = threading.Thread(target=wait_for_bytes, name="reader", args=(begun, gate))
+    thread.start()
+    begun.wait(60)
+    path = stacks_path(tmp_path, rank=3, attempt="0001-abc")
+    write_stacks(path, words="rank 3 stood there")
+    gate.set()
+    thread.join()
+    assert path == tmp_path / "stacks" / "rank-00003-attempt-0001-abc.txt"
+    text = path.read_text()
+    assert text.startswith("rank 3 stood there\n")
+    assert "in wait_for_bytes" in text
+    identity = f"Thread 0x{thread.ident:016x}"
+    assert f"{identity} (most recent call first)" in text
+    assert f"{identity} is reader\n" in text
+    assert "in test_the_stacks_of_all_threads_are_written" in text
+
+
+def test_a_start_without_an_attempt_has_a_file_too(tmp_path: Path) -> None:
+    assert stacks_path(tmp_path, rank=0, attempt="").name == "rank-00000-attempt-starting.txt"
+
+
+def test_a_run_directory_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_stacks(stacks_path(tmp_path / "gone", rank=0, attempt=""), words="")

@@ -16,7 +16,7 @@ from jobs import exit_codes
 from pipeline.training.settings.job import HangConfig
 from pipeline.training.watchdog import heartbeat
 from pipeline.training.watchdog.heartbeat import Heartbeat
-from pipeline.training.watchdog.rank_progress import Phase, RankProgress
+from pipeline.training.watchdog.heartbeat_files import Phase, RankProgress
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world
 

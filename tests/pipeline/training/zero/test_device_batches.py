@@ -1,10 +1,14 @@
-"""No event is missing: whenever the device gets round to its work, a step sees the pixels of its own batch."""
+"""No event is missing: however late the device does its work, a step sees the pixels of its own batch.
+
+A read-back waits for its own values only, and a GPU's streams call what they say they call.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,12 +17,25 @@ import torch
 from pipeline.data import DataConfig, train_batches
 from pipeline.data.batches import COUNT_NAMES, NUM_VALID_REQUESTS, Batch
 from pipeline.training.zero import device_batches
-from pipeline.training.zero.device_batches import DeviceBatches, HostBatches, batches_on
-from pipeline.training.zero.gpu_streams import HostStreams
+from pipeline.training.zero.device_batches import (
+    CudaStreams,
+    DeviceBatches,
+    HostBatches,
+    HostStreams,
+    batches_on,
+    read_back,
+    streams_of,
+)
 from tests.rigs.lazy_streams import COMPUTE, COPIES, LazyStreams
 from tests.rigs.positions import position_at
 
 NUM_STEPS, SHAPE = 9, (4, 2, 2, 3)
+EXPECTED = [{step} for step in range(NUM_STEPS) for _ in range(2)]
+READY = [
+    pytest.param(lambda _: True, id="always ready"),
+    pytest.param(lambda _: False, id="never ready"),
+    pytest.param(lambda step: step % 3 == 0, id="sometimes ready"),
+]
 
 
 class _Loader:
@@ -65,14 +82,6 @@ def seen_by_steps(streams: LazyStreams, *, is_ready: Callable[[int], bool] = lam
         assert batches.typed_position == position_at(step + 1), "a batch copied ahead is not yet taken"
     streams.finish()
     return seen
-
-
-EXPECTED = [{step} for step in range(NUM_STEPS) for _ in range(2)]
-READY = [
-    pytest.param(lambda _: True, id="always ready"),
-    pytest.param(lambda _: False, id="never ready"),
-    pytest.param(lambda step: step % 3 == 0, id="sometimes ready"),
-]
 
 
 @pytest.mark.parametrize("is_ready", READY)
@@ -182,3 +191,66 @@ def test_the_real_loaders_batches_arrive_as_they_are(digits_url: str, tmp_path: 
             assert batches.typed_position.next_step == own.step + 1
         streams.finish()
     assert all(torch.equal(found, own.images) for found, own in zip(seen, expected, strict=True))
+
+
+def test_reading_back_waits_for_the_values_and_for_nothing_launched_after_them() -> None:
+    streams, values, later = LazyStreams(), torch.zeros(3, dtype=torch.float64), list[str]()
+    streams.launch(lambda: values.copy_(torch.tensor([1.0, 2.0, 3.0])), "step 1")
+    first = read_back(values, streams)
+    streams.launch(lambda: later.append("step 2"), "step 2")
+    second = read_back(values * 0, streams)
+    assert (first.values(), later) == ([1.0, 2.0, 3.0], []), "the next step still computes"
+    assert (second.values(), later) == ([0.0, 0.0, 0.0], ["step 2"])
+
+
+def test_values_are_kept_until_they_are_read() -> None:
+    """Two steps are under way when the first is read: each has a place of its own on the host."""
+    for streams in (HostStreams(), LazyStreams()):
+        found = [read_back(torch.full((2,), float(step)), streams) for step in range(3)]
+        assert [one.values() for one in found] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """torch.cuda, recorded."""
+    found = MagicMock()
+    found.Event = type("Event", (MagicMock,), {})
+    monkeypatch.setattr(torch, "cuda", found)
+    return found
+
+
+def test_a_gpus_copies_have_a_stream_of_their_own(cuda: MagicMock) -> None:
+    device = torch.device("cuda", 1)
+    streams = streams_of(device)
+    assert isinstance(streams, CudaStreams)
+    cuda.Stream.assert_called_once_with(device)
+    with streams.copying():
+        cuda.stream.assert_called_once_with(cuda.Stream.return_value)
+    event: Any = streams.record()
+    event.record.assert_called_once_with(cuda.current_stream.return_value)
+    assert event.blocking is True, "a waiting host spins otherwise"
+    streams.wait(event)
+    cuda.current_stream.return_value.wait_event.assert_called_once_with(event)
+    cuda.synchronize.assert_not_called()
+    with pytest.raises(TypeError, match="is no event of a GPU"):
+        streams.wait(HostStreams().record())
+
+
+def test_copies_do_not_hold_up_the_host(cuda: MagicMock) -> None:
+    streams, target, source = CudaStreams(torch.device("cuda")), MagicMock(), MagicMock()
+    streams.copy(target, source)
+    target.copy_.assert_called_once_with(source, non_blocking=True)
+    assert streams.pinned(source) is source.pin_memory.return_value
+
+
+def test_a_cpu_has_done_its_work_when_it_is_launched() -> None:
+    streams, target = streams_of(torch.device("cpu")), torch.zeros(2)
+    assert isinstance(streams, HostStreams)
+    with streams.copying():
+        streams.copy(target, torch.ones(2))
+        event = streams.record()
+    streams.wait(event)
+    event.synchronize()
+    assert target.tolist() == [1.0, 1.0]
+    assert streams.pinned(target) is target
+    assert streams.empty_like(target).shape == target.shape

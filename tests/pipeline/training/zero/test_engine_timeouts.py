@@ -12,7 +12,7 @@ from pipeline.ranks.collectives import timeouts
 from pipeline.ranks.world import World, joined
 from pipeline.training.settings.job import EngineConfig, HangConfig, OptimizerConfig
 from pipeline.training.watchdog.heartbeat import collective_timeout
-from pipeline.training.watchdog.rank_progress import Phase, Place, limit_seconds
+from pipeline.training.watchdog.heartbeat_files import Phase, Place, limit_seconds
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
 from tests.rigs.forks import forks

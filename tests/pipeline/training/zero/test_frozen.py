@@ -17,8 +17,7 @@ from pipeline.models.weights.folder import filled_model, open_weights
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.settings.schedule import ScheduleConfig, learning_rate
-from pipeline.training.zero.layers import freeze
-from pipeline.training.zero.optimizer import build_optimizer
+from pipeline.training.zero.optimizer import build_optimizer, freeze
 from tests.rigs.training import FinishedRuns, losses, pretrain_words, run
 
 NUM_STEPS = 4

@@ -20,8 +20,8 @@ from pipeline.training import device_choices
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero import gradient_check
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.deepspeed_version import TESTED
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
+from pipeline.training.zero.loading import TESTED
 from shards.errors import WillNotSucceedError
 from shards.output.quantities import plural
 from tests.rigs.processes import program, run_ranks

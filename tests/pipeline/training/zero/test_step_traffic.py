@@ -17,9 +17,9 @@ import torch
 from pipeline.models.build import shapes_of
 from pipeline.ranks.world import World
 from pipeline.training.step import GRAD_NORM, LOSS, StepSums, SumSource
+from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import _clip_on_device
-from pipeline.training.zero.gpu_streams import HostStreams
-from pipeline.training.zero.layers import group_of
+from pipeline.training.zero.optimizer import group_of
 from tests.rigs.counted_steps import MODEL, Case, CountedSteps, counted_steps
 from tests.rigs.processes import run_ranks
 
@@ -97,7 +97,7 @@ OURS = "step.py:reduced"
 
 # Function that waits -> how often. DeepSpeed looks at the gradient's norm before it updates; ours is the read of a step
 # that was launched earlier.
-READ = {"gpu_streams.py:values": 1}
+READ = {"device_batches.py:values": 1}
 BEFORE_UPDATE = {"utils.py:is_invalid_grad_norm": 1}
 WAITS: dict[Case, dict[str, int]] = {
     (1, 1): BEFORE_UPDATE,

@@ -1,1 +1,0 @@
-"""Parquet files from strangers: footers and pages are checked before Arrow reads them."""
