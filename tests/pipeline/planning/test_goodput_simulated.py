@@ -1,8 +1,8 @@
 """The formula for the goodput, against runs that are simulated event by event over a grid of clusters.
 
 In the simulation, each node has a clock of its own, exponentially distributed. It shares nothing with the formula in
-cluster_plan.py but the description of what interrupts training, so that one checks the other. A job begins on nodes that
-work; a failure, the limit of the queue or its last step ends it.
+cluster_plan.py but the description of what interrupts training, so that one checks the other. A job begins on nodes
+that work; a failure, the limit of the queue or its last step ends it.
 """
 
 import heapq
