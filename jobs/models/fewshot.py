@@ -53,8 +53,8 @@ def run(job: FewshotJob) -> int:
     scores = measured(found, job, device=world.device)
     facts = _facts(job, scores, test_url=data.test.url)
     if job.run_dir:
-        data = f"{json.dumps(facts, allow_nan=False)}\n".encode()
-        write_out(Path(job.run_dir) / "fewshot.json", data, todo="give another --run-dir")
+        line = f"{json.dumps(facts, allow_nan=False)}\n".encode()
+        write_out(Path(job.run_dir) / "fewshot.json", line, todo="give another --run-dir")
     text = json.dumps(facts, allow_nan=False) if job.json else score_table(job.weights, scores, test_url=data.test.url)
     put(f"{text}\n")
     return exit_codes.DONE
