@@ -83,10 +83,10 @@ def table_of_checks(found: Sequence[Finding], *, columns: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def json_of_checks(found: Sequence[Finding], **more: object) -> str:
-    """The checks and their numbers as one JSON object, with `more` beside them."""
+def json_of_checks(found: Sequence[Finding]) -> str:
+    """Returns the checks, and how many have each status, as one JSON object."""
     checks = [{name: value for name, value in asdict(one).items() if name != "seen"} for one in found]
-    return json.dumps({"checks": checks, "counts": counts_of(found), **more}, allow_nan=False) + "\n"
+    return json.dumps({"checks": checks, "counts": counts_of(found)}, allow_nan=False) + "\n"
 
 
 def counts_of(found: Sequence[Finding]) -> dict[str, int]:

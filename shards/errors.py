@@ -14,7 +14,11 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 class PrintableError(Exception):
     """The message may quote names from data. As text it holds no control character, so that it can be printed by a
-    loop of the user's own, whose output nobody else escapes."""
+    loop of the user's own, whose output nobody else escapes. `todo`, what to do about it, ends the message."""
+
+    def __init__(self, what: object = "", *, todo: str = "") -> None:
+        super().__init__(f"{what}; {todo}" if todo else what)
+        self.what, self.todo = what, todo
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -43,7 +47,7 @@ class Finding:
     def error(self) -> UserError:
         """The error for a command that this fault ends."""
         allowed = f"allowed: {self.allowed}" if self.allowed else ""
-        return UserError("; ".join(filter(None, (self.found, allowed, self.todo))))
+        return UserError("; ".join(filter(None, (self.found, allowed))), todo=self.todo)
 
 
 def judged(

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jobs import exit_codes
 from jobs.cluster.folder_lock import has_flock
@@ -41,25 +40,23 @@ def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
     """Prints the table, or one JSON object. Returns 0 if there is no fault, else 1."""
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     findings = environment_checks(cluster, environ)
-    facts: dict[str, Any] = {}
     if job.run_dir:
         findings.append(judge_flock(Path(job.run_dir)))
     if job.cluster:
         findings += slurm_checks(cluster, nodes=job.nodes, environ=environ)
     if job.url:
-        found, facts = probe_store(job.url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
-        findings += found
+        findings += probe_store(job.url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
     has_failed = any(one.name in ("Slurm", "partition", "admission") and one.status == "fault" for one in findings)
     if job.cluster and not has_failed:
         waits = {"wait_seconds": job.wait_seconds, "environ": environ}
         findings += shared_checks(cluster, Path(job.run_dir), **waits) if job.run_dir else []  # type: ignore[arg-type]
         findings += deep_checks(cluster, nodes=job.nodes, **waits) if job.deep else []  # type: ignore[arg-type]
-    _tell(job, findings, facts)
+    _tell(job, findings)
     return exit_codes.FAULTS_FOUND if any(one.status == "fault" for one in findings) else exit_codes.DONE
 
 
-def _tell(job: PreflightJob, findings: Sequence[Finding], facts: dict[str, Any]) -> None:
-    text = json_of_checks(findings, s3=facts)
+def _tell(job: PreflightJob, findings: Sequence[Finding]) -> None:
+    text = json_of_checks(findings)
     if job.out:
         try:
             Path(job.out).write_text(text)

@@ -33,7 +33,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
-from shards.reading.read import locate_row
+from shards.reading.samples import locate_row
 
 log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20

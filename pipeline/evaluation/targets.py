@@ -20,7 +20,7 @@ from shards.dataset import Dataset
 from shards.errors import UserError
 from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.reading.read import locate_row
+from shards.reading.samples import locate_row
 from shards.schema.config_values import shown_value
 
 Targets = Callable[[Batch], torch.Tensor]

@@ -46,7 +46,6 @@ NOT_GIVEN = {
     "SavedJob",
     "QueuedJob",
     "ChainJob",
-    "ObjectSource",
     "_Source",
     "Found",
     "SumSource",

@@ -7,7 +7,7 @@ import numpy as np
 from jobs.recipes.pretrain import RECIPES
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.order import SampleOrder
-from shards.reading.read import window_bound_bytes
+from shards.reading.windows import window_bound_bytes
 from shards.sample_rows import BlockTable
 from tests.rigs.faults import every_fault
 
