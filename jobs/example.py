@@ -14,7 +14,7 @@ _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[1] / "slu
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleJob:
-    """Which example."""
+    """The example file to print."""
 
     name: Literal["cluster.yaml", "chain.yaml"] = "cluster.yaml"
     """File to print: cluster.yaml, your cluster's settings for `submit` and `preflight`; or chain.yaml, stages that run

@@ -1,5 +1,5 @@
 """What is wrong and what to do about it: errors that end a command with a message instead of a traceback, and findings,
-which checks list. jobs/endings.py gives each family of errors its exit code."""
+which checks list. jobs/exit_codes.py gives each family of errors its exit code."""
 
 import errno
 from dataclasses import dataclass

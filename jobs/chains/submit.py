@@ -44,8 +44,7 @@ from jobs.cluster.submit_checks import (
     store_checks,
     submission_checks,
 )
-from jobs.folders import make_folder, work_in
-from jobs.output import put
+from jobs.output import make_folder, put, work_in
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from shards.errors import UserError

@@ -40,8 +40,7 @@ from jobs.cluster.submit_checks import (
     store_checks,
     submission_checks,
 )
-from jobs.folders import make_folder, work_in
-from jobs.output import put
+from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.local_files import write_whole

@@ -45,7 +45,7 @@ def index_tars(
 
 
 def run(job: IndexJob) -> int:
-    """0 once the manifest is written; the tars stay as they are."""
+    """Indexes the tars, which stay as they are. Returns 0 once the manifest is written."""
     if not job.url:
         raise UserError("the URL of the tars is missing; give a folder or s3://bucket/prefix")
     spec = spec_of(job)
@@ -67,7 +67,7 @@ def run(job: IndexJob) -> int:
 
 
 def spec_of(job: IndexJob) -> AdoptSpec:
-    """All settings that decide what is adopted."""
+    """Returns all settings that decide what is adopted."""
     rules = SampleRules(image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field)
     return AdoptSpec(
         rules=rules,

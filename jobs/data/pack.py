@@ -63,14 +63,15 @@ def run(job: PackJob) -> int:
 
 
 def test_side(job: PackJob) -> PackJob:
-    """The packing of the test split that a job sets aside. It writes no record: the job's own says all."""
+    """Returns the packing of the test split that a job sets aside. It writes no record, because the job's own record
+    says everything."""
     out = f"{job.out.rstrip('/')}-test"
     against = tuple(url for url in job.dedup.against if url.rstrip("/") != out)
     return replace(job, out=out, split="test", dedup=replace(job.dedup, against=against), run_dir="")
 
 
 def _refuse_folder_of_images(job: PackJob) -> None:
-    """UserError if the dataset would lie among the images that it is made of."""
+    """Raises UserError if the dataset would lie among the images that it is made of."""
     root = getattr(job.source, "root", "") or getattr(job.source, "originals", "")
     if root and "://" not in root + job.out and Path(root).resolve() == Path(job.out).resolve():
         name = shlex.quote(f"data/{Path(root).resolve().name}")
@@ -108,7 +109,7 @@ def _phases(job: PackJob) -> int:
 
 @contextmanager
 def _was_reachable() -> Iterator[None]:
-    """The scan has read all storage: if a new worker process cannot reach it, it has gone away."""
+    """Turns an unreachable store into a fault of the storage: the scan has read it before."""
     try:
         yield
     except UnreachableError as error:
@@ -116,8 +117,8 @@ def _was_reachable() -> Iterator[None]:
 
 
 def spec_of(job: PackJob) -> PackSpec:
-    """All settings that decide the bytes of the shards; workers and parts do not. A test split that is set aside is of
-    the training split of a source that has splits of its own."""
+    """Returns all settings that decide the bytes of the shards; workers and parts do not. A test split that is set
+    aside is taken from the training split of a source that has splits."""
     return PackSpec(
         source=source_of_split(job.source, "train" if job.split_test else job.split),
         split=job.split,
@@ -138,7 +139,8 @@ def spec_of(job: PackJob) -> PackSpec:
 
 
 def source_of_split(source: Source, split: str) -> Source:
-    """The source of this split: a split that the source knows, or its name in place of `{split}` in file names."""
+    """Returns the source of this split: a split that the source knows, or its name in place of `{split}` in file
+    names."""
     if isinstance(source, DigitsSource | VtabSource):
         if isinstance(source, DigitsSource) and split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
@@ -248,7 +250,7 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
 
 
 def complete(store: Store, plan: Plan) -> Manifest | None:
-    """The manifest, if this plan is packed already."""
+    """Returns the manifest, if this plan is packed already."""
     try:
         manifest, _ = read_manifest(store)
     except (MissingObjectError, ValueError):

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges
-from jobs.out_file import write_out
-from jobs.output import put
+from jobs.exit_codes import AnsweredInExchanges
+from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.examples import Examples, pictures

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges
-from jobs.out_file import write_out
-from jobs.output import put
+from jobs.exit_codes import AnsweredInExchanges
+from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.fewshot import (

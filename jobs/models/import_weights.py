@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.out_file import write_to
+from jobs.output import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig

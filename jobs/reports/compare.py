@@ -17,8 +17,7 @@ from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.arguments import take_own_flags
-from jobs.out_file import PAGES, refuse_no_page, write_page
-from jobs.output import put
+from jobs.output import PAGES, put, refuse_no_page, write_page
 from jobs.reports.ls import folders_below
 from jobs.reports.points import Point, gather, point_json, told_apart
 from jobs.stages import usage_of

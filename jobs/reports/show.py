@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from jobs import exit_codes
-from jobs.lookup import job_of, split_stage, stages_found
 from jobs.output import put
 from jobs.record import record_text
+from jobs.resolve import job_of, split_stage, stages_found
 from jobs.stages import job_class
 from shards.errors import UserError
 from shards.output.terminal import printable_name

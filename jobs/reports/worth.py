@@ -21,7 +21,7 @@ from markupsafe import Markup
 from jobs.record import Leaves, leaves_of, read_leaves
 from jobs.reports.points import Point, point_of
 from jobs.settings.models import EvaluateJob
-from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of
+from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.facts import METRICS as METRICS_FILE

@@ -20,8 +20,8 @@ from jobs.arguments import values_of
 from jobs.chains.steps import ChainConfig, StepConfig
 from jobs.cluster.settings import ClusterConfig
 from jobs.flags import Flag, flags_of, groups_of, sentences
-from jobs.job_files import Fields, job_from, read_tree
 from jobs.mistakes import required_flags
+from jobs.record import Fields, job_from, read_tree
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
