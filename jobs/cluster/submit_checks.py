@@ -11,8 +11,9 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from jobs.cluster.settings import ClusterConfig, asked_seconds, seconds_of
+from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
@@ -49,25 +50,43 @@ class PartitionLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A job that is about to be submitted. `run_dir`: empty for a stage without one. `nodes`: without spares. `limit`:
-    its time limit in Slurm's words; empty: the partition's default. `partition`: empty: Slurm's default. `job`: of its
-    stage."""
+class AskedJob:
+    """A job that is to be submitted, and what it asks for. `nodes`: without spares. `time_limit`: in Slurm's words;
+    empty: that of the cluster's settings."""
 
-    cluster: ClusterConfig
-    run_dir: str
+    job: Any
     nodes: int
-    limit: str
+    time_limit: str
     has_ranks: bool
-    job: object = None
 
     @property
-    def partition(self) -> str:
-        """The partition that the settings name for such a job."""
-        return self.cluster.partition_for(has_ranks=self.has_ranks)
+    def run_dir(self) -> str:
+        """The run's folder; empty for a stage without one."""
+        return str(getattr(self.job, "run_dir", ""))
 
 
-def refuse(found: Iterable[Finding]) -> None:
+def refuse_job(
+    asked: AskedJob,
+    cluster: ClusterConfig,
+    limits: PartitionLimits,
+    environ: Mapping[str, str],
+    *,
+    names: Names = Names.OF_SUBMIT,
+) -> None:
+    """UserError for a job that cannot work, would wait for ever, or would end before it has saved. Warnings are logged.
+    `limits`: of its partition."""
+    _refuse(job_checks(asked, cluster, limits, environ, names=names))
+    _refuse_uneven(asked, cluster)
+
+
+def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> None:
+    """UserError for the first bucket in the words that cannot be used. In a dry run, which may be on a laptop without
+    the keys, each is a warning."""
+    found = (unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile) for url in urls_of(words))
+    _refuse(replace(fault, status="warning" if is_dry else "fault", allowed="") for fault in found if fault)
+
+
+def _refuse(found: Iterable[Finding]) -> None:
     """Raises UserError for the first fault, and logs the warnings before it."""
     for one in found:
         if one.status == "fault":
@@ -76,44 +95,35 @@ def refuse(found: Iterable[Finding]) -> None:
             log.warning("%s; %s", one.found, one.todo)
 
 
-def store_checks(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> Iterator[Finding]:
-    """Yields a fault for each bucket in the words that cannot be used. In a dry run, which may be on a laptop without
-    the keys, it is a warning."""
-    for url in urls_of(words):
-        if fault := unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile):
-            yield replace(fault, status="warning" if is_dry else "fault", allowed="")
-
-
-def submission_checks(one: Submission, limits: PartitionLimits, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields the checks of a job, in order. `limits`: of its partition. UserError if its ranks or lanes do not divide
-    its batch."""
-    margin = one.cluster.margin_seconds
-    if one.run_dir:
-        run_dir = Path(one.run_dir)
+def job_checks(
+    asked: AskedJob, cluster: ClusterConfig, limits: PartitionLimits, environ: Mapping[str, str], *, names: Names
+) -> Iterator[Finding]:
+    """Yields the checks of a job, in order. `limits`: of its partition."""
+    margin, limit = cluster.margin_seconds, asked.time_limit or cluster.time_limit
+    if asked.run_dir:
+        run_dir = Path(asked.run_dir)
         kind = file_system(run_dir)
         if kind in _LOCAL_TO_ONE_NODE:
-            what = f"--run-dir {printable_name(one.run_dir)} is on {kind}, in the memory of this machine"
-            yield _unshared(what, "choose another folder", nodes=one.nodes)
-        yield judge_time(PartitionLimits(name=""), one.limit, margin=margin)
+            what = f"--run-dir {printable_name(asked.run_dir)} is on {kind}, in the memory of this machine"
+            yield _unshared(what, "choose another folder", nodes=asked.nodes)
+        yield judge_time(PartitionLimits(name=""), limit, margin=margin, flag=names.time)
         yield judge_margin(margin, stalled_seconds=_mean_stall(run_dir))
-        if isinstance(one.job, TrainingJob) and (gpus := one.cluster.gpus_per_node):
-            yield judge_margin(margin, planned_seconds=planned_save_seconds(one.job, nodes=one.nodes, gpus=gpus))
-        yield from _local_disk(one, kind, environ)
-    own_margin = margin if one.run_dir else 0
-    yield judge_time(limits, one.limit, margin=own_margin, default_margin=margin)
-    num_nodes = one.nodes + one.cluster.spares * one.has_ranks
-    yield judge_most_nodes(limits, num_nodes)
-    _refuse_uneven(one)
+        if isinstance(asked.job, TrainingJob) and (gpus := cluster.gpus_per_node):
+            yield judge_margin(margin, planned_seconds=planned_save_seconds(asked.job, nodes=asked.nodes, gpus=gpus))
+        yield from _local_disk(asked, kind, cluster.partition_for(has_ranks=asked.has_ranks), environ)
+    own_margin = margin if asked.run_dir else 0
+    yield judge_time(limits, limit, margin=own_margin, default_margin=margin, flag=names.time)
+    yield judge_most_nodes(limits, asked.nodes + cluster.spares * asked.has_ranks, flag=names.nodes)
 
 
-def _local_disk(one: Submission, kind: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _local_disk(one: AskedJob, kind: str, partition: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Finds a run directory on a disk of this machine, which is not shared by NFS, although the nodes are other
     machines."""
     if shutil.which("sinfo", path=environ.get("PATH")) is None:
         return
     if kind not in _ON_A_DISK or is_exported(Path(one.run_dir), _text(_EXPORTS)):
         return
-    named = [f"--partition={one.partition}"] if one.partition else []
+    named = [f"--partition={partition}"] if partition else []
     done = ran(["sinfo", "--noheader", "--Node", *named, "--format=%n %o"], environ)
     others = [line.split() for line in done.stdout.splitlines() if done.returncode == 0 and line.strip()]
     if others and not any(_is_here(name) for names in others for name in names):
@@ -132,15 +142,15 @@ def _unshared(what: str, todo: str, *, nodes: int) -> Finding:
     return Finding(status="warning", found=found, todo=todo)
 
 
-def _refuse_uneven(one: Submission) -> None:
+def _refuse_uneven(asked: AskedJob, cluster: ClusterConfig) -> None:
     """UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job, or if a run that
     has not begun has more ranks than lanes."""
-    job = one.job
+    job = asked.job
     if isinstance(job, TrainingJob):
         plan = plan_batch(
             job.global_batch,
             micro_batch=job.micro_batch,
-            num_ranks=one.nodes * max(1, one.cluster.gpus_per_node),
+            num_ranks=asked.nodes * max(1, cluster.gpus_per_node),
             lanes=job.data.lanes,
             pairs=job.data.mixup.is_on,
         )
@@ -284,7 +294,12 @@ def _most(limits: list[int | None]) -> int | None:
 
 
 def judge_time(
-    limits: PartitionLimits, time_limit: str, *, margin: int, default_margin: int | None = None, flag: str = "--time"
+    limits: PartitionLimits,
+    time_limit: str,
+    *,
+    margin: int,
+    default_margin: int | None = None,
+    flag: str = Names.OF_SUBMIT.time,
 ) -> Finding:
     """Whether a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words; empty: the
     partition's default. `margin`: how many seconds before the limit the ranks are asked to save; `default_margin`: the
@@ -308,13 +323,13 @@ def judge_time(
     return Finding(found=f"{most}, asked for: {wanted}, of which {margin} s are to save")
 
 
-def judge_most_nodes(limits: PartitionLimits, num_nodes: int) -> Finding:
+def judge_most_nodes(limits: PartitionLimits, num_nodes: int, *, flag: str = "--nodes") -> Finding:
     """Whether a partition has jobs with this number of nodes, including spares. Pure."""
     if limits.nodes is None or num_nodes <= limits.nodes:
         return Finding(found=f"{num_nodes:,} asked for")
     found = f"{num_nodes:,} nodes are asked for, spares with them, and partition {printable_name(limits.name)} allows "
     found += f"{limits.nodes:,}: the job would wait for ever"
-    return Finding(status="fault", found=found, todo="lower --nodes, or choose another partition")
+    return Finding(status="fault", found=found, todo=f"lower {flag}, or choose another partition")
 
 
 def gate_minutes(limits: PartitionLimits) -> int:

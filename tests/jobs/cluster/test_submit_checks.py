@@ -5,14 +5,15 @@ import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jobs.cluster import submit_checks
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.submit_checks import (
+    AskedJob,
     PartitionLimits,
-    Submission,
     file_system,
     gate_minutes,
     judge_margin,
@@ -20,10 +21,9 @@ from jobs.cluster.submit_checks import (
     judge_time,
     limits_of,
     planned_save_seconds,
-    refuse,
+    refuse_job,
     refuse_unprintable,
-    store_checks,
-    submission_checks,
+    refuse_unreachable,
     urls_of,
 )
 from jobs.recipes.pretrain import RECIPES
@@ -50,9 +50,10 @@ def check(
     cluster: ClusterConfig = ClusterConfig(),  # noqa: B008 - frozen
     environ: dict[str, str] = {"PATH": ""},  # noqa: B006 - not changed
 ) -> None:
-    """Checks a submission to a partition without limits, by default without Slurm."""
-    one = Submission(cluster=cluster, run_dir=run_dir, nodes=nodes, limit="", has_ranks=True, job=job)
-    refuse(submission_checks(one, PartitionLimits(name="x"), environ))
+    """Checks a job for a partition without limits, by default without Slurm."""
+    own = SimpleNamespace(run_dir=run_dir) if job is None else replace(job, run_dir=run_dir) if run_dir else job  # type: ignore[type-var]
+    asked = AskedJob(job=own, nodes=nodes, time_limit="", has_ranks=True)
+    refuse_job(asked, cluster, PartitionLimits(name="x"), environ)
 
 
 def test_one_url_for_each_bucket() -> None:
@@ -69,18 +70,18 @@ def test_one_url_for_each_bucket() -> None:
 
 
 def test_a_bucket_that_is_there_passes(s3_bucket: str) -> None:
-    refuse(store_checks([f"--data.url=s3://{s3_bucket}/data"], ClusterConfig(), is_dry=False))
+    refuse_unreachable([f"--data.url=s3://{s3_bucket}/data"], ClusterConfig(), is_dry=False)
 
 
 @pytest.mark.usefixtures("s3_endpoint")
 def test_buckets_that_cannot_be_used_are_refused_or_in_a_dry_run_named(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UserError, match=r"there is no bucket 'none'.*create the bucket or correct the URL, or submit"):
-        refuse(store_checks(["--data.url=s3://none/x"], ClusterConfig(), is_dry=False))
+        refuse_unreachable(["--data.url=s3://none/x"], ClusterConfig(), is_dry=False)
     away = ClusterConfig(s3_endpoint=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match="S3 is unreachable"):
-        refuse(store_checks(["s3://none/x"], away, is_dry=False))
+        refuse_unreachable(["s3://none/x"], away, is_dry=False)
     assert not caplog.messages
-    refuse(store_checks(["s3://none/x", "s3://other/x"], ClusterConfig(), is_dry=True))
+    refuse_unreachable(["s3://none/x", "s3://other/x"], ClusterConfig(), is_dry=True)
     assert ["'none'" in caplog.messages[0], "'other'" in caplog.messages[1]] == [True, True]
 
 
@@ -304,10 +305,10 @@ def test_more_nodes_than_a_partition_allows_are_a_fault() -> None:
 
 
 def test_a_fault_is_an_error_that_names_the_way_around() -> None:
-    one = Submission(cluster=ClusterConfig(spares=2), run_dir="", nodes=7, limit="5", has_ranks=True)
+    asked = AskedJob(job=None, nodes=7, time_limit="5", has_ranks=True)
     with pytest.raises(UserError, match=r"^9 nodes are asked for.*; lower --nodes, or choose another .*--no-check$"):
-        refuse(submission_checks(one, TINY, {"PATH": ""}))
-    refuse(submission_checks(replace(one, has_ranks=False, limit="1"), TINY, {"PATH": ""}))
+        refuse_job(asked, ClusterConfig(spares=2), TINY, {"PATH": ""})
+    refuse_job(replace(asked, has_ranks=False, time_limit="1"), ClusterConfig(spares=2), TINY, {"PATH": ""})
 
 
 def test_gates_fit_the_partition() -> None:
