@@ -11,7 +11,7 @@ from jobs.recipes.paper_images import CODE, INCEPTION_448, PAPER, PRETRAINING, R
 from pipeline.data.augment import Crop, Viewport, evaluation_viewport, training_viewport
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.order import SampleOrder
-from shards.reading.read import window_bound_bytes
+from shards.reading.windows import window_bound_bytes
 from shards.sample_rows import BlockTable
 from tests.rigs.faults import differs, every_fault
 
