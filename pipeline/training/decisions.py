@@ -35,7 +35,7 @@ from pipeline.models.attention import (
 from pipeline.models.build import compile_fault
 from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.collectives import gather_json
-from pipeline.ranks.devices import Bf16
+from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, set_defaults
 from pipeline.training.fitting.fit import Budget, agreed_fit
 from pipeline.training.settings.job import EngineConfig, TrainingJob

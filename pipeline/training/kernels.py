@@ -16,8 +16,8 @@ from pipeline.models.attention import (
 from pipeline.models.build import Model, compile_blocks
 from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
-from pipeline.ranks.arrival import ranks_words
 from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError
