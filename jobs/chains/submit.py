@@ -45,10 +45,10 @@ from jobs.output import make_folder, put, work_in
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.local_files import append_or_say
 from shards.output.terminal import printable_name
-from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
 USAGE = (

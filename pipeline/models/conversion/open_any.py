@@ -45,9 +45,9 @@ from pipeline.models.weights.folder import (
 )
 from pipeline.models.weights.safetensors import refuse_not_finite
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"

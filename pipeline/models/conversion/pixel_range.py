@@ -21,8 +21,8 @@ from pipeline.models.conversion.config import PixelName
 from pipeline.models.conversion.tensor_file import json_object
 from pipeline.models.weights.folder import PIXELS_FILE
 from pipeline.models.weights.safetensors import TensorByName
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 _PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
 _PATCH = "embed.patch"

@@ -26,10 +26,10 @@ from pipeline.models.weights.safetensors import (
 )
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, completed_labels, usage_of
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file
 from shards.files.typed_json import parse_json, record_from
-from shards.schema.config_values import shown_value
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
 PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
