@@ -48,7 +48,7 @@ NOT_GIVEN = {
     "QueuedJob",
     "ChainJob",
     "_Source",
-    "Found",
+    "Architecture",
     "SumSource",
 }
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations
