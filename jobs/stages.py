@@ -212,7 +212,7 @@ STAGES = {
         recipes="jobs.recipes.of_training",
         usual=(
             *("--gpu", "--num-gpus", "--nodes", "--gpus-per-node", "--max-time", "--price"),
-            *("--failures-per-node-day", "--simulate", "--out", "--days", "--num-images", "--num-classes"),
+            *("--failures-per-node-day", "--out", "--days", "--num-images", "--num-classes"),
             "--training.steps",
             "--training.global-batch",
             "--training.model.name",

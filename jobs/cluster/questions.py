@@ -16,8 +16,8 @@ from jobs.arguments import value_in
 from jobs.cluster.judge import CheckFacts, Choice, Decision, Partition, TryFacts, chosen, judged, nodes_to_avoid
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 _WITH_MARKER = ("pretrain", "finetune")  # stages that are done when RUN/DONE says so
 _LAUNCHERS = ("srun", "torchrun")

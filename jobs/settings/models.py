@@ -50,8 +50,6 @@ class OnNodes:
     """Mean bytes of an image; 110,000 is ImageNet's."""
     samples_per_block: Annotated[int, Range(1, 1_000_000)] = 64
     """Images per block of the dataset, which training reads in one request (`pack --samples-per-block`)."""
-    simulate: bool = False
-    """Also simulate runs whose nodes fail at random, and show the mean and the spread of their goodput."""
     out: str = ""
     """File to draw goodput, days and GPU-hours over the nodes in, or the cost over the image size, .svg or .html;
     empty: none."""
