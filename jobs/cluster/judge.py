@@ -21,7 +21,7 @@ _ONE_FEATURE = re.compile(r"\(null\)|[A-Za-z0-9_]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class NextTry:
     """What the batch script does: try again in this allocation, requeue the job, or exit with `code`.
 
     `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
@@ -112,27 +112,27 @@ class Choice:
     nodes: tuple[str, ...]
     left_out: tuple[str, ...]
     says: tuple[str, ...]
-    decision: Decision | None = None
+    decision: NextTry | None = None
 
 
-def judged(facts: TryFacts) -> Decision:
+def judged(facts: TryFacts) -> NextTry:
     """Decides what follows from the end of a try that is not done."""
     idle = 0 if facts.has_saved else facts.idle + 1
     if facts.full:
         return _without_room(facts, idle)
     if facts.stop and not facts.any_said(WILL_NOT_SUCCEED):  # a rank that starts beside STOP refuses to, with 2
         words = f"stopped by {facts.stop}: delete it and submit again to continue"
-        return Decision(then="exit", code=WILL_NOT_SUCCEED, end="told to stop", words=words)
+        return NextTry(then="exit", code=WILL_NOT_SUCCEED, end="told to stop", words=words)
     for code in (USER_MISTAKE, WILL_NOT_SUCCEED, *(() if facts.has_marker else (FAULTS_FOUND,))):
         if facts.any_said(code):
             words = f"exit code {code}: not tried again, it would end the same way"
-            return Decision(then="exit", code=code, end="at fault", words=words)
+            return NextTry(then="exit", code=code, end="at fault", words=words)
     if facts.is_asked and not facts.any_said(CONTINUE):
         if idle >= MOST_IDLE:
             why = f"asked to stop before anything was saved, {idle} times in a row: it needs more time before its limit"
             return _given_up(why, idle=idle, forgets=True)
         words = "asked to stop before anything could be saved: to be continued"
-        return Decision(then="requeue", end="asked to stop", words=words, idle=idle)
+        return NextTry(then="requeue", end="asked to stop", words=words, idle=idle)
     # If one rank was killed, srun may ask the others to stop, and they say so.
     is_stopped = facts.all_said(CONTINUE) or (facts.is_asked and facts.any_said(CONTINUE))
     how, node = ("stopped", "") if is_stopped else ("crashed", crashed_node(facts))
@@ -140,7 +140,7 @@ def judged(facts: TryFacts) -> Decision:
         why = f"{how}, the last of {idle} tries in a row that saved nothing new: not tried again; see the log above"
         return _given_up(why, idle=idle, crashed_on=node, forgets=True)
     is_outside = facts.any_said(CRASH) or None in facts.codes.values()
-    return Decision(
+    return NextTry(
         then="again" if how == "crashed" and facts.number < facts.retries else "requeue",
         end=how,
         words=f"{how}, tries in a row that saved nothing new: {idle}",
@@ -150,20 +150,20 @@ def judged(facts: TryFacts) -> Decision:
     )
 
 
-def _without_room(facts: TryFacts, idle: int) -> Decision:
+def _without_room(facts: TryFacts, idle: int) -> NextTry:
     """Decides what follows if a try could not begin, because the exit codes of its ranks could not be recorded."""
     if facts.is_asked:
-        return Decision(
+        return NextTry(
             then="requeue", words=f"asked to stop while {facts.full} takes no file: to be continued", idle=idle
         )
     if idle < MOST_IDLE:
-        return Decision(then="again", idle=idle)
+        return NextTry(then="again", idle=idle)
     todo = "make room, or have the disk looked at; then submit again"
     return _given_up(f"{facts.full} takes no file, for the {idle}. time in a row: {todo}", idle=idle)
 
 
-def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "", forgets: bool = False) -> Decision:
-    return Decision(
+def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "", forgets: bool = False) -> NextTry:
+    return NextTry(
         then="exit",
         code=WILL_NOT_SUCCEED,
         end="gave up",
@@ -210,11 +210,11 @@ def chosen(facts: CheckFacts) -> Choice:
     return Choice(nodes=healthy[: facts.num_needed], left_out=left_out, says=tuple(says), decision=decision)
 
 
-def _too_few(left_out: str, idle: int | None) -> Decision:
+def _too_few(left_out: str, idle: int | None) -> NextTry:
     if idle is not None and idle >= MOST_IDLE:
         return _given_up(f"too few healthy nodes, for the {idle}. time in a row: {left_out}", idle=idle)
     words = f"too few healthy nodes: to be continued. To avoid them, submit with --exclude={left_out}"
-    return Decision(then="requeue", end="too few nodes", words=words, idle=idle)
+    return NextTry(then="requeue", end="too few nodes", words=words, idle=idle)
 
 
 def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs.arguments import value_in
-from jobs.cluster.judge import CheckFacts, Choice, Decision, Partition, TryFacts, chosen, judged, nodes_to_avoid
+from jobs.cluster.judge import CheckFacts, Choice, NextTry, Partition, TryFacts, chosen, judged, nodes_to_avoid
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
 from shards.config_values import shown_value
@@ -225,6 +225,6 @@ def _lines_of_choice(choice: Choice) -> list[str]:
     return [*lines, *(_lines_of(choice.decision) if choice.decision else ())]
 
 
-def _lines_of(decision: Decision) -> list[str]:
+def _lines_of(decision: NextTry) -> list[str]:
     values = {name.replace("_", "-"): value for name, value in asdict(decision).items()}
     return [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]

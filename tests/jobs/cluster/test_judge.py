@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jobs.cluster.judge import CheckFacts, Decision, Partition, TryFacts, chosen, crashed_node, judged, nodes_to_avoid
+from jobs.cluster.judge import CheckFacts, NextTry, Partition, TryFacts, chosen, crashed_node, judged, nodes_to_avoid
 
 ALIKE = ("n1 mixed h100,ib 64/1000/gpu:8", "n2 mixed h100,ib 64/1000/gpu:8", "n3 idle h100,ib 64/1000/gpu:8")
 Answer = tuple[int | None, tuple[str, ...]]
@@ -13,7 +13,7 @@ ANY = "gpu|(null)||(null)|"
 TWO: dict[str, Any] = {"nodes": ("n1", "n2"), "num_ranks": 2, "retries": 2}
 
 
-def after(**facts: Any) -> Decision:
+def after(**facts: Any) -> NextTry:
     return judged(TryFacts(**(TWO | {"has_marker": True} | facts)))
 
 
@@ -184,7 +184,7 @@ def test_what_is_said_of_nodes() -> None:
         "checked 3 nodes in 4 s, 2 are healthy, 3 are needed",
     )
     words = "too few healthy nodes: to be continued. To avoid them, submit with --exclude=n3"
-    assert found.decision == Decision(then="requeue", end="too few nodes", words=words, idle=1)
+    assert found.decision == NextTry(then="requeue", end="too few nodes", words=words, idle=1)
 
 
 @pytest.mark.parametrize(
