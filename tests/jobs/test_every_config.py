@@ -47,7 +47,9 @@ NOT_GIVEN = {
     "QueuedJob",
     "ChainJob",
     "_Source",
-    "Found",
+    "About",
+    "Architecture",
+    "CheckedJob",
     "SumSource",
 }
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations
