@@ -26,8 +26,7 @@ from jobs.settings.models import VerifyResumeJob
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table, resumed_from
 from pipeline.runs.comparison import StoredRun
 from pipeline.training.reporting.metrics import read_metrics
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.output.progress import Fact, Ticker
 from shards.store import open_store

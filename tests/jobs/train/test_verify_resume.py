@@ -28,8 +28,7 @@ from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
 from jobs.train.verify_resume import TrialTopology, planned_moments, verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import TransientError, UserError
 from shards.files.typed_json import sealed, unsealed
 from shards.store import open_store
