@@ -12,7 +12,6 @@ from jobs.output import put
 from jobs.resolve import SHOWN, WITH_RECIPES, default_job
 from jobs.settings import CheckedJob
 from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
-from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
 
 ASK = "__complete"  # the first word of such a request

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shards.schema.config_values import refuse_wrong_values
+from shards.config_values import refuse_wrong_values
 
 
 @dataclass(frozen=True, kw_only=True)
