@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from jobs.flags import Flag, flags_of
 from jobs.mistakes import unexpected_word, unknown_flag
 from jobs.stages import STAGES, job_class
-from shards.errors import UserError
-from shards.schema.config_values import (
+from shards.config_values import (
     allowed_instead,
     shown_text,
     shown_value,
@@ -20,6 +19,7 @@ from shards.schema.config_values import (
     without_none,
     without_range,
 )
+from shards.errors import UserError
 
 Own = TypeVar("Own")
 _MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory

@@ -11,8 +11,8 @@ from jobs.flags import Flag, flags_of
 from jobs.output import put
 from jobs.resolve import SHOWN, WITH_RECIPES, default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import refuse_wrong_values
 
 ASK = "__complete"  # the first word of such a request
 _BASH = f"""\

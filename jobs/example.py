@@ -6,8 +6,8 @@ from typing import Literal
 
 from jobs import exit_codes
 from jobs.output import put
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import refuse_wrong_values
 
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[1] / "slurm")  # of a wheel, and of a checkout
 

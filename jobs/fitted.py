@@ -19,10 +19,10 @@ from jobs.resolve import file_job, is_file
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
-from shards.schema.config_values import whole_number
 
 if TYPE_CHECKING:
     from pipeline.models.weights.folder import Weights

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from shards.schema.config_values import without_none, without_range
+from shards.config_values import without_none, without_range
 
 _PLACES = {
     **dict.fromkeys(("run_dir", "run", "dir", "folder"), "DIR"),

@@ -31,10 +31,10 @@ from jobs.output import make_folder
 from jobs.recipes.shorter import scaled
 from jobs.stages import STAGES
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import allowed_instead, shown_text, whole_number, without_range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file, write_whole
 from shards.output.terminal import printable_name
-from shards.schema.config_values import allowed_instead, shown_text, whole_number, without_range
 
 MOST_BYTES = 256 * 1024  # a job has 4 kB
 MOST_DEPTH = 16

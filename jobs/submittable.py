@@ -12,8 +12,8 @@ from jobs.flags import flags_of
 from jobs.mistakes import refuse_missing, refuse_secrets, similar
 from jobs.resolve import default_job, file_of
 from jobs.stages import STAGES
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 Override = Callable[[Any, list[str], str], Any]
 SECOND = "the second word"

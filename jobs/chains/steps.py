@@ -20,8 +20,8 @@ from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, su
 from jobs.train.sweep import best_of, swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.trials import make_room, refuse_others, score_of
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError, WillNotSucceedError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 STATE = "chain"  # the folder of the chain's own state, in the folder of the chain
 INPUTS = ("data", "weights", "run")

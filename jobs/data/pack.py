@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,12 +13,11 @@ from jobs import exit_codes
 from jobs.record import write_record
 from jobs.settings.data import PackJob, Phase
 from shards.errors import StorageError, UnreachableError, UserError
-from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import Manifest
 from shards.manifest_table import read_manifest
 from shards.output.progress import Progress
 from shards.output.quantities import plural
-from shards.packing.config import PackSpec, SetAside
+from shards.packing.config import PackSpec
 from shards.packing.deal import read_dropped
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
@@ -33,11 +32,10 @@ from shards.packing.merge import (
     refused_words,
     write_quarantine_csv,
 )
-from shards.packing.missing import shards_of_part
 from shards.packing.plan import DROPPED_PATH, Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
-from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
+from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard, shards_of_part
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source, VtabSource
 from shards.sources.names import split_in, split_of
@@ -119,23 +117,9 @@ def _was_reachable() -> Iterator[None]:
 def spec_of(job: PackJob) -> PackSpec:
     """Returns all settings that decide the bytes of the shards; workers and parts do not. A test split that is set
     aside is taken from the training split of a source that has splits."""
-    return PackSpec(
-        source=source_of_split(job.source, "train" if job.split_test else job.split),
-        split=job.split,
-        samples_per_shard=job.samples_per_shard,
-        samples_per_block=job.samples_per_block,
-        seed=job.seed,
-        labels_file=job.labels_file,
-        labels=job.labels,
-        limits=job.limits,
-        images=job.images,
-        dedup=job.dedup,
-        resize=job.resize,
-        unlabeled=job.unlabeled,
-        set_aside=SetAside(share=job.split_test, side="test" if job.split == "test" else "train")
-        if job.split_test
-        else SetAside(),
-    )
+    settings = {field.name: getattr(job, field.name) for field in fields(PackSpec)}
+    settings["source"] = source_of_split(job.source, "train" if job.split_test else job.split)
+    return PackSpec(**settings)
 
 
 def source_of_split(source: Source, split: str) -> Source:
@@ -187,7 +171,7 @@ def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
 
 def _hash_evaluation_sets(job: PackJob, spec: PackSpec) -> None:
     part, num_parts = job.share
-    every = list(hash_tasks(job.out, find_sets(spec.dedup.against), hash_name=PERCEPTUAL_HASH))
+    every = list(hash_tasks(job.out, find_sets(spec.dedup.against)))
     tasks: Iterator[HashTask] = iter(every[part::num_parts])
     with Progress("evaluation sets", len(every[part::num_parts]), unit="shards") as progress:
         for count in run_tasks(hash_shard, tasks, workers=job.workers):

@@ -17,8 +17,7 @@ from jobs.exit_codes import AnsweredInExchanges
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
-from pipeline.evaluation.examples import Examples, pictures
-from pipeline.evaluation.scores import Scores, evaluate
+from pipeline.evaluation.scores import Examples, Scores, evaluate, pictures
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
 from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head

@@ -23,10 +23,10 @@ from jobs.record import MOST_BYTES
 from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from pipeline.runs.facts import RunFacts
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 

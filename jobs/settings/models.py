@@ -13,8 +13,8 @@ from pipeline.models.conversion.config import Change, Format, Hints
 from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 SUFFIXES = (".svg", ".html")
 SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]

@@ -23,13 +23,12 @@ from jobs.stages import WITH_SMOKE, usage_of
 from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
+from shards.config_values import differences, shown_value
 from shards.errors import InvalidDataError, UserError, WillNotSucceedError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import parse_json
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
-from shards.schema.differences import differences
 
 _LEAST_FOR_AN_EDGE = 3
 _SWEEP, _MOST_BYTES = "sweep.json", 16 << 20

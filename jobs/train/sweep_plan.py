@@ -12,8 +12,8 @@ from jobs.arguments import shown_run_flags, value_in
 from jobs.flags import Flag, flags_of
 from jobs.mistakes import unknown_flag
 from jobs.train.trials import METRICS, Metric, Trial
+from shards.config_values import shown_value, whole_number, without_range
 from shards.errors import UserError
-from shards.schema.config_values import shown_value, whole_number, without_range
 
 MOST_TRIES = 1000
 _OPTIONS = {

@@ -19,10 +19,9 @@ from pipeline.checkpoints.manifest import STEPS
 from pipeline.runs.facts import RunFacts, State, read_facts
 from pipeline.training.saving.may_continue import OF_POSITION, WARMUP, other_values
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import Difference, as_lines, differences, whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import printable_name
-from shards.schema.config_values import whole_number
-from shards.schema.differences import Difference, as_lines, differences
 
 _READING = (
     *("reading.", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder"),

@@ -23,11 +23,11 @@ from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
 from jobs.submittable import Override, job_of_words
 from jobs.train.sweep_plan import seeds_of
 from jobs.train.trials import Trial, TrialScore, refuse_others, run_all, score_of
+from shards.config_values import shown_value
 from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
 from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"

@@ -18,8 +18,8 @@ from pipeline.checkpoints.rank_file_in import open_checkpoint
 from pipeline.checkpoints.stored import standing_in
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.reporting.metrics import read_metrics
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError
-from shards.schema.config_values import shown_value
 from shards.store import Store
 
 

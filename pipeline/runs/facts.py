@@ -26,11 +26,11 @@ from typing import Any, Literal
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_in
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
 from shards.files.typed_json import parse_json, read_record, unsealed
 from shards.output.quantities import duration, short_time
-from shards.schema.config_values import whole_number
 
 State = Literal["running", "done", "stopped", "failed", "never started"]
 STATES: tuple[State, ...] = ("running", "done", "stopped", "failed", "never started")

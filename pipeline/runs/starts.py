@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase
+from shards.config_values import Range
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
     Line,
@@ -28,7 +29,6 @@ from shards.files.local_files import (
     read_tail,
 )
 from shards.files.typed_json import read_record, record_from
-from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")

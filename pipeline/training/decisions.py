@@ -42,9 +42,9 @@ from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
 from shards.class_names import near_equal
+from shards.config_values import shown_value
 from shards.dataset import Dataset
 from shards.errors import UserError, WillNotSucceedError
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 Precision = Literal["bf16", "fp32"]

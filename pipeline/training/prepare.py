@@ -41,11 +41,10 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
 from pipeline.training.zero.loading import deepspeed_version, refuse_untested_deepspeed
 from shards.class_names import class_name
+from shards.config_values import flattened, shown, shown_value
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.host_copy import LocalRanks
-from shards.schema.config_values import shown_value
-from shards.schema.differences import flattened, shown
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,9 @@ from shards.dataset import Dataset
 from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
-from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows
+from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows, refuse_block_reads
 from shards.storage.fork_lock import ForkLock
 from shards.storage.ranges import ReusedMemory, StreamStore
-from shards.tables import refuse_block_reads
 
 SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
 # A sample as arrays of them hold it: its bytes are `size` from `begin` on of the range number `piece` that was read.

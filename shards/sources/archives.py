@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.names import ClassLevel, ClassPaths, PassedOver, refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members

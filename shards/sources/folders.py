@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import ClassVar, Literal
 
 from shards.class_names import class_name
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.names import (
     SPLIT_COLUMN,

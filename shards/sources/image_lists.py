@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
 from shards.sources.names import SPLIT_COLUMN, Splits, refuse_mixed_splits

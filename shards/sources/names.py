@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from shards.class_names import class_name
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, Entry, printable
 
 _SPLITS = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
 from shards.class_names import class_name, labels_fault, repeated_fault
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import MOST_GROUP_IMAGES, find_files, open_found, refuse_groups, unreadable
 from shards.sources.names import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of

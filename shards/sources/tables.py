@@ -9,9 +9,9 @@ from typing import Any
 
 from shards.class_labels import MISSING, is_list, is_vector, split_text
 from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.local_files import at_home
-from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import MOST_GROUP_ROWS, open_found, refuse_groups, unreadable
 from shards.store import Buckets

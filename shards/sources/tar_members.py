@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError
-from shards.schema.config_values import shown_value
 from shards.sources.entry import printable, too_large
 from shards.storage.ahead import Pieces
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 from shards.storage.ahead import Pieces
 from shards.store import MissingObjectError, Store, open_store
 

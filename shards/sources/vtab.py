@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from shards.class_names import class_name, labels_fault, repeated_fault
+from shards.config_values import refuse_wrong_values, shown_text, shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values, shown_text, shown_value
 from shards.sources.archives import TarReader
 from shards.sources.entry import Entry, ImageBytes, Reader, printable, too_large
 from shards.sources.tfds import (

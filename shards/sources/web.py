@@ -15,9 +15,9 @@ import urllib.request
 from functools import cache, partial
 from typing import Any
 
+from shards.config_values import shown_text, whole_number
 from shards.errors import ImageRefusedError
 from shards.output.url_secrets import is_secret_field
-from shards.schema.config_values import shown_text, whole_number
 from shards.sources.entry import ImageBytes, too_large
 from shards.storage.ahead import Hold, no_wait
 

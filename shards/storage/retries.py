@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import StorageError
-from shards.schema.config_values import Range, refuse_wrong_values
 from shards.storage.fork_lock import ForkLock
 
 

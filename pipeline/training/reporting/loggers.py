@@ -19,10 +19,10 @@ from pipeline.ranks.world import set_defaults
 from pipeline.training.reporting.follower import CurveLine, Follower, Logger, Settings, StartEnding, end_all
 from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import LoggersConfig, TrainingJob
+from shards.config_values import shown_value, whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.schema.config_values import shown_value, whole_number
 
 if TYPE_CHECKING:
     import wandb

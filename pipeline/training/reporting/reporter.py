@@ -24,10 +24,10 @@ from pipeline.training.reporting.loggers import following
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import flattened
 from shards.files.local_files import read_local_text
 from shards.output.progress import Fact, Ticker, as_log_line
 from shards.output.quantities import clock
-from shards.schema.differences import flattened
 
 WINDOW_SECONDS = 30.0
 _MARK_SECONDS = 0.25  # least time between two marks

@@ -16,8 +16,8 @@ from pipeline.checkpoints.manifest import STEPS, SavedJob
 from pipeline.data.position import StreamPosition, is_of_decoder
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
+from shards.config_values import Difference, as_lines, differences, flattened
 from shards.errors import UserError
-from shards.schema.differences import Difference, as_lines, differences, flattened
 
 _IMAGE_SIZE = "image_size"  # of the position; the model's is compared
 WARMUP = "schedule.warmup_steps"

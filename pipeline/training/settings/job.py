@@ -10,9 +10,9 @@ from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 _MOST_HANG_SECONDS = 7 * 86400
 _MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # of a project's name at W&B

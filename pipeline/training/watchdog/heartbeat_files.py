@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.training.settings.job import HangConfig
+from shards.config_values import Range
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.schema.config_values import Range
 
 _TIMES_LONGEST = 3.0
 _TIMES_JOINING = 2.0  # the ranks meet, with a message of their own if one is missing, then they connect

@@ -297,7 +297,7 @@ def test_a_damaged_index_ends_the_reading(packed: Path, tmp_path: Path, when: st
             reader.read(order.positions(0, 4, 0, 1))
         for shard in range(len(dataset.manifest.shards)):
             (folder / index_path(shard)).write_bytes(b"")
-        dataset._held.sample_rows.clear()
+        dataset._held.sample_rows._values.clear()
         with pytest.raises(UserError, match="patchline verify"):
             read_on(reader, order, range(1, 60))
 
