@@ -104,11 +104,6 @@ def _is_of_255(given: Any, *, above: float) -> TypeGuard[Sequence[float]]:
     return isinstance(given, list | tuple) and all(type(v) in (int, float) and above < v <= 255 for v in given)
 
 
-def name_by_file(path: Path) -> PixelName | None:
-    """Returns the pixels of a published file, by the words in its name; None if these say nothing."""
-    return name_by_words(path.name)
-
-
 def name_by_words(text: str) -> PixelName | None:
     """Returns the pixels of the model that a file or an architecture is named after."""
     words = re.split(r"[^a-z0-9]+", text.lower())

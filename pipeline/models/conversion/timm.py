@@ -279,11 +279,6 @@ def save_timm(
 ) -> None:
     """Writes the folder. Raises UserError for parts that timm's models lack; logs a warning if the arithmetic
     differs."""
-    if config.representation:
-        raise UserError(
-            "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
-            "give --new-head for a model without it, or export as vision_transformer or big_vision"
-        )
     if not config.is_bit and config.layer_norm_epsilon != EPSILON:
         raise UserError(
             f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "

@@ -36,7 +36,6 @@ from tests.pipeline.models.conversion.random_weights import (
     MAP,
     QK_NORM,
     REGISTERS,
-    REPRESENTATION,
     ROTARY,
     SCALED,
     TINY,
@@ -251,7 +250,6 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        pytest.param(REPRESENTATION, "timm's models have no hidden layer before the head", id="hidden layer"),
         pytest.param(
             ModelConfig(**TINY | {"layer_norm_epsilon": 1e-12}),
             "model.layer_norm_epsilon is 1e-12; timm's",
