@@ -439,7 +439,6 @@ class TrainBatches:
                     draws.crop,
                     config=self.config.augment,
                     out=view,
-                    huffman=self.config.huffman_decoder,
                     limits=dataset.manifest.limits,
                 )
                 self._recolour(view, draws)

@@ -155,7 +155,8 @@ class DataConfig:
     """Batches prepared ahead of the step that needs them."""
     huffman_decoder: HuffmanDecoder = "patchline"
     """What decodes the Huffman codes of training JPEGs: patchline (its own decoder, two thirds of the CPU time) or
-    libjpeg-turbo (code that is more widely used). The pixels are the same."""
+    libjpeg-turbo (code that is more widely used, and always used with a libjpeg-turbo newer than 3.1). The pixels are
+    the same."""
     memory_limit_bytes: Annotated[int, Range(1)] = 16_000_000_000
     """Most bytes that all ranks of a host may read ahead; a start that could exceed it is refused."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.001

@@ -152,7 +152,7 @@ def _decoder(config: DataConfig) -> dict[str, int | str]:
         "version": DECODER_VERSION,
         **{name: version(name) for name in _DECODERS},
         "libjpeg": decoder.name if decoder else "",
-        "huffman": config.huffman_decoder if decoder else "",
+        "huffman": ("libjpeg-turbo" if decoder.leaves_huffman else config.huffman_decoder) if decoder else "",
     }
 
 
