@@ -94,8 +94,8 @@ class Checkpoints:
         self._files: RankFiles | None = None  # of the checkpoint that was found, until it is loaded
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
-        """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: of
-        this step or an earlier one; None if there is none such."""
+        """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: only
+        checkpoints of this step or an earlier one count; None if there is none."""
         candidates, foreign = list[str](), list[str]()
         if self.world.is_first:
             recorded = self._recorded()
@@ -178,8 +178,8 @@ class Checkpoints:
         return bool(broadcast_json(is_registered, device=self.world.device))
 
     def _register(self) -> bool:
-        """Puts this attempt on record; False (and off the record) if an older process, still alive until it reads the
-        record, has in the meantime retired the checkpoint that this attempt resumes from."""
+        """Records this attempt. Returns False, without leaving a record, if an older process, still alive until it
+        reads the record, has in the meantime retired the checkpoint that this attempt resumes from."""
         path = record_path(self.attempt.token)
         self.store.write(path, attempt_to_json(self.attempt))
         origin = self.attempt.resumed_from

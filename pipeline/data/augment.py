@@ -79,7 +79,7 @@ def draws_of(sample_ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: 
 
 
 def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig) -> Crop:
-    """The crop of an image of this size: all of it where the random part is cut only after the resize."""
+    """The crop of an image of this size; the whole image if the random part is cut only after the resize."""
     flip = config.flip and float(draws[-1]) < 0.5
     if config.crop == "random_resized":
         return _random_resized_crop(height, width, draws, config=config, flip=flip)
@@ -131,9 +131,9 @@ def _random_resized_crop(
 
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
-    """A crop is resized to height x width, and `num_reflected` pixels are reflected at each edge; the output shows the
-    part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole grey levels, not
-    rounded."""
+    """A view of a crop. The crop is resized to height x width, and `num_reflected` pixels are reflected at each edge;
+    the output shows the part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole
+    grey levels, not rounded."""
 
     height: int
     width: int
@@ -174,7 +174,7 @@ def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: Augment
 
 
 def late_crop_pixels(config: AugmentConfig, size: int) -> int:
-    """To how many pixels resize_crop and short_side_crop resize an image before the random square is cut."""
+    """The side in pixels to which resize_crop and short_side_crop resize an image before the random square is cut."""
     return max(size, config.resize_pixels or round(size * 448 / 384))
 
 

@@ -117,8 +117,8 @@ class _Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """The samples of a batch: SAMPLE[n], what the library needs to know of them; int64[n] of which source each is,
-    which of the samples `read` of it, and of which epoch."""
+    """The samples of a batch. `table` SAMPLE[n]: what the library needs to know of them. int64[n]: the source of each
+    sample, its place among the samples `read` of that source, and its epoch."""
 
     table: NDArray[Any]
     sources: NDArray[np.int64]
@@ -134,8 +134,9 @@ class _Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class _Coming:
-    """A batch whose samples are being decoded. `labels` int64[n]: the only label of a sample, -1 without one; `others`:
-    all labels of those to which this does not apply. Each piece returns those of samples that it made one by one."""
+    """A batch whose samples are being decoded. `labels` int64[n]: the only label of a sample, -1 if it has none;
+    `others`: by row, all labels of a sample with several labels, or with weights. Each piece returns the labels of the
+    samples that were decoded in Python."""
 
     step: int
     images: torch.Tensor
@@ -334,7 +335,7 @@ class TrainBatches:
         return _Planned(table=table, sources=datasets, places=places, epochs=epochs, read=read)
 
     def _labels(self, planned: _Planned) -> tuple[NDArray[np.int64], dict[int, Labels]]:
-        """The samples' labels, as a batch that is coming has them."""
+        """The labels of the samples, in the form of `_Coming`."""
         labels, others = np.full(planned.sources.size, -1, dtype=np.int64), dict[int, Labels]()
         for number, raw in planned.read.items():
             known, entries = self._sources[number].labels, np.flatnonzero(planned.sources == number)
@@ -346,7 +347,7 @@ class TrainBatches:
         return labels, others
 
     def _say_unused_weights(self, planned: _Planned, others: Mapping[int, Labels]) -> None:
-        """One warning if labels have weights that are not used."""
+        """Warns once if labels have weights that are not used."""
         if self.share.rank != 0 or self.config.label_weights or self._has_warned:
             return
         found = next((entry for entry, (_, weights) in others.items() if weights), None)
@@ -356,8 +357,8 @@ class TrainBatches:
             log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
     def _fill_all(self, planned: _Planned, first: int, views: NDArray[np.uint8]) -> dict[int, Labels]:
-        """One call of the library for the samples from `first` on; what it leaves is done one by one. Returns the
-        labels of the latter."""
+        """Makes the views of the samples from `first` on: in one call of the library, and those that it leaves one by
+        one. Returns the labels of the latter."""
         self._check_open()
         began = time.monotonic()
         self.quarantine.count(len(views))

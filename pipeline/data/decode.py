@@ -104,7 +104,7 @@ def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
 
 
 def is_jpeg(data: bytes | memoryview) -> bool:
-    """Whether the first bytes say so, which is how all decoders here decide."""
+    """Whether the data begins like a JPEG, which is how all decoders here decide."""
     return bool(data[:3] == b"\xff\xd8\xff")
 
 

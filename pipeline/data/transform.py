@@ -110,7 +110,7 @@ def evaluation_view(
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
-    """The same of an image that is decoded and upright, uint8[height, width, 3]."""
+    """The evaluation transform of a decoded, upright image, uint8[height, width, 3], into `out`."""
     whole = _without_border(pixels.shape[0], pixels.shape[1], border=transform.border)
     inner = pixels[whole.top : whole.top + whole.height, whole.left : whole.left + whole.width]
     show(inner, evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0]), out=out)
@@ -184,7 +184,7 @@ def _seen_size(sample: Encoded, turn: Turn) -> tuple[int, int]:
 def _fill_from_all(
     data: bytes | memoryview | None, plan: ViewPlan, *, out: Pixels, limits: ImageLimits = DEFAULT_LIMITS
 ) -> None:
-    """Decodes the whole image."""
+    """Makes a planned view from the whole decoded image."""
     if data is None:
         raise DecodeError("there are no bytes to decode")
     stored = decode_stored(

@@ -78,7 +78,7 @@ def numbers_from(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def contradictions(environ: Mapping[str, str], *, rank: int, num_ranks: int) -> list[str]:
-    """What an environment says otherwise of this process, such as `RANK is '1'`."""
+    """The variables that contradict these numbers, such as `RANK is '1'`."""
     launcher = _launcher(environ) or _TORCHRUN
     known = {launcher.rank: str(rank), launcher.num_ranks: str(num_ranks)}
     return [

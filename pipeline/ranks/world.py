@@ -155,8 +155,7 @@ def set_defaults(values: Mapping[str, str]) -> None:
 
 
 def fix_kernels(world: World) -> None:
-    """Makes this process, from now on, take only kernels of its GPU that compute the same bits again; CPUs always
-    do."""
+    """From now on, this process uses only GPU kernels that compute the same bits again; CPUs always do."""
     if world.device.type == "cuda":
         use_deterministic_kernels(os.environ)
 
@@ -275,7 +274,7 @@ def joined(
 
 
 def _fault_of(error: RuntimeError) -> str:
-    """Its first line, of gloo's without the place in its source and its advice."""
+    """The first line of an error, without the place in gloo's source and gloo's advice."""
     line = str(error).partition("\n")[0].partition(" This is typically caused by")[0]
     return _GLOO_PLACE.sub("", line).rstrip(".")
 

@@ -96,7 +96,8 @@ def copy_out(
 
 
 class HostBuffer:
-    """Memory of `descriptor` (memfd_create(2)), for rank files of one size; a file of another size makes it anew."""
+    """The memory of `descriptor` (memfd_create(2)), which holds a rank file; it is allocated again for a file of
+    another size."""
 
     def __init__(self, descriptor: int, device: torch.device) -> None:
         self._descriptor = descriptor
@@ -172,12 +173,12 @@ class _Streamed:
         return self._laid_out.parts()
 
     def file(self) -> None:
-        """It is nowhere as a whole."""
+        """None: the file does not exist as a whole."""
         return
 
 
 class InlineWriter:
-    """Does each thing when it is asked, and keeps the answers."""
+    """Does everything at once when it is asked, and keeps the answers."""
 
     is_waited_for = True  # a save ends before training continues
 
@@ -212,7 +213,7 @@ class InlineWriter:
 
 
 class BackgroundWriter:
-    """A writer process with a buffer in which a copy of this rank's state has room."""
+    """A writer process with a buffer that holds a copy of this rank's state."""
 
     is_waited_for = False
 
@@ -235,7 +236,7 @@ class BackgroundWriter:
         self._begin()
 
     def commit(self, order: CommitOrder) -> None:
-        """Commits, in the background, too."""
+        """Has the checkpoint committed in the background."""
         try:
             self._writer.commit(order)
         except StorageError as error:
@@ -339,7 +340,7 @@ def choose_writer(
 
 
 def _taken(buffer: HostBuffer, mine: Room, num_bytes: int) -> Room:
-    """Takes the memory."""
+    """Takes the memory. The room that it returns has a fault if that failed."""
     try:
         buffer.fit(num_bytes)
     except OSError as error:

@@ -73,8 +73,8 @@ def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None
 
 
 def _signs(save: int, say: Say) -> Callable[[], None]:
-    """Says that a save makes progress, whenever it is called, but seldom: a trainer that evaluates reads nothing for
-    minutes, and a writer whose pipe is full stands still."""
+    """Returns a function that reports progress of a save, at most once per second however often it is called: a trainer
+    that evaluates reads nothing for minutes, and a writer whose pipe is full would block."""
     said_at = -math.inf
 
     def sign() -> None:
