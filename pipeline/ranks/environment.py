@@ -23,6 +23,16 @@ _ADVICE = "torchrun, srun and --processes set it: start with one of them, or uns
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeLimits:
+    """How long ranks wait for each other. A training run sets both by its HangConfig."""
+
+    join_seconds: float = 300.0
+    """Until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
+    exchange_seconds: float = 1800.0
+    """After which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankPlace:
     """Which rank this is, and where it meets the others. Alone, the port is 0."""
 
