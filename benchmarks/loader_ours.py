@@ -20,7 +20,9 @@ def ours(
 ) -> Callable[[], Iterator[tuple[Any, Any]]]:
     """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder. `own_huffman`:
     with its own decoder of Huffman codes. `shuffles_all`: the shuffle covers the whole dataset."""
-    from pipeline.data import DataConfig, train_batches, transform  # noqa: PLC0415
+    from pipeline.data import transform  # noqa: PLC0415
+    from pipeline.data.config import DataConfig  # noqa: PLC0415
+    from pipeline.data.stream import train_batches  # noqa: PLC0415
 
     config = DataConfig(
         lanes=settings.lanes,

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, train_batches
-from pipeline.data.config import Share
+from pipeline.data.batches import Batch
+from pipeline.data.config import AugmentConfig, DataConfig, Share
 from pipeline.data.image_dataset import open_dataset
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.stream import plan_stream
+from pipeline.data.stream import BatchStream, plan_stream, train_batches
 from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import World, leave
 from shards.errors import UserError, WillNotSucceedError
