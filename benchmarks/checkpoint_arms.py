@@ -197,7 +197,7 @@ class Arms:
             lambda fragment, slot: wanted.append((fragment, slot)),
             moments=list(manifest.moments),
             num_updates=manifest.num_updates,
-            filled=lambda: checkpoints.load_all(manifest, wanted),
+            filled=lambda: checkpoints.load(manifest, wanted),
         )
         checkpoints.loaded()
 

@@ -73,8 +73,8 @@ class Fragment:
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all ranks together; saves.py writes them. Every public method but `manifest`,
-    `load` and `loaded` is collective.
+    """The checkpoints of one run, seen by all ranks together; saves.py writes them. Every public method but `manifest`
+    and `loaded` is collective.
 
     Two questions to the run's ledger, which is read each time: `recorded`, the checkpoint in its last line, and
     `has_records`, whether it has any line."""
@@ -206,23 +206,16 @@ class Checkpoints:
         except FAULTS as error:
             raise StorageError(f"{self.store.url}/{path}, which this run has committed: {error}") from error
 
-    def load(self, manifest: CheckpointManifest, fragment: Fragment, slot: str) -> None:
-        """Fills one slot of a fragment from the files that hold its elements (not collective)."""
-        self._opened(manifest).fill(_wanted(manifest, [(fragment, slot)]))
-
-    def load_all(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
-        """Fills slots of fragments as `load` does, with few requests however many there are. Together the ranks read
-        what they do not have from verifying once."""
-        files, all_wanted = self._opened(manifest), _wanted(manifest, wanted)
+    def load(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
+        """Fills these slots of fragments from the files that hold their elements, with few requests however many there
+        are. Together the ranks read once what they do not have from verifying."""
+        files = self._files = self._files or RankFiles(self.store, manifest)
+        all_wanted = _wanted(manifest, wanted)
         if self.world.num_ranks == 1:
             files.fill(all_wanted)
         else:
             shares = Shares(manifest.files, num_ranks=self.world.num_ranks)
             fill_together(files, shares, all_wanted, world=self.world)
-
-    def _opened(self, manifest: CheckpointManifest) -> RankFiles:
-        self._files = self._files or RankFiles(self.store, manifest)
-        return self._files
 
     def loaded(self) -> None:
         """Frees what was read ahead while verifying."""
