@@ -32,7 +32,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
+from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES
 from shards.order import SampleOrder
 from shards.reading.read import (
     TRAFFIC_NAMES,
@@ -55,8 +55,8 @@ COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 
 
 def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
-    """int64[n, most labels of one sample, at least 1], padded with -1. `single` int64[n]: each sample's label, -1
-    without one; `others`: by row, all labels of those to which this does not apply."""
+    """The labels of a batch: int64[n, most labels of one sample, at least 1], padded with -1. `single` int64[n]: the
+    label of a sample that has one without a weight, else -1; `others`: by row, all labels of the remaining samples."""
     matrix = np.full(_shape(single, others), -1, dtype=np.int64)
     matrix[:, 0] = single
     for row, (own, _) in others.items():
@@ -66,7 +66,8 @@ def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tor
 
 
 def weight_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
-    """float32, shaped as the labels: NO_WEIGHT in rows without weights; 0 pads the others."""
+    """The weights of the labels: float32 in the shape of the label matrix, padded with 0. Rows of samples without
+    weights have NO_WEIGHT."""
     matrix = np.full(_shape(single, others), NO_WEIGHT, dtype=np.float32)
     for row, (_, weights) in others.items():
         if weights:
@@ -81,12 +82,10 @@ def _shape(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tuple[int
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n].
-
-    `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets` int64[n]:
-    each sample's dataset in a mix. `weights` float32[n, most labels]: those of the labels, NO_WEIGHT in the rows of
-    samples without weights; None if they are not to be used.
-    """
+    """A rank's share of a step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids
+    int64[n]. `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets`
+    int64[n]: each sample's dataset in a mix. `weights` float32[n, most labels]: the weights of the labels, NO_WEIGHT in
+    the rows of samples without weights; None if weights are not used."""
 
     step: int
     images: torch.Tensor
@@ -169,12 +168,10 @@ class _Coming:
 
 
 class _Pace:
-    """How many decoding threads keep up with the requests for batches.
-
-    Fewer threads over the whole step disturb the thread that launches it less than all of them in one burst. All work
-    until several batches in a row have been complete when they were requested; then as many as the shortest of their
-    steps needs, with a margin. A batch that comes late with so few is not tried with as few again.
-    """
+    """Chooses how many decoding threads work. A few threads over the whole step disturb the thread that launches it
+    less than all threads in one burst. All threads work until several batches in a row were complete when they were
+    requested. Then as many work as the shortest of their steps needs, with a margin. If a batch is late with fewer
+    threads, that number is not tried again."""
 
     _NUM_WATCHED = 8  # batches in a row
     _MARGIN = 1.5
@@ -383,8 +380,9 @@ class TrainBatches:
             chosen, seed = entries[planned.sources[entries] == number], self._sources[number].seed
             ids, epochs = planned.table["sample_id"][chosen], planned.epochs[chosen]
             crops = draws_of(ids, epochs, seed=seed)
-            colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
-            operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
+            num_colours, num_operations = self.config.augment.num_colour_draws, self.config.randaugment.num_draws
+            colours = draws_of(ids, epochs, seed=seed, purpose=COLOURS, num_draws=num_colours)
+            operations = draws_of(ids, epochs, seed=seed, purpose=OPERATIONS, num_draws=num_operations)
             for entry, crop, colour, operation in zip(chosen.tolist(), crops, colours, operations, strict=True):
                 found[entry] = _Draws(crop=crop, colours=colour, operations=operation)
         return found
@@ -448,17 +446,6 @@ class TrainBatches:
             else:
                 return sample
         return sample
-
-
-def _draws(
-    purpose: Purpose, num_draws: int, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int
-) -> NDArray[np.float64]:
-    """float64[n, num_draws]; [n, 0] if what they are for is off."""
-    draws = np.empty((ids.size, num_draws))
-    for epoch in np.unique(epochs) if draws.size else ():
-        key = purpose.key(seed, int(epoch))
-        draws[epochs == epoch] = uniforms(ids[epochs == epoch], num_draws, key=key)
-    return draws
 
 
 def _has_succeeded(task: Future[Any]) -> bool:

@@ -82,8 +82,9 @@ class _Operation(ctypes.Structure):
 
 
 def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSettings | None:
-    """The settings of `fill_all` for views of size x size, or None for what the library does not know: the area and
-    bicubic filters, and simple_random's reflected edges. `resize_pixels`: to which a late crop resizes first."""
+    """The settings of `fill_all` for views of size x size. None for what the library does not support: the area and
+    bicubic filters, and simple_random's reflected edges. `resize_pixels`: the side to which a late crop resizes
+    first."""
     augment, randaugment = data.augment, data.randaugment
     if augment.filter != "bilinear" or augment.crop == "simple_random":
         return None
@@ -162,10 +163,8 @@ _MEMORY_VIEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssi
 
 
 class CropDecoder:
-    """Raises OSError if the library cannot be loaded, ValueError if it was not made from the sources beside it.
-
-    `leaves_huffman`: libjpeg-turbo decodes all Huffman codes, whatever the settings say.
-    """
+    """The loaded library. Raises OSError if it cannot be loaded, ValueError if it was not made from the sources beside
+    it. `leaves_huffman`: libjpeg-turbo decodes all Huffman codes, whatever the settings say."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -188,13 +187,11 @@ class CropDecoder:
         self._view_memory = _MEMORY_VIEW(("PyMemoryView_FromMemory", ctypes.pythonapi))
 
     def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
-        """The planned view of a JPEG into `out`, uint8[height, width, 3]. `leaves_huffman`: libjpeg-turbo decodes the
-        Huffman codes.
-
-        False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG, and
-        what the library does not know: the area and bicubic filters, values that are cut off, and reflected edges.
-        Releases the interpreter lock; any number of threads may call it at once.
-        """
+        """Fills `out`, uint8[height, width, 3], with the planned view of a JPEG, and returns whether it could.
+        `leaves_huffman`: libjpeg-turbo decodes the Huffman codes. False, with anything in `out`, if the other decoder
+        must try: for damage, another size, a rare kind of JPEG, and what the library does not support: the area and
+        bicubic filters, values that are cut off, and reflected edges. Releases the interpreter lock; any number of
+        threads may call it at once."""
         box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
         if out.dtype != np.uint8 or out.shape[2:] != (3,) or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8[height, width, 3]")
@@ -215,12 +212,10 @@ class CropDecoder:
         return bool(view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))
 
     def fill_all(self, samples: NDArray[Any], settings: ViewSettings, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """The views of `samples`, SAMPLE[n], into `out`, uint8[n, size, size, 3]. Returns bool[n]: which of them are
-        done. The others, with anything in their views, are those that `fill` would refuse, and those without bytes or
-        with another CRC-32 than the index says. The caller keeps the bytes in memory meanwhile.
-
-        Releases the interpreter lock; any number of threads may call it at once.
-        """
+        """Fills `out`, uint8[n, size, size, 3], with the views of `samples`, SAMPLE[n]. Returns bool[n]: which of them
+        are done. The other views hold anything: those that `fill` would refuse, and those of samples without bytes or
+        with another CRC-32 than in the index. The caller keeps the bytes in memory meanwhile. Releases the interpreter
+        lock; any number of threads may call it at once."""
         shape = (samples.size, settings.size, settings.size, 3)
         if samples.dtype != SAMPLE or samples.ndim != 1 or not samples.flags.c_contiguous:
             raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is a contiguous SAMPLE[n]")

@@ -99,7 +99,7 @@ def decode_stored(
 
 
 def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
-    """(height, width) of what a JPEG becomes when it is decoded at 1 / denominator."""
+    """(height, width) of a JPEG that is decoded at 1 / denominator."""
     return -(-height // denominator), -(-width // denominator)
 
 

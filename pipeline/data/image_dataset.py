@@ -201,7 +201,7 @@ class ImageDataset(Sequence[LabelledImage]):
 
 
 class TorchImages:
-    """(image, label) by number, of some of the images; see ImageDataset.to_torch."""
+    """Pairs of (image, label) by number, of some of the images; see ImageDataset.to_torch."""
 
     def __init__(
         self, images: ImageDataset, numbers: range, *, transform: Transform | None, image_size: int | None

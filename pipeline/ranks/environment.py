@@ -133,8 +133,8 @@ _SRUN = _Launcher(
 
 
 def _launcher(environ: Mapping[str, str]) -> _Launcher | None:
-    """What has started this process as one of several, the innermost first: mpirun inside a Slurm job starts one task
-    per node through srun. None if nothing has."""
+    """The launcher that has started this process as one of several, or None. The innermost counts: mpirun inside a
+    Slurm job starts one task per node through srun."""
     for launcher in (_TORCHRUN, _OPEN_MPI, _SRUN, _MPICH):
         if environ.get(launcher.rank) and environ.get(launcher.num_ranks):  # empty is as good as unset
             return launcher
@@ -153,7 +153,7 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """What tells this start from others on the same host, the same for all of its ranks."""
+    """An identifier of this start of the run, equal on all of its ranks and different from other starts on the host."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 
@@ -206,7 +206,8 @@ def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -
 
 
 def _tasks_on_this_node(environ: Mapping[str, str], num_ranks: int) -> int:
-    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 if it is not set."""
+    """The number of tasks on this node; 0 if Slurm does not say. Slurm writes `4(x2),3` for four tasks on each of two
+    nodes and three on the third."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = environ.get(name, "")
     counts: list[int] = []

@@ -240,11 +240,9 @@ def leave() -> None:
 
 @contextmanager
 def joined(world: World, *, limits: TimeLimits = _LIMITS) -> Iterator[None]:
-    """A member of the process group inside. TransientError if an exchange with the other ranks fails.
-
-    After an error, several ranks do not leave it: NCCL's teardown may wait for the others for ever, while they wait for
-    this rank. The process ends, and with it the group.
-    """
+    """Joins the process group inside the `with` block. Raises TransientError if an exchange with the other ranks fails.
+    After an error, several ranks do not leave the group: NCCL's teardown may wait for ever for the others, which wait
+    for this rank. The process ends, and the group with it."""
     unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
     is_whole = world.num_ranks == 1
     try:
@@ -272,7 +270,8 @@ def _fault_of(error: RuntimeError) -> str:
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
-    """Whether torch.distributed has raised it. With gloo it has no type of its own, but a place."""
+    """Whether torch.distributed has raised the error. An error of gloo has no type of its own, but a place in the
+    source."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
