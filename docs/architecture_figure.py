@@ -1,4 +1,4 @@
-"""Draws docs/architecture.svg: the rooms with their folders, and the three paths of docs/architecture.md through them.
+"""Draws docs/architecture.svg: the rooms with their folders, and the four paths of docs/architecture.md through them.
 
 python -m docs.architecture_figure
 """
@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 830, 806
 INK, FAINT, EDGE = "#1f2328", "#57606a", "#b3bcc7"
 SANS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-X_JOB, X_SAVED, X_RESUMED, X_READ, X_BYTES = 264.0, 448.0, 476.0, 588.0, 706.0
+X_WEIGHTS, X_JOB, X_SAVED, X_RESUMED, X_READ, X_BYTES = 149.0, 272.0, 448.0, 476.0, 588.0, 706.0
 Y_LOOP, Y_STORES = 344.0, 738.0
 
 
@@ -55,10 +55,19 @@ ROOMS = (
 )
 FOLDERS = (
     Box(name="stage.sbatch, pack.sbatch", left=136, top=72, width=318, height=34),
-    Box(name="cli.py, train/", left=136, top=138, width=318, height=96, lines=("flags, help,", "training")),
+    Box(
+        name="models/",
+        left=136,
+        top=138,
+        width=106,
+        height=96,
+        lines=("import, export,", "evaluate, predict"),
+        indent=8,
+    ),
+    Box(name="cli.py, train/", left=250, top=138, width=204, height=96, lines=("flags, help,", "training"), indent=100),
     Box(name="recipes/", left=466, top=138, width=344, height=44, lines=("functions that return a whole job",)),
     Box(
-        name="data/ models/ reports/ monitor/ chains/",
+        name="data/ reports/ monitor/ chains/",
         left=466,
         top=190,
         width=344,
@@ -67,16 +76,18 @@ FOLDERS = (
     ),
     Box(
         name="training/",
-        left=136,
+        left=250,
         top=266,
-        width=674,
+        width=560,
         height=114,
-        lines=("zero, saving,", "fitting,", "reporting,", "watchdog"),
+        lines=("zero, saving, fitting,", "reporting, watchdog"),
+        indent=100,
     ),
+    Box(name="models/", left=136, top=266, width=106, height=114, indent=24),
     Box(name="evaluation/", left=136, top=388, width=91, height=36, lines=("scores",)),
     Box(name="inspection/", left=235, top=388, width=91, height=36, lines=("figures",)),
-    Box(name="models/", left=136, top=430, width=190, height=36, lines=("ViT, BiT, weights, conversion",)),
-    Box(name="ranks/ runs/ machine/", left=136, top=472, width=190, height=36, lines=("and planning/",)),
+    Box(name="ranks/ runs/", left=136, top=430, width=190, height=36, lines=("the ranks; run directories",)),
+    Box(name="machine/ planning/", left=136, top=472, width=190, height=36, lines=("checks; what a run will cost",)),
     Box(name="checkpoints/", left=334, top=388, width=158, height=120, lines=("save, verify",)),
     Box(name="data/", left=500, top=388, width=310, height=120, lines=("decode,", "augment")),
     Box(name="packing/", left=250, top=586, width=108, height=38, lines=("new datasets",)),
@@ -137,6 +148,19 @@ ROUTES = (
         results=(Y_STORES - 6, 496),
         back_stops=(("shards/reading/samples.py", 582), ("pipeline/data/transform.py", 486)),
     ),
+    Route(
+        letter="d",
+        title="a weights file",
+        colour="#8f3d76",
+        x=X_WEIGHTS,
+        calls=(206, 376),
+        stops=(
+            ("pipeline/models/conversion/open_any.py", 300),
+            ("pipeline/models/conversion/sizes.py", 321),
+            ("pipeline/models/conversion/layout.py", 342),
+            ("pipeline/models/weights/folder.py", 363),
+        ),
+    ),
 )
 LOOP = "pipeline/training/loop.py"
 
@@ -145,7 +169,7 @@ def draw() -> str:
     """The SVG."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="{SANS}" role="img" aria-label="Patchline\'s four rooms, and three paths through them">'
+        f'font-family="{SANS}" role="img" aria-label="Patchline\'s four rooms, and four paths through them">'
     )
     elements = [
         head,
@@ -212,13 +236,13 @@ def _stops(route: Route) -> Iterable[str]:
 
 def _legend() -> Iterable[str]:
     """The letters, once above and once on each path."""
-    for route, x in zip(ROUTES, (20.0, 108.0, 292.0), strict=True):
-        yield _badge(route, x + 9, 32) + _text(route.title, x + 25, 36.5, size=13)
-        yield _badge(route, route.x, {"a": 122.0, "b": 524.0, "c": 524.0}[route.letter])
-    yield '<line x1="500" y1="32" x2="530" y2="32" stroke="#57606a" stroke-width="3.5"/>'
-    yield _text("calls go down", 538, 36.5, size=13)
-    yield '<line x1="652" y1="32" x2="682" y2="32" stroke="#57606a" stroke-width="2" stroke-dasharray="6 4"/>'
-    yield _text("data comes back", 690, 36.5, size=13)
+    for route, x in zip(ROUTES, (20.0, 108.0, 292.0, 468.0), strict=True):
+        yield _badge(route, x + 9, 20) + _text(route.title, x + 25, 24.5, size=13)
+        yield _badge(route, route.x, {"a": 122.0, "b": 524.0, "c": 524.0, "d": 250.0}[route.letter])
+    yield '<line x1="20" y1="46" x2="50" y2="46" stroke="#57606a" stroke-width="3.5"/>'
+    yield _text("calls go down", 58, 50.5, size=13)
+    yield '<line x1="172" y1="46" x2="202" y2="46" stroke="#57606a" stroke-width="2" stroke-dasharray="6 4"/>'
+    yield _text("data comes back", 210, 50.5, size=13)
 
 
 def _badge(route: Route, x: float, y: float) -> str:

@@ -69,13 +69,15 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
-        from pipeline.models.conversion.convert import open_for_use, usage_at  # noqa: PLC0415 - torch, not for help
+        from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415 - torch, not for help
+        from pipeline.models.weights.folder import usage_at  # noqa: PLC0415
 
         found = open_for_use(weights)
         job = replace(job, model=_model_of(found, values))
         notes.append(f"the model is that of the weights: {job.model.name} at {job.model.image_size} px")
         if found.assumed:
-            notes.append(f"assumed, as the file does not say: {', '.join(found.assumed)} (others: patchline import)")
+            assumed = ", ".join(map(str, found.assumed))
+            notes.append(f"assumed, as the file does not say: {assumed} (others: patchline import)")
         size = values.get("--model.image-size", job.model.image_size)
         if (transform := usage_at(found, size).transform) != DEFAULT_USAGE.transform:
             job = replace(job, evaluation=replace(job.evaluation, transform=transform))

@@ -131,7 +131,7 @@ def _evaluation_of(weights: str) -> Any:
     job = job_class("evaluate")(weights=weights)
     if not weights:
         return job
-    from pipeline.models.conversion.convert import usage_for  # noqa: PLC0415 - torch, which help can do without
+    from pipeline.models.conversion.open_any import usage_for  # noqa: PLC0415 - torch, which help can do without
 
     if not Path(weights).exists() and "/" not in weights and similar(weights, list(recipes_of("evaluate"))):
         raise unknown_recipe(weights, "evaluate", list(recipes_of("evaluate")))

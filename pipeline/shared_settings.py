@@ -44,12 +44,12 @@ class EvaluationTransform:
 
 
 def central_short_side(transform: EvaluationTransform, image_size: int) -> int:
-    """The pixels that the short side is resized to before the central crop of `image_size`."""
+    """Returns the pixels that the short side is resized to before the central crop of `image_size`."""
     return max(image_size, transform.short_side or round(image_size * 256 / 224))
 
 
 def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
-    """UserError if antialiasing is asked of a filter that averages by itself: the switch would do nothing."""
+    """Raises UserError if antialiasing is asked of a filter that averages by itself: the switch would do nothing."""
     if antialias and resize_filter != "bilinear":
         raise UserError(
             f"{where}antialias is on with {where}filter {resize_filter}, which averages by itself; switch "

@@ -20,8 +20,8 @@ from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.examples import Examples, pictures
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
-from pipeline.models.conversion.convert import open_for_use, refuse_no_head
-from pipeline.models.weights.folder import Weights, filled_model
+from pipeline.models.conversion.open_any import open_for_use
+from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.ranks.world import World, current_world, joined
 from pipeline.shared_settings import EvaluationTransform

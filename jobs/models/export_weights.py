@@ -24,8 +24,10 @@ from jobs.settings.models import ExportJob
 from jobs.stages import job_class
 from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, ModelConfig
 from pipeline.models.conversion.config import Format
-from pipeline.models.conversion.convert import changed, open_for_use, save_as, usage_at
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.flops import num_parameters
+from pipeline.models.weights.folder import usage_at
 from pipeline.models.weights.usage import Usage
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError

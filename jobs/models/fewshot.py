@@ -19,7 +19,7 @@ from pipeline.evaluation.fewshot import (
     represented,
     transform_of,
 )
-from pipeline.models.conversion.convert import open_for_use
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import filled_model
 from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError

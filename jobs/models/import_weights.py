@@ -8,10 +8,10 @@ from jobs.out_file import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.convert import changed, names_of_classes, open_any, usage_at
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.convert import changed
+from pipeline.models.conversion.open_any import names_of_classes, open_any
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights
+from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights, usage_at
 from shards.class_names import class_name
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
@@ -26,7 +26,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     """Writes the weights folder, whole or not at all. The last line of the log lists what was assumed, if anything.
     `overwrite`: even if --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
-    weights = open_any(job.path, _hints(job))
+    weights = open_any(job.path, job)
     config, tensor = changed(weights, job)
     labels = _labels(job, weights, config)
 
@@ -39,34 +39,11 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     counts = (config.image_size, num_parameters(config), config.num_classes)
     log.info("%s: %s at %d px, %d parameters, %d classes", job.out, config.name, *counts)
     if weights.assumed:
-        flags = ", ".join(filter(None, map(_flag_of, weights.assumed)))
+        flags = ", ".join(each.flag for each in weights.assumed if each.flag)
         override = f"; to override this: {flags}" if flags else ""
-        log.info("%s: assumed, as the file does not say: %s%s", job.out, ", ".join(weights.assumed), override)
+        assumed = ", ".join(map(str, weights.assumed))
+        log.info("%s: assumed, as the file does not say: %s%s", job.out, assumed, override)
     return exit_codes.DONE
-
-
-def _flag_of(assumed: str) -> str:
-    """The flag that overrides an assumption; empty for positions that are computed, and for axial attention."""
-    name = assumed.split(maxsplit=1)[0]
-    if name == "attention":
-        return ""
-    if name == "position":
-        return "--grid-side" if "square" in assumed else ""
-    return f"--{name.replace('_', '-')}"
-
-
-def _hints(job: ImportJob) -> Hints:
-    """The user's values for what the file does not say."""
-    return Hints(
-        model=job.model,
-        num_heads=job.num_heads,
-        gelu=job.gelu,
-        layer_norm_epsilon=job.layer_norm_epsilon,
-        resnet_epsilons=job.resnet_epsilons,
-        pixels=job.pixels,
-        grid_side=job.grid_side,
-        take=job.take,
-    )
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from jobs.settings.cluster import OnNodes, refuse_wrong_nodes
 from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
-from pipeline.models.config import MOST_PIXELS, Gelu, ResNetEpsilons
-from pipeline.models.conversion.config import Change, Format, PixelName, Take
+from pipeline.models.conversion.config import Change, Format, Hints
 from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
@@ -282,7 +281,7 @@ class WeightsJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportJob(Change):
+class ImportJob(Hints, Change):
     """Weights from elsewhere, and what their file does not say."""
 
     path: str = ""
@@ -290,23 +289,6 @@ class ImportJob(Change):
     Hugging Face folder, or a bare .safetensors, .bin, .pth, .pth.tar, .pt or .ckpt file."""
     out: str = ""
     """Weights folder to write."""
-    model: str = ""
-    """Name of the model that the file must hold, such as vit_b16; empty: any."""
-    num_heads: Annotated[int, Range(1)] | None = None
-    """Attention heads per layer, if the file does not say; none: the usual value of its format."""
-    gelu: Gelu | None = None
-    """Form of the GELU, if the file does not say; none: the usual value of its format."""
-    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
-    """Epsilon of every LayerNorm, if the file does not say; none: the usual value of its format."""
-    resnet_epsilons: ResNetEpsilons | None = None
-    """Epsilons of the ResNet's norms, if the file does not say; none: the usual value of its format."""
-    pixels: PixelName | None = None
-    """Pixels that the weights were trained on, if the file does not say: the paper's (mean and deviation 0.5),
-    ImageNet's or CLIP's, which are folded into the patch embedding; none: the paper's."""
-    grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
-    """Side of the square grid of position embeddings, in patches, if the file does not say."""
-    take: Take | None = None
-    """Which weights to take of a PyTorch file that holds the raw ones and their average over training."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""
     run_dir: str = ""

@@ -31,30 +31,30 @@ _MOST_ITERATIONS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening:
-    """Mean and deviation of each feature over the training images: float64[D] each."""
+    """The mean and deviation of each feature over the training images: float64[D] each."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def of(self, features_ND: torch.Tensor) -> torch.Tensor:
-        """float64[N, D]."""
+        """Returns the whitened features, float64[N, D]."""
         return (features_ND.double() - self.mean) / self.std
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearClassifier:
-    """Scores of whitened features: `weight` float64[D, K], `bias` float64[K]."""
+    """Makes scores from whitened features: `weight` float64[D, K], `bias` float64[K]."""
 
     whitening: Whitening
     weight: torch.Tensor
     bias: torch.Tensor
 
     def scores(self, features_ND: torch.Tensor) -> torch.Tensor:
-        """float64[N, K]."""
+        """Returns float64[N, K]."""
         return torch.addmm(self.bias, self.whitening.of(features_ND), self.weight)
 
     def accuracy(self, features_ND: torch.Tensor, labels_N: torch.Tensor) -> float:
-        """Share of images whose highest score is their label's; of equal scores, the first counts."""
+        """Returns the share of images whose highest score is their label's; of equal scores, the first counts."""
         right = 0
         for first in range(0, len(labels_N), _ROWS):
             rows = slice(first, first + _ROWS)
@@ -63,7 +63,7 @@ class LinearClassifier:
 
 
 def whitening_of(features_ND: torch.Tensor) -> Whitening:
-    """The whitening of training images; the deviation is that of the population."""
+    """Returns the whitening of training images; the deviation is that of the population."""
     wide_ND = features_ND.double()
     return Whitening(mean=wide_ND.mean(dim=0), std=wide_ND.std(dim=0, correction=0) + LEAST_STD)
 
@@ -71,11 +71,11 @@ def whitening_of(features_ND: torch.Tensor) -> Whitening:
 def fit_ridge(
     features_ND: torch.Tensor, labels_N: torch.Tensor, *, num_classes: int, l2: float = L2
 ) -> LinearClassifier:
-    """The exact solution for training images with labels 0 to K-1, on the features' device. `l2`: above 0.
+    """Solves the regression exactly for training images with labels 0 to K-1, on the features' device. `l2`: above 0.
 
     With X of whitened features and the constant, Y of targets: (X^T X + l2 I)^-1 X^T Y if there are at least as many
-    images as features, else X^T (X X^T + l2 I)^-1 Y, the same by the push-through identity. Both matrices are positive
-    definite, so Cholesky factors solve them.
+    images as features, else X^T (X X^T + l2 I)^-1 Y, which is the same by the push-through identity. Both matrices are
+    positive definite, so Cholesky factors solve them.
     """
     whitening = whitening_of(features_ND)
     x_ND = torch.nn.functional.pad(whitening.of(features_ND), (0, 1), value=BIAS)
@@ -92,13 +92,14 @@ def fit_ridge(
 
 
 def _solved(gram: torch.Tensor, right: torch.Tensor, *, l2: float) -> torch.Tensor:
-    """(gram + l2 I)^-1 right; changes `gram`."""
+    """Returns (gram + l2 I)^-1 right; changes `gram`."""
     gram.diagonal().add_(l2)
     return torch.cholesky_solve(right, torch.linalg.cholesky(gram))
 
 
 def fit_probe(features_KSD: torch.Tensor) -> tuple[LinearClassifier, float]:
-    """The probe for S shots of each class, [K, S, D], and its strength. float64, on the features' device."""
+    """Fits the probe to S shots of each class, [K, S, D], in float64 on the features' device; returns it with its
+    strength."""
     num_classes, shots, _ = features_KSD.shape
     l2 = DEFAULT_STRENGTH if shots == 1 else _best_strength(features_KSD)
     labels_N = torch.arange(num_classes, device=features_KSD.device).repeat_interleave(shots)
@@ -113,7 +114,7 @@ def fit_logistic(
     l2: float,
     start: LinearClassifier | None = None,
 ) -> LinearClassifier:
-    """The minimum of the loss, found by L-BFGS from `start` (else from zero)."""
+    """Finds the minimum of the loss by L-BFGS from `start` (else from zero)."""
     whitening = whitening_of(features_ND)
     x_ND = whitening.of(features_ND)
     weight_DK = start.weight.clone() if start else x_ND.new_zeros(x_ND.shape[1], num_classes)
@@ -139,7 +140,7 @@ def fit_logistic(
 
 
 def _best_strength(features_KSD: torch.Tensor) -> float:
-    """The strength with the best accuracy on the last shots of each class; of equal ones the strongest."""
+    """Returns the strength with the best accuracy on the last shots of each class; of equal ones the strongest."""
     num_classes, shots, _ = features_KSD.shape
     kept = shots - max(1, shots // _HELD_OUT)
     classes = torch.arange(num_classes, device=features_KSD.device)

@@ -53,8 +53,11 @@ class EvaluationConfig:
                 raise UserError(f"evaluation.also has a folder {shown_value(name)} twice, or without a name; rename it")
 
     def sets(self, *, has_held_out: bool = False) -> dict[str, str]:
-        """The URL of each dataset by its name. That of `url` is empty; beside a part that is held out of the training
-        data, whose name is empty then, it is that of its folder. UserError if another has it."""
+        """Returns the URL of each dataset by its name.
+
+        The name of `url` is empty. Only beside a part that is held out of the training data, whose name is empty then,
+        it is that of its folder. Raises UserError if another dataset has it.
+        """
         also = {_set_name(url): url for url in self.also}
         if not self.url:
             return also
@@ -65,7 +68,7 @@ class EvaluationConfig:
 
 
 def _set_name(url: str) -> str:
-    """The set's name, from its folder, with _ for what is no letter, digit, dot or dash."""
+    """Returns the set's name: its folder's, with _ for each character that is no letter, digit, dot or dash."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", url.rstrip("/").rpartition("/")[2])[:64]
 
 
@@ -114,7 +117,7 @@ class FewshotConfig:
 
     @property
     def shots_flag(self) -> str:
-        """The flag on the command line: `--shots` of `patchline fewshot`, `--fewshot.shots` in training."""
+        """The flag on the command line: `--shots` in `patchline fewshot`, `--fewshot.shots` in training."""
         return "--fewshot.shots" if isinstance(self, FewshotInTraining) else "--shots"
 
 

@@ -25,8 +25,8 @@ _QUALITY = 88
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """`labels`: the image's, as numbers of the dataset; `said`: the class with the highest logit, of which `confidence`
-    is the probability."""
+    """An image and the model's answer. `labels`: the image's, as numbers of the dataset; `said`: the class with the
+    highest logit, whose probability is `confidence`."""
 
     sample_id: int
     labels: tuple[int, ...]
@@ -36,8 +36,11 @@ class Example:
 
 
 class Examples:
-    """The `num` (0: none) mistakes with the highest confidence, and `num` right answers, chosen by a keyed hash of the
-    sample id: the same for any number of ranks, unless rounding changes which mistake is the more confident."""
+    """Keeps the `num` (0: none) mistakes with the highest confidence, and `num` right answers, chosen by a keyed hash
+    of the sample id.
+
+    They are the same for any number of ranks, unless rounding changes which mistake is the more confident.
+    """
 
     def __init__(self, num: int) -> None:
         self._num = num
@@ -53,7 +56,7 @@ class Examples:
         *,
         confidence_B: torch.Tensor,
     ) -> None:
-        """Images of a batch, as for `Counts.add`. Those without a target are left out."""
+        """Adds the images of a batch, as `Counts.add` does. Those without a target are left out."""
         if not self._num:
             return
         said_B, is_scored_B, is_right_B = answers(logits_BK, targets_BL)
@@ -78,7 +81,7 @@ class Examples:
         self._keep([Example(**{**one, "labels": tuple(one["labels"])}) for rank in of_ranks for one in rank])
 
     def chosen(self) -> list[Example]:
-        """The right ones, then the mistakes, the most confident first."""
+        """Returns the right answers, then the mistakes, the most confident first."""
         return [*self._right, *self._wrong]
 
     def _keep(self, found: list[Example]) -> None:
@@ -108,7 +111,7 @@ def pictures(
 
 
 def _encoded(image_HW3: NDArray[np.uint8]) -> tuple[str, bytes]:
-    """PNG if it is small, else JPEG of at most 160 pixels a side."""
+    """Encodes an image as PNG if it is small, else as JPEG of at most 160 pixels a side."""
     image, file = Image.fromarray(image_HW3), io.BytesIO()
     if max(image.size) <= _SMALL_SIDE:
         image.save(file, "PNG")

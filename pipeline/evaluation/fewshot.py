@@ -41,6 +41,150 @@ Ids = NDArray[np.int64]
 _WHAT = "a few-shot measurement"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FewshotData:
+    """The shots of each seed, int64[K, most shots] sample ids each, and the test images with their labels."""
+
+    train: Dataset
+    test: Dataset
+    shots: tuple[Ids, ...]
+    test_labels: Ids
+
+    @property
+    def train_ids(self) -> Ids:
+        """The samples that are shots for any seed, in rising order."""
+        return np.unique(np.concatenate([one.ravel() for one in self.shots]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Represented:
+    """Features of shots, float32[seeds, K, most shots, D], and of test images, float32[N, D], with their labels."""
+
+    shots: torch.Tensor
+    test: torch.Tensor
+    test_labels: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShotScores:
+    """Accuracies by seed with `shots` images per class; those of the probe are empty if it was not asked for."""
+
+    shots: int
+    ridge: tuple[float, ...]
+    probe: tuple[float, ...] = ()
+    probe_l2: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewshotScores:
+    """The scores for each number of shots. `width`: of the representation."""
+
+    num_classes: int
+    num_test_images: int
+    width: int
+    results: tuple[ShotScores, ...]
+
+
+def open_splits(
+    images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
+) -> tuple[Dataset, Dataset]:
+    """Opens the dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or
+    URL-test.
+
+    `group`: of the flags in the message; `ranks`: those of this host that open them, too. Raises UserError that says
+    where the second was looked for.
+    """
+    train, held_out = opened_parts(open_dataset(images.url, ranks=ranks), images.subset, images.held_out)
+    if held_out and images.test_url:
+        raise UserError(f"--{group}.held-out and --{group}.test-url both say what to measure on; give one of them")
+    if held_out:
+        return train, held_out
+    if images.test_url:
+        return train, open_dataset(images.test_url, ranks=ranks)
+    test_url = f"{images.url.rstrip('/')}-test"
+    try:
+        return train, open_dataset(test_url, ranks=ranks)
+    except UserError as error:
+        message = f"no dataset to measure on at {test_url!r}: give it as --{group}.test-url ({error})"
+        raise UserError(message) from error
+
+
+def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> FewshotData:
+    """Reads both indices and chooses the shots. Raises UserError for too few images or labels that do not fit."""
+    numbers = {name: number for number, name in enumerate(train.label_names)}
+    unknown = [name for name in test.label_names if name not in numbers]
+    if unknown:
+        raise UserError(
+            f"{test.url} has {len(unknown)} classes that {train.url} lacks, for example {printable_name(unknown[0])!r};"
+            " give the two splits of one dataset"
+        )
+    labels, most = labels_of(train, what=_WHAT), max(config.shots)
+    refuse_too_few(labels, train.label_names, least=most, flag=f"{config.shots_flag} {most}", url=train.url)
+    test_labels = labels_of(test, what=_WHAT)
+    if not test_labels.size:
+        raise UserError(f"{test.url} has no images to measure on; give another dataset")
+    return FewshotData(
+        train=train,
+        test=test,
+        shots=tuple(
+            chosen_shots(labels, num_classes=len(numbers), shots=most, seed=seed) for seed in range(config.seeds)
+        ),
+        test_labels=np.array([numbers[name] for name in test.label_names], dtype=np.int64)[test_labels],
+    )
+
+
+def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
+    """Chooses the shots: int64[num_classes, shots] sample ids, each class's in its row, in the order of the hash.
+
+    `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
+    """
+    ids = np.arange(labels.size, dtype=np.int64)
+    ranked = np.lexsort((ids, hash_array(ids, key=SHOTS.key(seed)), labels))
+    nums = np.bincount(labels, minlength=num_classes)
+    firsts = np.cumsum(nums) - nums
+    chosen: Ids = ranked[firsts[:, None] + np.arange(shots)]
+    return chosen
+
+
+def transform_of(choice: FewshotTransform, of_weights: EvaluationTransform) -> EvaluationTransform:
+    """Returns the transform of a few-shot measurement. Images are upright if they are in the run's own evaluations."""
+    return of_weights if choice == "weights" else EvaluationTransform(mode=choice, exif=of_weights.exif)
+
+
+def represented(
+    model: Model,
+    data: FewshotData,
+    *,
+    transform: EvaluationTransform,
+    batch_size: int,
+    world: World,
+    before_batch: BeforeBatch = raised,
+) -> Represented | None:
+    """Computes the features of all images, each once.
+
+    Collective over all ranks; returns None except on rank 0. `before_batch` is called on all ranks before each of the
+    same batches.
+    """
+    ids = data.train_ids
+    every_id = np.arange(data.test.num_samples, dtype=np.int64)
+    train_ND, test_ND = (
+        features_of(
+            model,
+            dataset,
+            chosen,
+            transform=transform,
+            batch_size=batch_size,
+            world=world,
+            before_batch=before_batch,
+        )
+        for dataset, chosen in ((data.train, ids), (data.test, every_id))
+    )
+    if not world.is_first:
+        return None
+    places = torch.from_numpy(np.searchsorted(ids, np.stack(data.shots)))
+    return Represented(shots=train_ND[places], test=test_ND, test_labels=torch.from_numpy(data.test_labels))
+
+
 def features_of(
     model: Model,
     dataset: Dataset,
@@ -51,7 +195,7 @@ def features_of(
     world: World,
     before_batch: BeforeBatch = raised,
 ) -> torch.Tensor:
-    """float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
+    """Returns float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
 
     Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
     BeforeBatch.
@@ -77,8 +221,8 @@ def features_of(
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[B, D], what goes into the head, and the model's output. The whole model is called: ZeRO-3 gathers parameters for
-    the modules that are called."""
+    """Returns what goes into the head, [B, D], and the model's output. It calls the whole model, since ZeRO-3 gathers
+    parameters for the modules that are called."""
     kept: list[torch.Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
     try:
@@ -88,151 +232,8 @@ def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, 
     return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0], output
 
 
-def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
-    """int64[num_classes, shots]: sample ids, each class's own in its row, in the order of the hash.
-
-    `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
-    """
-    ids = np.arange(labels.size, dtype=np.int64)
-    ranked = np.lexsort((ids, hash_array(ids, key=SHOTS.key(seed)), labels))
-    nums = np.bincount(labels, minlength=num_classes)
-    firsts = np.cumsum(nums) - nums
-    chosen: Ids = ranked[firsts[:, None] + np.arange(shots)]
-    return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewshotData:
-    """The shots of each seed, int64[K, most shots] sample ids each, and the test images with their labels."""
-
-    train: Dataset
-    test: Dataset
-    shots: tuple[Ids, ...]
-    test_labels: Ids
-
-    @property
-    def train_ids(self) -> Ids:
-        """The samples that are shots of any seed, in rising order."""
-        return np.unique(np.concatenate([one.ravel() for one in self.shots]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Represented:
-    """Features of shots, float32[seeds, K, most shots, D], and of test images, float32[N, D], with their labels."""
-
-    shots: torch.Tensor
-    test: torch.Tensor
-    test_labels: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShotScores:
-    """Accuracies by seed with `shots` images per class; those of the probe are empty if it was not asked for."""
-
-    shots: int
-    ridge: tuple[float, ...]
-    probe: tuple[float, ...] = ()
-    probe_l2: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewshotScores:
-    """`width`: of the representation."""
-
-    num_classes: int
-    num_test_images: int
-    width: int
-    results: tuple[ShotScores, ...]
-
-
-def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
-    """The mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
-    return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
-
-
-def open_splits(
-    images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
-) -> tuple[Dataset, Dataset]:
-    """The dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or URL-test.
-    UserError that says where it was looked for; `group`: of the flags in the message; `ranks`: those of this host that
-    open them, too."""
-    train, held_out = opened_parts(open_dataset(images.url, ranks=ranks), images.subset, images.held_out)
-    if held_out and images.test_url:
-        raise UserError(f"--{group}.held-out and --{group}.test-url both say what to measure on; give one of them")
-    if held_out:
-        return train, held_out
-    if images.test_url:
-        return train, open_dataset(images.test_url, ranks=ranks)
-    test_url = f"{images.url.rstrip('/')}-test"
-    try:
-        return train, open_dataset(test_url, ranks=ranks)
-    except UserError as error:
-        message = f"no dataset to measure on at {test_url!r}: give it as --{group}.test-url ({error})"
-        raise UserError(message) from error
-
-
-def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> FewshotData:
-    """Reads both indices and chooses the shots. UserError for too few images or labels that do not fit."""
-    numbers = {name: number for number, name in enumerate(train.label_names)}
-    unknown = [name for name in test.label_names if name not in numbers]
-    if unknown:
-        raise UserError(
-            f"{test.url} has {len(unknown)} classes that {train.url} lacks, for example {printable_name(unknown[0])!r};"
-            " give the two splits of one dataset"
-        )
-    labels, most = labels_of(train, what=_WHAT), max(config.shots)
-    refuse_too_few(labels, train.label_names, least=most, flag=f"{config.shots_flag} {most}", url=train.url)
-    test_labels = labels_of(test, what=_WHAT)
-    if not test_labels.size:
-        raise UserError(f"{test.url} has no images to measure on; give another dataset")
-    return FewshotData(
-        train=train,
-        test=test,
-        shots=tuple(
-            chosen_shots(labels, num_classes=len(numbers), shots=most, seed=seed) for seed in range(config.seeds)
-        ),
-        test_labels=np.array([numbers[name] for name in test.label_names], dtype=np.int64)[test_labels],
-    )
-
-
-def transform_of(choice: FewshotTransform, of_weights: EvaluationTransform) -> EvaluationTransform:
-    """Returns the transform of a few-shot measurement. Images are upright if they are in the run's own evaluations."""
-    return of_weights if choice == "weights" else EvaluationTransform(mode=choice, exif=of_weights.exif)
-
-
-def represented(
-    model: Model,
-    data: FewshotData,
-    *,
-    transform: EvaluationTransform,
-    batch_size: int,
-    world: World,
-    before_batch: BeforeBatch = raised,
-) -> Represented | None:
-    """Computes the features of all images, each once. Collective over all ranks; None but on rank 0. `before_batch`:
-    called on all ranks before each of the same batches."""
-    ids = data.train_ids
-    every_id = np.arange(data.test.num_samples, dtype=np.int64)
-    train_ND, test_ND = (
-        features_of(
-            model,
-            dataset,
-            chosen,
-            transform=transform,
-            batch_size=batch_size,
-            world=world,
-            before_batch=before_batch,
-        )
-        for dataset, chosen in ((data.train, ids), (data.test, every_id))
-    )
-    if not world.is_first:
-        return None
-    places = torch.from_numpy(np.searchsorted(ids, np.stack(data.shots)))
-    return Represented(shots=train_ND[places], test=test_ND, test_labels=torch.from_numpy(data.test_labels))
-
-
 def measured(found: Represented, config: FewshotConfig, *, device: torch.device) -> FewshotScores:
-    """The accuracies for each number of shots and each seed. Pure."""
+    """Returns the accuracies for each number of shots and each seed. Pure."""
     num_seeds, num_classes, _, width = found.shots.shape
     test_ND, test_labels_N = found.test.to(device), found.test_labels.to(device)
     with Progress("classifiers", num_seeds * len(config.shots), unit="fits", says_end=False) as progress:
@@ -250,7 +251,7 @@ def measured(found: Represented, config: FewshotConfig, *, device: torch.device)
 def _scores(
     seeds: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], *, config: FewshotConfig, advance: Callable[[], None]
 ) -> ShotScores:
-    """The scores with one number of shots: `seeds` is float32[seeds, K, shots, D]."""
+    """Returns the scores with one number of shots: `seeds` is float32[seeds, K, shots, D]."""
     _, num_classes, shots, _ = seeds.shape
     labels_N = torch.arange(num_classes, device=seeds.device).repeat_interleave(shots)
     ridge, probe, strengths = [], [], []
@@ -263,3 +264,8 @@ def _scores(
             strengths.append(l2)
         advance()
     return ShotScores(shots=shots, ridge=tuple(ridge), probe=tuple(probe), probe_l2=tuple(strengths))
+
+
+def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
+    """Returns the mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
+    return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0

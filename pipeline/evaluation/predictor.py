@@ -24,8 +24,8 @@ from pipeline.data.decode import DecodeError, Pixels, image_faults
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.convert import open_for_use, refuse_no_head
-from pipeline.models.weights.folder import filled_model
+from pipeline.models.conversion.open_any import open_for_use
+from pipeline.models.weights.folder import filled_model, refuse_no_head
 from pipeline.models.weights.usage import Usage
 from pipeline.ranks.world import current_world
 from pipeline.shared_settings import Device
@@ -69,12 +69,13 @@ class Predictor:
     def predict(
         self, images: ImageLike | list[Any] | tuple[Any, ...], *, top: int = 5
     ) -> Prediction | list[Prediction]:
-        """The `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable first.
+        """Returns the `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable
+        first.
 
         An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB; of
-        any size. Its EXIF orientation is applied. Probabilities are 0 to 1: of softmax weights over
-        all classes, of sigmoid weights for each class by itself. UserError that names the image where one cannot be
-        used, and where `top` is below 1.
+        any size. Its EXIF orientation is applied. Probabilities are 0 to 1: softmax weights give them over all classes,
+        sigmoid weights for each class by itself. Raises UserError that names the image if one cannot be used, and if
+        `top` is below 1.
         """
         if top < 1:
             raise UserError(f"top is {top}; allowed: 1 or more: how many classes are given for an image")
@@ -83,7 +84,7 @@ class Predictor:
         return [_usable(found) for batch in batched(images) for found in self.outcomes(batch, top=top)]
 
     def outcomes(self, images: Sequence[ImageLike], *, top: int) -> list[Prediction | UserError]:
-        """The `top` classes of each image of a batch; the error in the place of an image that cannot be predicted."""
+        """Returns the `top` classes of each image of a batch, or the error for an image that cannot be predicted."""
         views = self.views(images)
         good = [view for view in views if not isinstance(view, UserError)]
         rows = iter(self.logits(good) if good else ())
@@ -93,8 +94,8 @@ class Predictor:
         ]
 
     def view(self, image: ImageLike, *, margin: int = 0) -> Pixels:
-        """What the model sees of an image: uint8[image_size, image_size, 3], each side longer by `margin`. UserError if
-        it cannot be used."""
+        """Returns what the model sees of an image: uint8[image_size, image_size, 3], each side longer by `margin`.
+        Raises UserError if it cannot be used."""
         side = self.config.image_size + margin
         out = np.zeros((side, side, 3), dtype=np.uint8)
         if isinstance(image, str | os.PathLike):
@@ -113,7 +114,7 @@ class Predictor:
         return out
 
     def views(self, images: Sequence[ImageLike]) -> list[Pixels | UserError]:
-        """`view` of each image, decoded in threads; the error in the place of an image that cannot be used."""
+        """Returns the `view` of each image, decoded in threads, or the error for an image that cannot be used."""
 
         def one(image: ImageLike) -> Pixels | UserError:
             try:
@@ -126,13 +127,14 @@ class Predictor:
             return [view.result() for view in coming]
 
     def logits(self, views: Sequence[Pixels]) -> torch.Tensor:
-        """float32[B, K] on the CPU, of B views."""
+        """Returns float32[B, K] on the CPU, for B views."""
         with torch.no_grad():
             logits_BK: torch.Tensor = self.model(torch.from_numpy(np.stack(views)).to(self.device))
         return logits_BK.float().cpu()
 
     def ranked(self, logits_BK: torch.Tensor, *, top: int) -> list[Prediction]:
-        """The `top` classes (or all, if there are fewer) of each row. UserError if a logit is not finite."""
+        """Returns the `top` classes (or all, if there are fewer) of each row. Raises UserError if a logit is not
+        finite."""
         if not logits_BK.isfinite().all():
             raise UserError("the model's logits are not finite: its weights are damaged; export them again")
         likely_BK = logits_BK.softmax(dim=1) if self.usage.loss == "softmax" else logits_BK.sigmoid()
@@ -148,11 +150,11 @@ class Predictor:
 
 
 def load_model(path: str | os.PathLike[str], *, device: Device = "auto", classifies: bool = True) -> Predictor:
-    """The model of a run (RUN or RUN/weights), of a timm or Hugging Face folder, or of a .npz, .safetensors or .pth
-    file, in float32, ready to predict.
+    """Loads the model of a run (RUN or RUN/weights), of a timm or Hugging Face folder, or of a .npz, .safetensors or
+    .pth file, in float32, ready to predict.
 
-    `device` auto: the GPU if there is one. `classifies`: refuse weights that classify no images. UserError if there are
-    no weights, or their file leaves open what only flags of `patchline import` can say.
+    `device` auto: the GPU if there is one. `classifies`: refuse weights that classify no images. Raises UserError if
+    there are no weights, or their file leaves open what only flags of `patchline import` can say.
     """
     weights, world = open_for_use(os.fspath(path), say=True), current_world(device)
     if classifies:
@@ -168,7 +170,7 @@ def load_model(path: str | os.PathLike[str], *, device: Device = "auto", classif
 
 
 def batched(images: Iterable[Item]) -> Iterator[list[Item]]:
-    """The images in lists of BATCH, the last one shorter."""
+    """Yields the images in lists of BATCH, the last one shorter."""
     left = iter(images)
     while batch := list(islice(left, BATCH)):
         yield batch
@@ -181,7 +183,7 @@ def _usable(found: Prediction | UserError) -> Prediction:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    """uint8[height, width, 3], upright; what is transparent lies on white, as in files."""
+    """Returns uint8[height, width, 3], upright. Transparent parts lie on white, as in files."""
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:

@@ -37,7 +37,7 @@ class Counts:
     """Sums in float64 over images. `groups`: the dataset's labels; `classes`: those of the model.
 
     An image with several labels counts for each of them, and as right if the highest logit is one of its targets.
-    Images without a target are counted, and do not count. `loss`: summed over images with one.
+    Images without a target are counted, but not scored. `loss`: summed over images with a target.
     """
 
     def __init__(self, *, num_groups: int, num_classes: int) -> None:
@@ -52,7 +52,7 @@ class Counts:
     def add(
         self, logits_BK: torch.Tensor, targets_BL: torch.Tensor, groups_BL: torch.Tensor, *, confidence_B: torch.Tensor
     ) -> None:
-        """Images whose right classes are `targets_BL`, padded with -1, and whose labels are `groups_BL`."""
+        """Adds images whose right classes are `targets_BL`, padded with -1, and whose labels are `groups_BL`."""
         said_B, is_scored_B, right_B = answers(logits_BK, targets_BL)
         self.images += len(targets_BL)
         self.scored += is_scored_B.sum()
@@ -82,23 +82,27 @@ class Counts:
             setattr(self, name, own.reshape(part.shape))
 
     def chance(self) -> float:
-        """The accuracy of one answer for all images: the share of the most frequent label."""
+        """Returns the accuracy of one answer for all images: the share of the most frequent label."""
         return float(self.of_group[0].max() / self.scored)
 
     def mean_per_class(self) -> float:
-        """Mean over the labels of their share of right images; NaN without any."""
+        """Returns the mean over the labels of their share of right images; NaN without any."""
         images, right = self.of_group
         return float((right[images > 0] / images[images > 0]).mean()) if bool((images > 0).any()) else math.nan
 
     def calibration_error(self) -> float:
-        """Expected calibration error: the mean distance between confidence and accuracy, over bins of confidence."""
+        """Returns the expected calibration error: the mean distance between confidence and accuracy, over bins of
+        confidence."""
         images, confidence, right = self.of_bin
         return float((confidence - right).abs().sum() / images.sum())
 
     def of_classes(self, labels: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
-        """Counts for each label of the dataset how many images count and how many of them are right; and the confusion
-        matrix, as [label, class, images] for what is not 0; `confusion_right` has the same of the right answers.
-        Numbers are places in `labels` and `classes`. No matrix for more than 4 million pairs."""
+        """Counts for each label of the dataset its images and the right ones; also returns the confusion matrix, as
+        [label, class, images] for each entry that is not 0.
+
+        `confusion_right` has the same of the right answers. Numbers are places in `labels` and `classes`. There is no
+        matrix for more than 4 million pairs.
+        """
         images, right = (part.long().tolist() for part in self.of_group)
         found: dict[str, Any] = {"labels": list(labels), "images": images, "right": right}
         if not self.confusion.numel():
@@ -115,9 +119,11 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """`num_images`: images with a label, of which the scores are; `num_unlabeled`: the others. `accuracy`: share of
-    images whose highest logit is one of their labels; `top5`: of those with a label among the five highest.
-    `mean_per_class`: mean of the accuracies of the dataset's labels, as some score Pets and Flowers.
+    """The scores of a model on a dataset.
+
+    `num_images`: images with a label, on which the scores are based; `num_unlabeled`: the others. `accuracy`: share of
+    images whose highest logit is one of their labels; `top5`: share with a label among the five highest.
+    `mean_per_class`: mean of the accuracies of the dataset's labels, the usual score of Pets and Flowers.
     `calibration_error`: expected calibration error in 15 bins. `chance`: share of the most frequent label, which is the
     accuracy of a model that always answers it. `loss`: mean over the same images.
 
@@ -134,7 +140,7 @@ class Scores:
     loss: float
 
     def values(self, prefix: str) -> dict[str, float]:
-        """The values for a line of metrics."""
+        """Returns the values for a line of metrics."""
         names = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
         return {f"{prefix}{name}": float(getattr(self, name)) for name in names}
 
@@ -152,12 +158,12 @@ def evaluate(
     targets: Targets | None = None,
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
-    """Scores of a model that maps uint8[B, H, W, 3] to logits of the classes `labels`, and what they are made of, the
-    same on every rank. Collective over all ranks.
+    """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores and the counts
+    that they are made of, the same on every rank. Collective over all ranks.
 
     `targets`: what is right for an image; else its labels by name, of which a dataset may lack some, but has no others
-    (UserError, also if no image has a label). `label_weights`: the loss is of targets by the labels' weights; of weight
-    0, a label is none. `before_batch`: see BeforeBatch. `examples`: of this rank's images.
+    (UserError, also if no image has a label). `label_weights`: the loss is computed from the labels' weights; a label
+    of weight 0 is none. `before_batch`: see BeforeBatch. `examples`: of this rank's images.
     """
     targets = targets or by_name(dataset, labels)
     batches = _batches(model, dataset, config, world=world, label_weights=label_weights)
@@ -205,7 +211,7 @@ def _scores(counts: Counts, dataset: Dataset, world: World) -> Scores:
 
 
 def model_image_size(model: nn.Module) -> int:
-    """The side in pixels that a model of ours was built for."""
+    """Returns the side in pixels that a model of ours was built for."""
     config = getattr(model, "config", None)
     if config is None:
         raise TypeError(f"{type(model).__name__} has no config; evaluate models from pipeline.models")
@@ -245,6 +251,6 @@ def _count(
 
 
 def _first_ones_first(right_BL: torch.Tensor) -> torch.Tensor:
-    """Each image's targets in their order, before the padding: softmax takes the first, and a class map may have none
-    for an image's first label."""
+    """Moves each image's targets before the padding, in their order: softmax takes the first, and a class map may have
+    none for an image's first label."""
     return right_BL.gather(1, (right_BL < 0).int().argsort(dim=1, stable=True))

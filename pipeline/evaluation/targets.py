@@ -1,4 +1,5 @@
-"""Which answers are right for an image: its labels by name, the classes that a map has for them, or a list of its own.
+"""The answers that are right for an image: its labels by name, the classes that a map has for them, or a list of its
+own.
 
 A map serves datasets with other classes than the model's (ObjectNet, Barbu et al., 2019): an answer is right if it is
 one of the classes that stand for the image's label. Lists are ImageNet-ReaL's ("Are we done with ImageNet?", Beyer et
@@ -32,13 +33,13 @@ _LEAST_AGREEMENT = 0.5  # share of ReaL's lists that have the image's own label:
 
 
 def by_name(dataset: Dataset, labels: Sequence[str]) -> Targets:
-    """The labels, which the model's classes `labels` have by name. UserError if one has none."""
+    """Takes the labels, which the model's classes `labels` have by name. Raises UserError if one has none."""
     numbers = torch.from_numpy(label_map(dataset, tuple(labels)))
     return lambda batch: torch.where(counted_labels(batch) >= 0, numbers[batch.labels.clamp(min=0)], -1)
 
 
 def counted_labels(batch: Batch) -> torch.Tensor:
-    """The dataset's labels of a batch; -1 is padding, and a label of weight 0."""
+    """Returns the dataset's labels of a batch; -1 is padding, or a label of weight 0."""
     is_label_BL = batch.labels >= 0
     if batch.weights is not None:
         is_label_BL &= batch.weights != 0
@@ -46,8 +47,8 @@ def counted_labels(batch: Batch) -> torch.Tensor:
 
 
 def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
-    """A JSON object: the dataset's label, and the name or the names of the model's classes that stand for it. UserError
-    if the file is anything else."""
+    """Reads a JSON object: the dataset's label, and the name or the names of the model's classes that stand for it.
+    Raises UserError if the file is anything else."""
     found = _read(path, "--class-map")
     if not isinstance(found, dict) or not found:
         raise UserError(f'--class-map {path} has no classes; allowed: {{"label": ["class of the model", ...], ...}}')
@@ -62,8 +63,8 @@ def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
 
 
 def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, Sequence[str]]) -> Targets:
-    """The classes that stand for the labels; labels that the map leaves out have none, so that their images do not
-    count. UserError if the map has labels or classes that are not there."""
+    """Takes the classes that stand for the labels. Labels that the map leaves out have none, so that their images do
+    not count. Raises UserError if the map has labels or classes that do not exist."""
     numbers = {class_name(name): number for number, name in enumerate(labels)}
     classes = {class_name(label): tuple(map(class_name, names)) for label, names in classes.items()}
     known = set(dataset.label_names)
@@ -88,7 +89,7 @@ def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, 
 
 
 def read_lists(path: str) -> list[list[int]]:
-    """A JSON list with a list of class numbers for each image. UserError if the file is anything else."""
+    """Reads a JSON list with a list of class numbers for each image. Raises UserError if the file is anything else."""
     found = _read(path, "--real")
     if not isinstance(found, list) or not found:
         raise UserError(f"--real {path} has no lists; allowed: real.json of ImageNet-ReaL, [[65], [970, 795], [], ...]")
@@ -99,8 +100,11 @@ def read_lists(path: str) -> list[list[int]]:
 
 
 def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[int]]) -> Targets:
-    """The classes in the list of each image, found by the number in its file's name. UserError if the lists are of
-    other images or classes: by the numbers, and because most lists must have the image's own label."""
+    """Takes the classes in the list of each image, found by the number in its file's name.
+
+    Raises UserError if the lists belong to other images or classes. The numbers show that, and the rule that most lists
+    must have the image's own label.
+    """
     highest = max((number for own in lists for number in own), default=-1)
     if highest >= len(labels):
         raise UserError(

@@ -23,16 +23,19 @@ Shares = Callable[[int, torch.Tensor], None]
 def attention_weights(
     attention: Attention, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """float32[B, h, N, N]: the weights that a layer's attention gives its inputs; each row sums to 1. `rotation_2Nd`:
-    of a model with rotary positions. Axial attention, whose input is [B, H, W, D], gives 0 to the tokens of other rows,
-    or of other columns."""
+    """Returns the weights that a layer's attention gives its inputs, float32[B, h, N, N]; each row sums to 1.
+
+    `rotation_2Nd`: of a model with rotary positions. Axial attention, whose input is [B, H, W, D], gives 0 to the
+    tokens of other rows, or of other columns.
+    """
     if isinstance(attention, AxialAttention):
         return _of_all_tokens(_weights(attention, attention.lines(z_BND)), z_BND.shape[1:3], attention.by_column)
     return _weights(attention, z_BND, rotation_2Nd)
 
 
 def _of_all_tokens(shares_ShLL: torch.Tensor, grid: Sequence[int], by_column: bool) -> torch.Tensor:
-    """float32[B, h, N, N] from the weights within each row, [B * H, h, W, W], or each column, [B * W, h, H, H]."""
+    """Returns float32[B, h, N, N] from the weights within each row, [B * H, h, W, W], or each column, [B * W, h, H,
+    H]."""
     num_lines = grid[1] if by_column else grid[0]
     same_line = torch.eye(num_lines, device=shares_ShLL.device)
     shares = shares_ShLL.reshape(-1, num_lines, *shares_ShLL.shape[1:])
@@ -53,15 +56,15 @@ def _weights(attention: Attention, z_BND: torch.Tensor, rotation_2Nd: torch.Tens
 
 
 def pool_weights(pool: AttentionPool, x_BMD: torch.Tensor) -> torch.Tensor:
-    """float32[B, M]: the weights that attention pooling gives the patches, as the mean over its heads."""
+    """Returns the weights that attention pooling gives the patches, as the mean over its heads: float32[B, M]."""
     q_Bh1d, k_BhMd, _ = (each.float() for each in pool.parts(x_BMD))
     shares_Bh1M: torch.Tensor = (q_Bh1d @ k_BhMd.mT * q_Bh1d.shape[-1] ** -0.5).softmax(dim=-1)
     return shares_Bh1M.mean(dim=1).squeeze(1)
 
 
 def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
-    """Runs the model on images and gives `take` the attention weights of each layer in turn: all at once would fill the
-    memory. The model computes what it always does."""
+    """Runs the model on images and passes `take` the attention weights of each layer in turn: all at once would fill
+    the memory. The model computes what it always does."""
 
     def taken(number: int, module: Attention, inputs: tuple[torch.Tensor, ...]) -> None:
         take(number, attention_weights(module, *inputs))
@@ -79,9 +82,12 @@ def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
 
 
 def distances(shares_BhNN: torch.Tensor, *, grid: Grid, stride: int, num_prefix_tokens: int) -> torch.Tensor:
-    """float32[B, h]: mean attention distance in pixels, appendix D.7: from each patch to all patches, weighted by its
-    attention and averaged over the patches. `stride`: pixels from a patch to the next. The class token and registers
-    have no place: they are left out, and the weights of the patches are scaled to sum to 1."""
+    """Returns the mean attention distance in pixels (appendix D.7), float32[B, h]: from each patch to all patches,
+    weighted by its attention and averaged over the patches.
+
+    `stride`: pixels from a patch to the next. The class token and registers have no place: they are left out, and the
+    weights of the patches are scaled to sum to 1.
+    """
     height, width = grid
     place_M2 = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float().to(shares_BhNN.device)
     apart_MM = stride * torch.cdist(place_M2, place_M2)
@@ -91,21 +97,21 @@ def distances(shares_BhNN: torch.Tensor, *, grid: Grid, stride: int, num_prefix_
 
 
 def uniform_distance(grid: Grid, *, stride: int) -> float:
-    """Mean attention distance in pixels of a head that looks everywhere alike."""
+    """Returns the mean attention distance in pixels of a head that looks everywhere alike."""
     num_patches = grid[0] * grid[1]
     shares_11MM = torch.full((1, 1, num_patches, num_patches), 1 / num_patches)
     return float(distances(shares_11MM, grid=grid, stride=stride, num_prefix_tokens=0))
 
 
 class Rollout:
-    """Attention rollout (appendix D.8): the product over the layers of the weights' mean over heads, where half of each
-    token is itself, as the residual connection has it."""
+    """Attention rollout (appendix D.8): the product over the layers of the weights' mean over heads, in which half of
+    each token is itself, because of the residual connection."""
 
     def __init__(self) -> None:
         self.product_BNN: torch.Tensor | None = None
 
     def add(self, shares_BhNN: torch.Tensor) -> None:
-        """The next layer's weights."""
+        """Multiplies by the next layer's weights."""
         mean_BNN = shares_BhNN.mean(dim=1)
         own_NN = torch.eye(mean_BNN.shape[-1], device=mean_BNN.device)
         layer_BNN = (mean_BNN + own_NN) / 2  # rows still sum to 1
@@ -114,8 +120,8 @@ class Rollout:
     def maps(
         self, *, grid: Grid, num_prefix_tokens: int, num_registers: int = 0, pooled_BM: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """float32[B, H, W]: how much of each patch is in the class token's output, or if there is none in the mean of
-        all patches, each with its share in `pooled_BM`; 0 to 1 in each image."""
+        """Returns how much of each patch is in the class token's output, float32[B, H, W], from 0 to 1 in each image.
+        Without a class token, it is the mean of all patches, each with its share in `pooled_BM`."""
         if self.product_BNN is None:
             raise ValueError("no layer was added")
         patches_BMN = self.product_BNN[:, num_prefix_tokens:]
@@ -130,7 +136,8 @@ class Rollout:
 
 
 def looked_at(model: ViT, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean attention distances in pixels, float32[L, B, h], and rollout maps, float32[B, H, W], of images."""
+    """Returns the mean attention distances of images in pixels, float32[L, B, h], and their rollout maps, float32[B, H,
+    W]."""
     config, rollout, found = model.config, Rollout(), list[torch.Tensor]()
     grid = images_BHW3.shape[1] // config.stride, images_BHW3.shape[2] // config.stride
 

@@ -25,7 +25,7 @@ _MEASURES = {"cosine_similarity": "features (cosine similarity)", "same_class": 
 
 
 def filters(components_KPP3: torch.Tensor) -> "Figure":
-    """Figure 7, left: each component as an image, its weights from lowest to highest."""
+    """Draws Figure 7, left: each component as an image, its weights from lowest to highest."""
     num = len(components_KPP3)
     side = _WIDTH / _ACROSS
     figure = _figure(_WIDTH, 0.4 + side * -(-num // _ACROSS))
@@ -40,7 +40,7 @@ def filters(components_KPP3: torch.Tensor) -> "Figure":
 
 
 def positions(pictures: Sequence[tuple[str, torch.Tensor]]) -> "Figure":
-    """Figure 7, centre: uint8[H, W, 3] pictures of similarities with their titles, one below the other."""
+    """Draws Figure 7, centre: uint8[H, W, 3] pictures of similarities with their titles, one below the other."""
     figure = _figure(_WIDTH, 0.5 + _WIDTH * len(pictures))
     for axes, (title, picture) in zip(figure.subplots(len(pictures), 1, squeeze=False)[:, 0], pictures, strict=True):
         axes.imshow(picture.numpy(), interpolation="nearest")
@@ -51,7 +51,7 @@ def positions(pictures: Sequence[tuple[str, torch.Tensor]]) -> "Figure":
 
 
 def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: float) -> "Figure":
-    """Figure 7, right: a dot for each head of each layer, and a line where uniform attention would be."""
+    """Draws Figure 7, right: a dot for each head of each layer, and a line where uniform attention would be."""
     figure = _figure(_WIDTH, 4.2)
     axes = figure.subplots()
     layer = np.repeat(np.arange(1, len(pixels_Lh) + 1), pixels_Lh.shape[1])
@@ -70,7 +70,8 @@ def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: fl
 
 
 def shift_consistency(shifts: Sequence[int], lines: Mapping[str, Sequence[float]], *, stride: int) -> "Figure":
-    """A line for each measure over the shift in pixels, with a mark where the image has moved by whole patches."""
+    """Draws a line for each measure over the shift in pixels, with a mark where the image has moved by whole
+    patches."""
     figure = _figure(_WIDTH, 3.6)
     axes = figure.subplots()
     for name, values in lines.items():
@@ -89,7 +90,7 @@ def shift_consistency(shifts: Sequence[int], lines: Mapping[str, Sequence[float]
 
 
 def rollouts(images_BHW3: np.ndarray, maps_BHW: torch.Tensor) -> "Figure":
-    """Figures 6 and 14: rows of images, and below each the same as bright as the model looks at it."""
+    """Draws Figures 6 and 14: rows of images, and below each image the same one, as bright as the model looks at it."""
     num, across = len(images_BHW3), min(_IMAGES_ACROSS, len(images_BHW3))
     num_rows, side = -(-num // across), min(2.0, _WIDTH / across)
     figure = _figure(_WIDTH, 0.6 + 2 * side * num_rows)
@@ -109,7 +110,7 @@ def rollouts(images_BHW3: np.ndarray, maps_BHW: torch.Tensor) -> "Figure":
 
 
 def save(figure: "Figure", folder: Path, name: str) -> list[str]:
-    """Writes NAME.png and NAME.svg; their names. UserError if they cannot be written."""
+    """Writes NAME.png and NAME.svg, and returns these names. Raises UserError if they cannot be written."""
     import matplotlib as mpl  # noqa: PLC0415 - slow
 
     names = [f"{name}.{kind}" for kind in FORMATS]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.evaluation.fewshot import represented
+from pipeline.evaluation.fewshot import before_head
 from pipeline.evaluation.predictor import Predictor
 from pipeline.inspection import figures
 from pipeline.inspection.attention import looked_at, uniform_distance
@@ -40,15 +40,15 @@ _PAPERS_RATIO = 384 / 224  # of the size that the paper fine-tunes at to that of
 
 @dataclass(frozen=True, kw_only=True)
 class Consistency:
-    """What is left of the output at each shift: `similar`, the cosine of the features with those of the image where it
-    was, float32[N, B]; `is_same`, whether the class is the same, bool[N, B]."""
+    """What is left of the output at each shift. `similar`: the cosine of the features with those of the image where it
+    was, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
 
     similar: torch.Tensor
     is_same: torch.Tensor
 
 
 def shifts_for(image_size: int, *, stride: int) -> range:
-    """Shifts in pixels, from 0 to two patches or half an image, at most 17 of them."""
+    """Returns the shifts in pixels, from 0 to two patches or half an image, at most 17 of them."""
     most = max(1, min(2 * stride, image_size // 2))
     return range(0, most + 1, max(1, -(-most // _MOST_SHIFTS)))
 
@@ -61,7 +61,7 @@ def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consi
     with torch.no_grad():
         for shift in shifts:
             crop = images_BWW3[:, top : top + size, shift : shift + size]
-            features_BD, logits = represented(model, crop.contiguous())
+            features_BD, logits = before_head(model, crop.contiguous())
             features_BD, classes = features_BD.float(), logits.argmax(dim=-1)
             if shift == 0:
                 first_BD, first = features_BD, classes
@@ -71,7 +71,7 @@ def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consi
 
 
 def draw_filters(model: ViT, folder: Path) -> Facts:
-    """filters.png and .svg."""
+    """Writes filters.png and .svg."""
     weights_DPP3 = patch_filters(model)
     if weights_DPP3 is None:
         log.info("a hybrid embeds features of its ResNet, so its filters are no pictures")
@@ -84,8 +84,8 @@ def draw_filters(model: ViT, folder: Path) -> Facts:
 
 
 def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
-    """positions.png and .svg: as learned, and resampled for images of `resample_to` pixels (0: the paper's ratio).
-    UserError if that is no multiple of the patch."""
+    """Writes positions.png and .svg: as learned, and resampled for images of `resample_to` pixels (0: the paper's
+    ratio). Raises UserError if that is no multiple of the patch."""
     config, stride = model.config, model.config.stride
     if resample_to % stride:
         lower, upper = resample_to // stride * stride, -(-resample_to // stride) * stride
@@ -109,7 +109,7 @@ def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
 
 
 def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], folder: Path) -> Facts:
-    """attention_distance and rollout, .png and .svg. UserError for an image that cannot be used."""
+    """Writes attention_distance and rollout, .png and .svg. Raises UserError for an image that cannot be used."""
     size, first, maps, distances = predictor.config.image_size, list[np.ndarray](), list[torch.Tensor](), []
     with Progress("attention", len(paths), unit="images", says_end=False) as progress:
         for begin in range(0, len(paths), _batch_size(model)):
@@ -137,7 +137,7 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
 
 
 def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Facts:
-    """shifts.png and .svg, of the first images. UserError for an image that cannot be used."""
+    """Writes shifts.png and .svg, from the first images. Raises UserError for an image that cannot be used."""
     model, config, paths = predictor.model, predictor.config, paths[:_MOST_SHIFTED]
     stride = config.resnet.stride if config.is_bit and config.resnet else config.stride
     shifts, found = shifts_for(config.image_size, stride=stride), []
@@ -160,6 +160,7 @@ def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Fa
 
 
 def _batch_size(model: ViT) -> int:
-    """Images whose attention weights of one layer, and their product over the layers, fit the memory."""
+    """Returns the number of images whose attention weights of one layer, and their product over the layers, fit the
+    memory."""
     num_tokens = model.config.num_prefix_tokens + model.config.grid[0] * model.config.grid[1]
     return max(1, min(_MOST_BATCH, _MOST_BYTES // (4 * model.config.size.num_heads * num_tokens**2)))

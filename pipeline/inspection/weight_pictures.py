@@ -26,14 +26,16 @@ _VIRIDIS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """`filters`: float32[K, P, P, 3], of length 1 each; `shares`: of the filters' variance, the largest first."""
+    """Principal components. `filters`: float32[K, P, P, 3], of length 1 each; `shares`: of the filters' variance, the
+    largest first."""
 
     filters: torch.Tensor
     shares: tuple[float, ...]
 
 
 def patch_filters(model: ViT) -> torch.Tensor | None:
-    """float32[D, P, P, 3]: the weights of each pixel of a patch. None for a hybrid, whose patches are of features."""
+    """Returns the weights of each pixel of a patch, float32[D, P, P, 3]; None for a hybrid, whose patches consist of
+    features."""
     if model.embed.resnet is not None:
         return None
     side = model.embed.patch_places
@@ -41,7 +43,7 @@ def patch_filters(model: ViT) -> torch.Tensor | None:
 
 
 def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Components:
-    """The first `most` principal components of the filters about their mean, or as many as there are.
+    """Returns the first `most` principal components of the filters about their mean, or as many as there are.
 
     The sign of a component says nothing; here its largest weight is positive.
     """
@@ -57,9 +59,11 @@ def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Compo
 
 
 def similarities(table_ND: torch.Tensor, *, grid: Grid) -> torch.Tensor:
-    """float32[T, U, H, W], from float[N, D]: of every tile's position with all others. The class token, which comes
-    first, has no position in the image. In a large grid only every second (third ...) patch has a tile, so that the
-    picture fits MOST_SIDE."""
+    """Compares every tile's position with all others: float32[T, U, H, W], from float[N, D].
+
+    The class token, which comes first, has no position in the image. In a large grid only every second (third ...)
+    patch has a tile, so that the picture fits MOST_SIDE.
+    """
     height, width = grid
     grid_HWD = table_ND.float()[-height * width :].reshape(height, width, -1)
     unit_HWD = torch.nn.functional.normalize(grid_HWD, dim=-1).nan_to_num(0.0)
@@ -72,12 +76,12 @@ def _least_side(grid: Grid, every: int) -> int:
 
 
 def levels(similar: torch.Tensor) -> torch.Tensor:
-    """uint8 of the same shape: 0 for -1, 255 for 1."""
+    """Returns uint8 of the same shape: 0 for -1, 255 for 1."""
     return ((similar.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def picture(levels_TUHW: torch.Tensor) -> torch.Tensor:
-    """uint8[height, width, 3] on the host: the tiles with white gaps, each value a square of pixels."""
+    """Draws uint8[height, width, 3] on the host: the tiles with white gaps, each value a square of pixels."""
     tiles_down, tiles_across, height, width = levels_TUHW.shape
     pixels = max(1, LEAST_SIDE // max(tiles_down * height, tiles_across * width))
     rgb_TUHW3 = _colours()[levels_TUHW.cpu().long()]
@@ -90,7 +94,7 @@ def picture(levels_TUHW: torch.Tensor) -> torch.Tensor:
 
 
 def _colours() -> torch.Tensor:
-    """uint8[256, 3]: of each level, between two points of the scale."""
+    """Returns the colour of each level, between two points of the scale: uint8[256, 3]."""
     points = torch.tensor(_VIRIDIS, dtype=torch.float32)
     places = torch.linspace(0, len(points) - 1, 256)
     below = places.floor().clamp(max=len(points) - 2).long()

@@ -1,8 +1,9 @@
 """The memory that a forward pass keeps for its backward pass, exact, by formula. Pure.
 
-The tests compare it with what autograd saves, tensor by tensor, on models without values. Counted is what runs
-uncompiled; a compiled block keeps less, since torch.compile recomputes what is cheap (training/fitting/memory.py).
-Branches that stochastic depth skips are counted, too: all images of a micro-batch may keep them.
+The tests compare it with what autograd saves, tensor by tensor, on models without values. The formulas are for
+uncompiled blocks; a compiled block keeps less, since torch.compile recomputes what is cheap
+(training/fitting/memory.py). Branches that stochastic depth skips are counted, too: all images of a micro-batch may
+keep them.
 
 Shape letters: N tokens, D width, M MLP width, h heads, K classes.
 """
@@ -22,8 +23,11 @@ _MOST_TOKENS_ON_CPU = 640  # attention.py's own gradient takes bf16 up to here, 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """How a forward pass is computed. `element_bytes`: 2 for bf16, 4 for fp32. `has_dense_targets`: mixup makes targets
-    of every class. `is_recomputed`: activation checkpointing. `is_frozen`: only the head is trained."""
+    """How a forward pass is computed.
+
+    `element_bytes`: 2 for bf16, 4 for fp32. `has_dense_targets`: mixup makes targets of every class. `is_recomputed`:
+    activation checkpointing. `is_frozen`: only the head is trained.
+    """
 
     element_bytes: int
     loss: LossName = "softmax"
@@ -35,10 +39,11 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """Bytes that a pass keeps: for each image, and whatever the number of images.
+    """The bytes that a pass keeps: per image, and a fixed number for any number of images.
 
-    `working_bytes` and `fixed_working_bytes`: the most that its backward pass needs beside them, in the same way:
-    gradients of one block, and, with activation checkpointing, all that this block keeps once it is computed again.
+    `working_bytes` and `fixed_working_bytes` are the most that its backward pass needs in addition, counted in the same
+    way: the gradients of one block and, with activation checkpointing, all that this block keeps once it is computed
+    again.
     """
 
     image_bytes: int
@@ -49,8 +54,8 @@ class Activations:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """What one part of a model keeps, in bytes: for each image and in all. Blocks also say how much of it is their
-    input, and how much their gradients need."""
+    """The bytes that one part of a model keeps, per image and fixed. Blocks also say how much of it is their input, and
+    how much their gradients need."""
 
     image_bytes: int
     fixed_bytes: int = 0
@@ -59,7 +64,7 @@ class _Kept:
 
 
 def activations_of(config: ModelConfig, how: Pass) -> Activations:
-    """The activations of a model at its image size."""
+    """Returns the activations of a model at its image size."""
     blocks = [*_units(config, how), *_layers(config, how)]
     if how.is_frozen:  # a forward pass keeps one part at a time, and the head and the loss keep theirs
         last, loss = _last(config, how), _loss(config, how)
@@ -87,8 +92,8 @@ def activations_of(config: ModelConfig, how: Pass) -> Activations:
 
 
 def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
-    """Transformer blocks: both norms' inputs and outputs, q, k and v, the attention's result, the MLP's hidden layer
-    before and after its GELU."""
+    """Counts the transformer blocks: both norms' inputs and outputs, q, k and v, the attention's result, and the MLP's
+    hidden layer before and after its GELU."""
     if config.is_bit:
         return []
     size, num_tokens = config.size, _num_tokens(config)
@@ -114,8 +119,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
 
 
 def _mlp(config: ModelConfig, how: Pass) -> _Kept:
-    """The most that a pass through a block holds if it keeps nothing: its input, normed, and the MLP's hidden layer
-    before and after its GELU."""
+    """Counts the most that a pass through a block holds if it keeps nothing: the block's input, normed, and the MLP's
+    hidden layer before and after its GELU."""
     if config.is_bit:
         return _Kept(image_bytes=0)
     return _Kept(image_bytes=2 * how.element_bytes * _num_tokens(config) * (config.size.width + config.size.mlp_width))
@@ -126,7 +131,7 @@ def _keeps_softmax_sums(num_tokens: int, how: Pass) -> bool:
 
 
 def _embedding(config: ModelConfig, how: Pass) -> _Kept:
-    """The patches, cut out of the image or of a hybrid's last map."""
+    """Counts the patches, cut out of the image or of a hybrid's last map."""
     if config.is_bit:
         return _Kept(image_bytes=0)
     size, (height, width) = config.size, config.grid
@@ -142,7 +147,7 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
 
 
 def _last(config: ModelConfig, how: Pass) -> _Kept:
-    """The last norm with its input, the hidden layer before the head, and the head in fp32."""
+    """Counts the last norm with its input, the hidden layer before the head, and the head in fp32."""
     e, wide = how.element_bytes, how.element_bytes != _FP32
     if how.is_frozen:  # the inputs of the dense layers, and what the hidden layer's gradient needs
         width = config.resnet.width if config.is_bit and config.resnet else config.size.width
@@ -172,7 +177,7 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
 
 
 def _loss(config: ModelConfig, how: Pass) -> _Kept:
-    """What the loss keeps of the logits (pipeline/models/loss.py)."""
+    """Counts what the loss keeps of the logits (pipeline/models/loss.py)."""
     num_kept = {("softmax", False): 1, ("softmax", True): 2, ("sigmoid", False): 2, ("sigmoid", True): 4}
     num_predicted = _area(config.grid) if config.masked_patches else 1
     if config.masked_patches and config.masked_target == "pixels":  # the differences, and which of them count
@@ -181,7 +186,7 @@ def _loss(config: ModelConfig, how: Pass) -> _Kept:
 
 
 def _root(config: ModelConfig, how: Pass) -> _Kept:
-    """A ResNet's first convolution and pooling, which keeps the place of each maximum."""
+    """Counts a ResNet's first convolution and its pooling, which keeps the place of each maximum."""
     resnet = config.resnet
     if resnet is None:
         return _Kept(image_bytes=0)
@@ -196,7 +201,7 @@ def _root(config: ModelConfig, how: Pass) -> _Kept:
 
 
 def _units(config: ModelConfig, how: Pass) -> Iterator[_Kept]:
-    """A ResNet's units, in order."""
+    """Yields what each of a ResNet's units keeps, in order."""
     if config.resnet is None:
         return
     before = _half(_half(config.image_size))
@@ -222,8 +227,11 @@ def _units(config: ModelConfig, how: Pass) -> Iterator[_Kept]:
 
 
 def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """Elements kept beside the input, and the number of norms, of a hybrid's bottleneck between maps of these sizes:
-    the results of convolutions and ReLUs, and padded copies. The last ReLU's result is the next input."""
+    """Returns the elements kept beside the input, and the number of norms, for a hybrid's bottleneck between maps of
+    these sizes.
+
+    The elements are the results of convolutions and ReLUs, and padded copies. The last ReLU's result is the next input.
+    """
     first = 2 * unit.inner * before**2 + unit.inner * _padded(before, 3, unit.stride) ** 2
     second = 2 * unit.inner * after**2 + unit.outer * after**2
     if not unit.is_projected:
@@ -232,25 +240,25 @@ def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]
 
 
 def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """The same of BiT's unit, which pads inside its convolutions."""
+    """Returns the same numbers for BiT's unit, which pads inside its convolutions."""
     if unit.is_basic:
         return unit.channels * before**2 + 2 * unit.outer * after**2, 2
     return (unit.channels + 2 * unit.inner) * before**2 + 2 * unit.inner * after**2, 3
 
 
 def _standardised(channels_out: int, num_weights_each: int, how: Pass) -> int:
-    """Fixed bytes of a standardised weight: centred and standardised, and in bf16 also its fp32 copy."""
+    """Returns the fixed bytes of a standardised weight: centred and standardised, and in bf16 also its fp32 copy."""
     each = 2 * _FP32 if how.element_bytes == _FP32 else 2 * _FP32 + how.element_bytes
     return channels_out * (num_weights_each * each + 2 * _FP32)
 
 
 def _statistic_bytes(how: Pass) -> int:
-    """The bytes of a norm's mean or deviation, which is fp32 on a GPU."""
+    """Returns the bytes of a norm's mean or deviation, which is fp32 on a GPU."""
     return _FP32 if how.is_on_gpu else how.element_bytes
 
 
 def _mask_bytes(config: ModelConfig, how: Pass) -> int:
-    """The bytes of dropout's mask for each element: one on a GPU, a number like the element on a CPU."""
+    """Returns the bytes of dropout's mask per element: one on a GPU, those of the element on a CPU."""
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
 
 
@@ -259,7 +267,7 @@ def _num_tokens(config: ModelConfig) -> int:
 
 
 def _map_after(resnet: ResNetSize, config: ModelConfig) -> tuple[int, int]:
-    """The last feature map; unlike the grid, rounded up at each halving."""
+    """Returns the size of the last feature map; unlike the grid, it is rounded up at each halving."""
     side = config.image_size
     for _ in range(resnet.num_halvings):
         side = _half(side)

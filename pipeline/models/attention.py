@@ -1,8 +1,9 @@
 """Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) with the fastest kernels of each device.
 
-On a GPU, PyTorch chooses the kernel. On a CPU, PyTorch's forward is fast enough, but it computes bf16 gradients in
-pieces too small for the matrix units. As whole matrices, as many heads and images at a time as fit the cache, they take
-half to two thirds of the time up to 577 tokens, the same at 1025, and are as exact (benchmarks/kernels.py).
+On a GPU, PyTorch chooses the kernel. On a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in
+pieces too small for the matrix units. Here they are computed as whole matrices, for as many heads and images at a time
+as fit the cache. That takes half to two thirds of the time up to 577 tokens, the same time at 1025, and is as exact
+(benchmarks/kernels.py).
 
 Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
@@ -36,6 +37,9 @@ KERNELS = {
     FLEX: None,
 }
 """PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
+Layer = Callable[[], nn.Module]
+"""Makes what a model computes between the product of q, k and v and that of its result: q, k and v in one tensor
+[3, B, h, N, d] to [B, h, N, d]."""
 _OPERATORS = {
     "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -50,7 +54,7 @@ _held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
 
 
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)) v of q, k and v in one tensor: [B, h, N, d], in its precision."""
+    """Computes softmax(q k^T / sqrt(d)) v, [B, h, N, d], from q, k and v in one tensor, in its precision."""
     is_trained = qkv_3BhNd.requires_grad and torch.is_grad_enabled() and qkv_3BhNd.shape[-2] <= _MOST_TOKENS
     if is_trained and qkv_3BhNd.device.type == "cpu" and qkv_3BhNd.dtype == torch.bfloat16:
         # Uncompiled as plain functions: the first call of a custom operator would load torch._dynamo, which takes 1 s.
@@ -58,11 +62,6 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = operator(qkv_3BhNd)  # type: ignore[no-untyped-call]
         return result
     return _by_pytorch(qkv_3BhNd)
-
-
-Layer = Callable[[], nn.Module]
-"""Makes what a model computes between the product of q, k and v and that of its result: q, k and v in one tensor
-[3, B, h, N, d] to [B, h, N, d]."""
 
 
 def kernel_seconds(
@@ -74,9 +73,12 @@ def kernel_seconds(
     layer: Layer | None = None,
     is_compiled: bool = False,
 ) -> float | str:
-    """The median seconds of a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d], as
-    views of their product; why it cannot compute them, if it cannot. `layer`: of a model, with its masks and norms;
-    None: attention alone. `is_compiled`: as in a block that is compiled."""
+    """Times a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d], as views of their
+    product.
+
+    Returns the median seconds, or a text that says why the kernel cannot compute them. `layer`: a model's, with its
+    masks and norms; None: attention alone. `is_compiled`: as in a block that is compiled.
+    """
     batch, heads, tokens, width = shape
     product_BN3hd = torch.randn(batch, tokens, 3, heads, width, dtype=dtype, device=device, requires_grad=True)
     module = layer().to(device, dtype) if layer else None
@@ -105,8 +107,11 @@ def kernel_seconds(
 
 
 def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
-    """The kernel to take, by what each takes: the one of the checkpoint, `recorded`, unless it is gone or 5 % slower
-    than the fastest; else the first in the order of KERNELS of those that are less than 2 % slower. Pure."""
+    """Chooses a kernel by the seconds of each. Pure.
+
+    The checkpoint's kernel, `recorded`, is kept unless it is gone or 5 % slower than the fastest. Otherwise, of the
+    kernels that are less than 2 % slower than the fastest, the first in the order of KERNELS is taken.
+    """
     fastest = min(seconds.values())
     if recorded in seconds and seconds[recorded] < _KEPT_UP_TO * fastest:
         return recorded
@@ -114,14 +119,16 @@ def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
 
 
 def kernel_in_use() -> str:
-    """The kernel of `use_kernel`; empty if PyTorch chooses."""
+    """Returns the kernel of `use_kernel`; empty if PyTorch chooses."""
     return _used[0]
 
 
 def use_kernel(name: str) -> None:
-    """Has this process compute attention by a kernel from now on, also in blocks that are compiled already. What a
-    fixed kernel cannot compute is computed by plain products; flex is for `attend` alone, and PyTorch chooses
-    elsewhere."""
+    """Has this process compute attention by a kernel from now on, also in blocks that are compiled already.
+
+    What a fixed kernel cannot compute is computed by plain products. flex serves only `attend`; elsewhere PyTorch
+    chooses.
+    """
     _held.close()
     _used[0], backend = name, KERNELS[name]
     _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
@@ -133,12 +140,13 @@ def use_kernel(name: str) -> None:
 
 
 def key_caches_by_kernel(name: str) -> None:
-    """Puts what decides attention's kernel while a block is traced into the key of the compiler's caches, which leave
-    it out (pytorch #185449): a process would otherwise run the kernel of an earlier one, whatever it has chosen.
+    """Adds whatever decides attention's kernel while a block is traced to the key of the compiler's caches, which leave
+    it out (pytorch #185449). Otherwise a process would run the kernel of an earlier process, whatever it has chosen.
 
-    The instructions of this CPU are left out of it, too: code for wider vectors would compute something else. All other
-    state that is decided before compiling is in the key already (deterministic algorithms, the precision of products,
-    reductions in bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
+    The caches also leave out the instructions of this CPU: code for wider vectors would compute something else. All
+    other state that is decided before compiling is in the key already (deterministic algorithms, the precision of
+    products, reductions in bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's
+    switches).
     """
     cuda: Any = torch.backends.cuda  # whose functions have no types
     config = torch.compiler.config
@@ -156,8 +164,8 @@ def key_caches_by_kernel(name: str) -> None:
 
 @contextmanager
 def kernels_seen() -> Iterator[Counter[str]]:
-    """Counts the calls of each fused kernel inside, by PyTorch's profiler; filled at the end. Plain products are not
-    told from others, so `math` is never among them."""
+    """Counts the calls of each fused kernel inside the context, by PyTorch's profiler; the counts are there at its end.
+    Plain products look like any others, so `math` is never among them."""
     calls: Counter[str] = Counter()
     set_defaults(QUIET_PROFILER)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -166,8 +174,8 @@ def kernels_seen() -> Iterator[Counter[str]]:
 
 
 def kernel_that_ran(calls: Mapping[str, int], *, num_layers: int) -> str:
-    """The kernel that computed attention in the layers of a model, from what `kernels_seen` counted in one pass or
-    more. Pooling may call another one, once a pass."""
+    """Returns the kernel that computed attention in the layers of a model, from the counts of `kernels_seen` over one
+    pass or more. Pooling may call another one, once per pass."""
     if kernel_in_use() == FLEX:  # a block that was traced with it has no other operator
         return FLEX
     name, num_calls = max(calls.items(), key=lambda each: each[1], default=(_MATH, 0))
@@ -175,7 +183,7 @@ def kernel_that_ran(calls: Mapping[str, int], *, num_layers: int) -> str:
 
 
 def _compiled_flex(device: torch.device) -> Callable[..., Any]:
-    """PyTorch's flex_attention, compiled for a GPU; on a CPU it has no gradients, and says so."""
+    """Returns PyTorch's flex_attention, compiled for a GPU. On a CPU it has no gradients, and says so."""
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415 - it loads torch._dynamo
 
     if device.type != "cuda":
@@ -185,7 +193,7 @@ def _compiled_flex(device: torch.device) -> Callable[..., Any]:
 
 
 def _time(device: torch.device) -> float:
-    """The time once the device has done what it was given."""
+    """Returns the time at which the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -203,7 +211,7 @@ def _forward(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
 
 
 def _backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """The attention weights are recomputed; all else is matrix products. Nothing that grows with N^2 is kept."""
+    """Recomputes the attention weights; the rest is matrix products. Nothing that grows with N^2 is kept."""
     dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # with the same strides: the three gradients need not be joined by a copy
     _, batch, heads, tokens, _ = qkv_3BhNd.shape
     num_heads = min(heads, max(1, _CACHED_BYTES // (4 * tokens**2)))
@@ -216,7 +224,7 @@ def _backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
 
 
 def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v from the gradient `da_BhNd` of the result."""
+    """Returns the gradients of q, k and v from the gradient `da_BhNd` of the result."""
     scale, shape = float(da_BhNd.shape[-1]) ** -0.5, da_BhNd.shape
     # (B, h, N, d) -> (B * h, N, d), each copied once: as slices of one product they would be copied at every use
     da_SNd, q_SNd, k_SNd, v_SNd = (tensor.reshape(-1, *shape[2:]) for tensor in (da_BhNd, *qkv_3BhNd))
@@ -231,12 +239,12 @@ def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Te
 
 
 def _scaled_product(a_SNM: torch.Tensor, b_SMK: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale x (a b), scaled before it is rounded."""
+    """Returns scale x (a b), scaled before it is rounded."""
     return torch.baddbmm(a_SNM.new_empty(1), a_SNM, b_SMK, beta=0, alpha=scale)
 
 
 def _fake_result(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """Shape and strides of the result, without values: tokens come before heads in memory."""
+    """Returns a tensor of the result's shape and strides, without values: tokens come before heads in memory."""
     _, batch, heads, tokens, width = qkv_3BhNd.shape
     return qkv_3BhNd.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
@@ -256,18 +264,18 @@ def _backward_by_operator(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """The same without operators."""
+    """Attention on a CPU as an autograd function, which needs no operators."""
 
     @staticmethod
     def forward(ctx: Any, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-        """The result, [B, h, N, d]."""
+        """Returns the result, [B, h, N, d]."""
         ctx.save_for_backward(qkv_3BhNd)
         return _forward(qkv_3BhNd)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
-        """The gradient of `qkv_3BhNd`."""
+        """Returns the gradient of `qkv_3BhNd`."""
         return _backward(da_BhNd, *ctx.saved_tensors)
 
 

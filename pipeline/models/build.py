@@ -26,11 +26,30 @@ Model = ViT | BiT
 _MOST_VARIANTS = 64
 
 
+def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
+    """Builds the model with initial weights, which depend only on (seed, tensor name)."""
+    model = unfilled_model(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_of(config, name, tuple(parameter.shape), seed=seed))
+    return model
+
+
+def unfilled_model(config: ModelConfig) -> Model:
+    """Builds the model with arbitrary weights, to be filled from a checkpoint, a weights file or `initial_tensor`."""
+    return BiT(config) if config.is_bit else ViT(config)
+
+
+def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
+    """Returns the float32 initial value of a model's parameter `name`."""
+    return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
+
+
 def initial_tensor(
     name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02, layer_scale: float = 0.0
 ) -> torch.Tensor:
-    """float32 initial value of the parameter `name`; `position_std` and `layer_scale` as in ModelConfig. Raises
-    ValueError for an unknown name."""
+    """Returns the float32 initial value of the parameter `name`; `position_std` and `layer_scale` are those of
+    ModelConfig. Raises ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
     if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out", "q_norm", "k_norm"):
@@ -63,7 +82,8 @@ def initial_tensor(
 
 
 def _lecun_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Variance 1 / fan in after truncation at two deviations; `shape`: (out, in) or (out, in, kernel, kernel)."""
+    """Draws with variance 1 / fan in after truncation at two deviations; `shape`: (out, in) or (out, in, kernel,
+    kernel)."""
     std = math.sqrt(1.0 / math.prod(shape[1:])) / _TRUNCATED_STD
     return torch.nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=generator)
 
@@ -73,33 +93,14 @@ def _xavier_uniform(shape: tuple[int, int], generator: torch.Generator) -> torch
     return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
-def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
-    """The model with initial weights that depend on (seed, tensor name) alone."""
-    model = unfilled_model(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(initial_of(config, name, tuple(parameter.shape), seed=seed))
-    return model
-
-
-def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
-    """float32 initial value of a model's parameter `name`."""
-    return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
-
-
-def unfilled_model(config: ModelConfig) -> Model:
-    """The model with arbitrary weights, to be filled from a checkpoint, a weights file or `initial_tensor`."""
-    return BiT(config) if config.is_bit else ViT(config)
-
-
 def shapes_of(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Name and shape of every parameter, without building the weights."""
+    """Returns the name and shape of every parameter, without building the weights."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in unfilled_model(config).named_parameters()}
 
 
 def blocks_of(model: Model) -> Iterator[nn.Module]:
-    """The repeated parts of a model: transformer blocks, and the units of its ResNet."""
+    """Yields the repeated parts of a model: transformer blocks, and the units of its ResNet."""
     for module in model.modules():
         if isinstance(module, Block | PostActivationUnit | PreActivationUnit | BasicPreActivationUnit):
             yield module
@@ -114,16 +115,19 @@ def compile_blocks(
     on_gpu: bool = False,
     backend: str = "inductor",
 ) -> None:
-    """Compiles block by block with torch.compile, in place: parameters keep their names, equal blocks share kernels.
+    """Compiles block by block with torch.compile, in place: parameters keep their names, and equal blocks share
+    kernels.
 
     A block is compiled when it is first called: once for each kind of block and batch size, for training and for
-    evaluation. On a GPU, inductor times variants of a reduction and pads matrix products where that is faster, so a
-    restarted run may add up in another order. `deterministic`: it chooses by rule instead, and a restarted run computes
-    the same bits. On a CPU it always does. `rounds_as_eager`: what one kernel computes after another is rounded to bf16
-    in between, even if they are fused. `on_gpu`: blocks keep the sum of a residual for the backward pass instead of the
-    branch (residuals.py). `cuda_graphs`: each block is launched as a CUDA graph; call
-    torch.compiler.cudagraph_mark_step_begin before each micro-batch. Dropout follows torch's generator, but draws other
-    masks than without compilation.
+    evaluation. On a GPU, inductor times variants of a reduction, and pads matrix products where that is faster, so a
+    restarted run may add in another order. With `deterministic` it chooses by rule instead, as it always does on a CPU,
+    and a restarted run computes the same bits. Dropout follows torch's generator, but draws other masks than without
+    compilation.
+
+    `rounds_as_eager`: what one kernel computes after another is rounded to bf16 in between, even if they are fused.
+    `on_gpu`: blocks keep the sum of a residual for the backward pass instead of the branch (residuals.py).
+    `cuda_graphs`: each block is launched as a CUDA graph; call torch.compiler.cudagraph_mark_step_begin before each
+    micro-batch.
     """
     key_caches_by_kernel(kernel_in_use())
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
@@ -146,7 +150,7 @@ def compile_blocks(
 
 
 def compile_fault(device: torch.device) -> str:
-    """Why torch.compile cannot make kernels for this device, in one line; empty if it can.
+    """Says in one line why torch.compile cannot make kernels for this device; empty if it can.
 
     It compiles a small kernel to find out. That takes seconds, most of which a run that compiles needs anyway.
     """
@@ -164,7 +168,8 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
 
 
 def checkpoint_blocks(model: Model) -> None:
-    """Activation checkpointing: only the input of each block is kept; the rest is recomputed in the backward pass."""
+    """Turns on activation checkpointing: only the input of each block is kept; the rest is recomputed in the backward
+    pass."""
     for module in model.modules():
         if isinstance(module, ViT | BiT | HybridResNet):
             module.checkpoint_blocks = True

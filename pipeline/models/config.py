@@ -45,7 +45,10 @@ class Size:
 @dataclass(frozen=True, kw_only=True)
 class ResNetSize:
     """A ResNet: the units of each stage, and how many times wider it is (the 2 of R50x2). Without a stage, it is the
-    root alone. Units are bottlenecks, or basic: two 3x3 convolutions, as in ResNet-18 and 34."""
+    root alone.
+
+    Units are bottlenecks, or basic: two 3x3 convolutions, as in ResNet-18 and 34.
+    """
 
     units: tuple[int, ...]
     factor: int = 1
@@ -53,7 +56,7 @@ class ResNetSize:
 
     @property
     def num_halvings(self) -> int:
-        """How often the size is halved: twice by the root, once by each stage after the first."""
+        """How often the map's size is halved: twice by the root, once by each stage after the first."""
         return max(2, 1 + len(self.units))
 
     @property
@@ -280,8 +283,9 @@ class ModelConfig:
 
     @property
     def skipped_rates(self) -> tuple[float, ...]:
-        """The same, but 0 for blocks whose branches are computed for all images and then multiplied by 0, since
-        skipping so few would not make up for gathering the others: up to 0.1, as in DINOv2's code."""
+        """The same rates, but 0 for blocks whose branches are computed for all images and then multiplied by 0.
+        Skipping so few images would not make up for gathering the others, so this holds for rates up to 0.1, as in
+        DINOv2's code."""
         return tuple(rate if rate > _MOST_UNSKIPPED else 0.0 for rate in self.branch_rates)
 
     @property
@@ -325,7 +329,7 @@ class ModelConfig:
         self._refuse_positions()
 
     def _refuse_axial(self) -> None:
-        """UserError for parts that are in no row or column of patches."""
+        """Raises UserError for parts that belong to no row or column of patches."""
         if self.pooling == "token":
             raise UserError(
                 "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "
@@ -343,7 +347,7 @@ class ModelConfig:
             )
 
     def _refuse_positions(self) -> None:
-        """UserError for kinds and places of positions that do not go together, or do not fit the width."""
+        """Raises UserError for kinds and places of positions that do not go together, or do not fit the width."""
         size = self.size
         if self.position_at != "input" and not self.position.startswith("learned"):
             adds = "is added to the input alone" if self.position == "sincos2d" else "adds nothing to the input"
@@ -412,7 +416,7 @@ class ModelConfig:
 
 
 def num_masked_outputs(target: MaskedTarget, *, side: int) -> int:
-    """Outputs of the head for each patch of `side` pixels in masked patch prediction."""
+    """Returns the outputs of the head for each patch of `side` pixels in masked patch prediction."""
     if target == "pixels":
         return 3 * side**2
     return MEAN_COLOURS * (PARTS_PER_SIDE**2 if target == "parts" else 1)

@@ -1,8 +1,8 @@
 """Dense layers that multiply in float8 ("FP8 Formats for Deep Learning", Micikevicius et al., 2022), by torchao.
 
 torchao's Float8Linear scales both factors of each of a layer's products, forward and backward, and rounds them to 8
-bits. Parameters stay as they are, with their names: DeepSpeed and checkpoints see no difference, and whoever reads the
-weights needs no torchao. It is loaded here alone, and only for a run that asks for it.
+bits. Parameters keep their values and names: DeepSpeed and checkpoints see no difference, and readers of the weights
+need no torchao. Only this module loads torchao, and only for a run that asks for it.
 """
 
 import logging
@@ -23,7 +23,7 @@ _LAYERS = ("attention.qkv", "attention.out", "mlp.dense1", "mlp.dense2")
 
 
 def float8_fault(device: torch.device) -> str:
-    """Why this process cannot multiply in float8 on a device; empty if it can."""
+    """Says why this process cannot multiply in float8 on a device; empty if it can."""
     if device.type != "cuda":
         return "a CPU gains nothing from float8"
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
@@ -40,7 +40,8 @@ def float8_fault(device: torch.device) -> str:
 def use_float8(model: nn.Module, scaling: Scaling, *, is_emulated: bool = False) -> None:
     """Makes the four dense layers of each block multiply in float8, in place; call it before blocks are compiled.
 
-    `scaling`: torchao's recipe. `is_emulated`: round to float8 and multiply in fp32, which any device can."""
+    `scaling`: torchao's recipe. `is_emulated`: round to float8 and multiply in fp32, which every device can do.
+    """
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:  # they warn of kernels that are not used here, and of torchao's own calls

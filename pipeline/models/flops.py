@@ -1,12 +1,14 @@
 """The cost of a model: parameters and floating-point operations, exact, by formula. The tests also count the modules.
 
 A multiply-add is 2 operations. Only products count (dense layers, convolutions, attention), as is usual. Training costs
-three times the forward pass. With 303 million images per epoch, the formulas give the pre-training costs of the paper's
-Table 6; for its ResNets, taps that fall on padding do not count (`skip_padding`). 10 of 18 rows agree to their rounding
-or within 0.2 %, and the tests compare every row. No other way of counting that was tried gives all rows. The closest is
-XLA's cost analysis (of the models in JAX, forward and backward, 8 images at a time). It also skips padding, but counts
-additions, norms, activations and the standardising of weights: 12 rows agree, and all are within 0.4 % except ViT-B/32
-(1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below). So the paper's counter was probably XLA's.
+three times the forward pass.
+
+With 303 million images per epoch, the formulas give the pre-training costs of the paper's Table 6; for its ResNets,
+taps that fall on padding do not count (`skip_padding`). 10 of 18 rows agree to their rounding or within 0.2 %, and the
+tests compare every row. No other way of counting that was tried gives all rows. The closest is XLA's cost analysis (of
+the models in JAX, forward and backward, 8 images at a time), which was probably the paper's counter. It also skips
+padding, but counts additions, norms, activations and the standardising of weights: 12 rows agree, and all are within
+0.4 % except ViT-B/32 (1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below).
 
 Shape letters: N tokens, D width, M MLP width.
 """
@@ -32,12 +34,12 @@ class Convolution:
     stride: int = 1
 
     def num_multiplies(self, *, skip_padding: bool) -> int:
-        """Multiply-adds of one image."""
+        """Returns the multiply-adds for one image."""
         down, across = (self._num_taps(size, skip_padding=skip_padding) for size in self.map_size)
         return down * across * self.channels_in * self.channels_out
 
     def _num_taps(self, size: int, *, skip_padding: bool) -> int:
-        """Taps along one axis, summed over all positions of the output."""
+        """Counts the taps along one axis, summed over all positions of the output."""
         num_outputs = -(-size // self.stride)
         if not skip_padding:
             return num_outputs * self.kernel
@@ -49,7 +51,8 @@ class Convolution:
 def forward_flops(
     config: ModelConfig, *, image: tuple[int, int] | None = None, head: bool = True, skip_padding: bool = False
 ) -> int:
-    """Operations of one image's forward pass; `image`: (height, width) in pixels, if not the configuration's."""
+    """Returns the operations of one image's forward pass; `image`: (height, width) in pixels, if not the
+    configuration's."""
     height, width = image or (config.image_size, config.image_size)
     resnet = config.resnet
     convolutions = convolutions_of(resnet, (height, width)) if resnet else ()
@@ -70,7 +73,7 @@ def forward_flops(
 
 
 def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
-    """Multiply-adds of a block's dense layers for one image."""
+    """Returns the multiply-adds of a block's dense layers for one image."""
     size = config.size
     block = num_tokens * (4 * size.width**2 + 2 * size.width * size.mlp_width)  # q, k, v, out and the MLP
     if config.position == "relative":  # q times the embeddings of all distances
@@ -79,8 +82,8 @@ def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
 
 
 def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
-    """Operations of the products of attention alone, which grow faster than the number of tokens: of each query and the
-    keys that it sees, and of the shares and values. 0 for BiT."""
+    """Returns the operations of attention's own products: queries times the keys that they see, and shares times
+    values. They grow faster than the number of tokens. 0 for BiT."""
     if config.is_bit:
         return 0
     height, width = image or (config.image_size, config.image_size)
@@ -92,8 +95,8 @@ def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None
 
 
 def skipped_flops(config: ModelConfig) -> int:
-    """Operations of one image's forward pass that stochastic depth leaves out on average, where blocks skip branches
-    (`ModelConfig.skipped_rates`). 0 for BiT, and without stochastic depth."""
+    """Returns the operations of one image's forward pass that stochastic depth saves on average, where blocks skip
+    branches (`ModelConfig.skipped_rates`). 0 for BiT, and without stochastic depth."""
     if config.is_bit or not config.stochastic_depth:
         return 0
     height, width = config.grid
@@ -105,8 +108,11 @@ def skipped_flops(config: ModelConfig) -> int:
 def training_flops(
     config: ModelConfig, *, head: bool = True, is_frozen: bool = False, skips_branches: bool = False
 ) -> int:
-    """Operations of one image's forward and backward passes. `is_frozen`: only the head and the hidden layer before it
-    have gradients, and the lower one of the two passes none on. `skips_branches`: without those of `skipped_flops`."""
+    """Returns the operations of one image's forward and backward passes.
+
+    `is_frozen`: only the head and the hidden layer before it have gradients, and the lower of the two passes none on.
+    `skips_branches`: without those of `skipped_flops`.
+    """
     forward = forward_flops(config, head=head) - skips_branches * skipped_flops(config)
     if not is_frozen:
         return FORWARD_AND_BACKWARD * forward
@@ -116,7 +122,7 @@ def training_flops(
 
 
 def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
-    """Parameters by formula; without the head also without the hidden layer before it."""
+    """Counts the parameters by formula; without the head also without the hidden layer before it."""
     resnet = config.resnet
     total = _num_resnet_parameters(resnet, is_hybrid=not config.is_bit) if resnet else 0
     if config.is_bit and resnet:
@@ -144,7 +150,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
 
 
 def num_block_weights(config: ModelConfig) -> int:
-    """Elements of the matrices of a Transformer's blocks; 0 for a BiT ResNet, which has none."""
+    """Counts the elements of the matrices in a Transformer's blocks; 0 for a BiT ResNet, which has none."""
     if config.is_bit:
         return 0
     d, m = config.size.width, config.size.mlp_width
@@ -152,7 +158,7 @@ def num_block_weights(config: ModelConfig) -> int:
 
 
 def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:
-    """Every convolution of a ResNet, in order, for images of (height, width) pixels."""
+    """Yields every convolution of a ResNet, in order, for images of (height, width) pixels."""
     yield Convolution(map_size=image, channels_in=3, channels_out=resnet.root_width, kernel=7, stride=2)
     at = _halved(_halved(image))  # by the root, and by its pooling
     for unit in chain.from_iterable(units_by_stage(resnet)):
@@ -175,7 +181,8 @@ def _halved(map_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _num_resnet_parameters(resnet: ResNetSize, *, is_hybrid: bool) -> int:
-    """Convolutions, and a scale and a shift for each normalised channel (BiT's last norm is not counted here)."""
+    """Counts convolutions, and a scale and a shift for each normalised channel (BiT's last norm is not counted
+    here)."""
     total = sum(c.kernel**2 * c.channels_in * c.channels_out for c in convolutions_of(resnet, (1, 1)))
     num_normalised = resnet.root_width if is_hybrid else 0
     for unit in chain.from_iterable(units_by_stage(resnet)):

@@ -25,7 +25,7 @@ def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class MLP(nn.Module):
-    """Two dense layers with a GELU between (in the JAX code its tanh approximation), dropout after each."""
+    """Two dense layers with a GELU between them (its tanh approximation in the JAX code), and dropout after each."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -42,22 +42,23 @@ class MLP(nn.Module):
 
 
 def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU of any shape by its tanh approximation (Hendrycks and Gimpel, 2016): x / 2 (1 + tanh u)."""
+    """Computes the GELU by its tanh approximation (Hendrycks and Gimpel, 2016), x / 2 (1 + tanh u), for any shape."""
     if torch.compiler.is_compiling():
         return gelu_by_sigmoid(x)
     return F.gelu(x, approximate="tanh")
 
 
 def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """The same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): it makes a compiled MLP a tenth
-    faster, since an exponential costs less than a tanh (benchmarks/kernels.py). In fp32 or better, then rounded."""
+    """Computes the same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), in fp32 or better, then
+    rounds. This makes a compiled MLP a tenth faster, since an exponential costs less than a tanh
+    (benchmarks/kernels.py)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (wide * torch.sigmoid(twice_u)).to(x.dtype)
 
 
 class LinearHead(nn.Linear):
-    """Linear classifier whose product, bias and constant are fp32 whatever the weights' precision."""
+    """A linear classifier whose product, bias and constant are fp32 whatever the weights' precision."""
 
     def __init__(self, width: int, num_classes: int, *, constant: float) -> None:
         if num_classes < 1:
@@ -71,8 +72,8 @@ class LinearHead(nn.Linear):
 
 
 class AttentionPool(nn.Module):
-    """[B, N, D] patches after the last norm -> [B, D]: attention of the probe to them, then x + MLP(LayerNorm(x)). As
-    in big_vision, without dropout."""
+    """[B, N, D] patches after the last norm -> [B, D]: the probe attends to the patches, which gives x; the result is x
+    + MLP(LayerNorm(x)). There is no dropout, as in big_vision."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -92,7 +93,8 @@ class AttentionPool(nn.Module):
         return result
 
     def parts(self, x_BND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The probe's query, the same for each image, [B, h, 1, d], and keys and values, [B, h, N, d]."""
+        """Returns the probe's query, [B, h, 1, d], which is the same for each image, and keys and values, [B, h, N,
+        d]."""
         batch, num_patches, _ = x_BND.shape
         q_11hd = self.query(self.probe).reshape(1, 1, self.num_heads, -1)
         # (B, N, 2 * D) -> (2, B, h, N, d)

@@ -12,12 +12,13 @@ from pipeline.shared_settings import LossName
 def classification_loss(
     logits_BK: torch.Tensor, targets: torch.Tensor, *, name: LossName, smoothing: float = 0.0
 ) -> torch.Tensor:
-    """Mean loss over the batch. `targets`: labels, int64[B, L], padded with -1, or probabilities, float32[B, K].
+    """Returns the mean loss over the batch. `targets`: labels, int64[B, L], padded with -1, or probabilities,
+    float32[B, K].
 
     `softmax`: cross-entropy with the first label; an image without labels adds 0. `sigmoid`: cross-entropy summed over
-    classes (as big_vision's sigmoid_xent for JFT and ImageNet-21k; averaging would change the learning rate's meaning).
-    `smoothing` s: of softmax, this share of each target is spread evenly over all classes (Szegedy et al., 2016); of
-    sigmoid, a target y of a class becomes (1 - s) y + s (1 - y) (vision_transformer, issue 89).
+    classes (as big_vision's sigmoid_xent for JFT and ImageNet-21k; averaging would change what a learning rate means).
+    `smoothing` s: with softmax, this share of each target is spread evenly over all classes (Szegedy et al., 2016);
+    with sigmoid, a target y of a class becomes (1 - s) y + s (1 - y) (vision_transformer, issue 89).
     """
     logits_BK = logits_BK.float()
     if targets.is_floating_point():
@@ -34,20 +35,20 @@ def classification_loss(
 
 
 def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> torch.Tensor:
-    """float32[B, K], whose loss is that of the labels. `softmax`: 1 at the first label; `sigmoid`: 1 at each. An image
-    without a label has a row of zeros, from which softmax learns nothing."""
+    """Returns float32[B, K] targets that have the same loss as the labels. `softmax`: 1 at the first label; `sigmoid`:
+    1 at each. An image without a label has a row of zeros, from which softmax learns nothing."""
     return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
 
 
 def weighted_targets(
     labels_BL: torch.Tensor, weights_BL: torch.Tensor, num_classes: int, *, name: LossName
 ) -> torch.Tensor:
-    """float32[B, K] of labels with weights of 0 or more, float32[B, L]; rows below 0 have none, and the targets of
-    `targets_of`.
+    """Returns float32[B, K] targets for labels with weights, float32[B, L], of 0 or more. A row of weights below 0 has
+    none, and gets the targets of `targets_of`.
 
-    `sigmoid`: a label's target is its weight; weights that reach beyond 1 are divided by the largest of their image.
-    `softmax`: its share of the image's weights. Weights of 0 alone are as no label. Of a label that an image has twice,
-    the larger weight counts.
+    `sigmoid`: a label's target is its weight; weights above 1 are divided by the largest of their image. `softmax`: a
+    label's target is its share of the image's weights. If all weights are 0, the image has no label. If an image has a
+    label twice, the larger weight counts.
     """
     is_label_BL = labels_BL >= 0
     plain_BL = is_label_BL.float()
@@ -70,8 +71,8 @@ def weighted_targets(
 
 
 def balanced_weights(shares_K: NDArray[np.float64], num_classes: int) -> torch.Tensor:
-    """float32[num_classes]: for each class its weight, 1 / (K share), where K counts the classes with images; their
-    mean over all images is 1. Classes without images have the weight 1."""
+    """Returns float32[num_classes]: the weight of each class, 1 / (K share), where K is the number of classes with
+    images. Their mean over all images is 1. Classes without images have the weight 1."""
     weights = np.ones(num_classes)
     has_images = shares_K > 0
     weights[: shares_K.size][has_images] = 1.0 / (has_images.sum() * shares_K[has_images])
@@ -79,7 +80,7 @@ def balanced_weights(shares_K: NDArray[np.float64], num_classes: int) -> torch.T
 
 
 def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """float32[B, K] with 1 at each label; -1 stands for no label."""
+    """Returns float32[B, K] with 1 at each label; -1 means no label."""
     targets_BK = torch.zeros(labels_BL.shape[0], num_classes + 1, device=labels_BL.device)
     columns_BL = torch.where(labels_BL < 0, num_classes, labels_BL)  # padding goes to a column that is cut off
     return targets_BK.scatter_(1, columns_BL, 1.0)[:, :num_classes]

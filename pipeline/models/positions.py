@@ -33,45 +33,9 @@ _SINE_TEMPERATURE = 10_000.0
 _ROTARY_TEMPERATURE = 100.0
 
 
-def resample_position_embeddings(
-    table_ND: torch.Tensor, *, from_grid: Grid, to_grid: Grid, mode: Mode = "paper", num_prefix_tokens: int = 1
-) -> torch.Tensor:
-    """Position embeddings of a `to_grid` (height, width in patches) from those of a `from_grid`.
-
-    `table_ND`: float[prefix + height * width, D], class token first. Returns float32[prefix + new height * new width,
-    D]. Raises ValueError if the table does not fit the grid, or a grid has no patch.
-    """
-    num_patches = from_grid[0] * from_grid[1]
-    if table_ND.shape[0] != num_prefix_tokens + num_patches or min(*from_grid, *to_grid) < 1:
-        raise ValueError(
-            f"{table_ND.shape[0]} position embeddings do not fit {num_prefix_tokens} + {from_grid[0]} x {from_grid[1]}"
-            f", or cannot be made {to_grid[0]} x {to_grid[1]}"
-        )
-    if from_grid == to_grid:
-        return table_ND.float()
-    prefix_ND, grid_ND = table_ND[:num_prefix_tokens].float(), table_ND[num_prefix_tokens:]
-    grid_1DHW = grid_ND.reshape(1, *from_grid, -1).permute(0, 3, 1, 2)
-    resampled_1DHW = _interpolate(grid_1DHW, to_grid, mode)
-    # (1, D, H, W) -> (H * W, D)
-    resampled_ND = resampled_1DHW.permute(0, 2, 3, 1).reshape(to_grid[0] * to_grid[1], -1).float()
-    return torch.cat([prefix_ND, resampled_ND])
-
-
-def resample_axis_embeddings(table_LD: torch.Tensor, *, length: int, mode: Mode = "paper") -> torch.Tensor:
-    """One axis of 2-D learned position embeddings: float[L, D] -> float32[length, D]."""
-    from_grid, to_grid = (table_LD.shape[0], 1), (length, 1)
-    return resample_position_embeddings(table_LD, from_grid=from_grid, to_grid=to_grid, mode=mode, num_prefix_tokens=0)
-
-
-def _interpolate(grid_1DHW: torch.Tensor, to_grid: Grid, mode: Mode) -> torch.Tensor:
-    if mode == "paper":  # fp32 positions would be off by a few millionths; the originals of the other two use fp32
-        return F.interpolate(grid_1DHW.double(), size=to_grid, mode="bilinear", align_corners=True)
-    return F.interpolate(grid_1DHW.float(), size=to_grid, mode="bicubic", align_corners=False, antialias=mode == "timm")
-
-
 def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
-    """Learned position embeddings: one table [1, N, D], or one of columns and one of rows, [W, D/2] and [H, D/2]; None
-    for those that the model does not have."""
+    """Returns the learned position embeddings: one table [1, N, D], or one of columns and one of rows, [W, D/2] and [H,
+    D/2]; None for each that the model does not have."""
     (height, width), size = config.grid, config.size
     if config.position == "learned_1d":
         return nn.Parameter(torch.zeros(1, config.num_class_tokens + height * width, size.width)), None, None
@@ -82,7 +46,7 @@ def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
 
 
 class Positions(nn.Module):
-    """Learned position embeddings of the model's own grid, as those of the input: [1, N, D]."""
+    """Learned position embeddings for the model's own grid, in the form of the input's: [1, N, D]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -99,8 +63,8 @@ class Positions(nn.Module):
 
 
 def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:
-    """2-D position embeddings [1, N, D] from those of columns and rows, D/2 each. The class token is learned itself and
-    needs no position: zero."""
+    """Makes 2-D position embeddings [1, N, D] from those of columns and rows, D/2 each. The class token gets zeros: it
+    is learned itself and needs no position."""
     height, width = len(y_HD), len(x_WD)
     both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
     # (H, W, D) -> (1, prefix + H * W, D)
@@ -108,8 +72,8 @@ def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int)
 
 
 def sines(length: int, width: int, *, device: torch.device | None = None) -> torch.Tensor:
-    """float32[L, D/2]: fixed position embeddings of one axis, the sines of the places and then their cosines, each with
-    D/4 frequencies from 1 down to 1 / 10,000. `width` is D, a multiple of 4 from 8 on."""
+    """Computes the fixed position embeddings of one axis, float32[L, D/2]: the sines of the positions and then their
+    cosines, each with D/4 frequencies from 1 down to 1 / 10,000. `width` is D, a multiple of 4 and at least 8."""
     num_frequencies = width // 4
     exponent = torch.arange(num_frequencies, dtype=torch.float64, device=device) / (num_frequencies - 1)
     places = torch.arange(length, dtype=torch.float64, device=device)
@@ -118,9 +82,12 @@ def sines(length: int, width: int, *, device: torch.device | None = None) -> tor
 
 
 class RelativePositions(nn.Module):
-    """1-D relative attention: for each pair of tokens, the query times an embedding of how far the key is behind it in
-    the sequence, as a term of the logits. The paper does not say whether heads share embeddings; here each has its own
-    (as its position embeddings have D numbers), and the class token is the first of the sequence."""
+    """1-D relative attention. For each pair of tokens, the logits get a term: the query times an embedding of the
+    distance to the key in the sequence.
+
+    The paper does not say whether heads share embeddings. Here each head has its own (as its position embeddings have D
+    numbers), and the class token is the first of the sequence.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -147,8 +114,8 @@ class RelativePositions(nn.Module):
 def rotations(
     grid: Grid, head_width: int, *, num_prefix_tokens: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    """float32[2, N, d]: the cosine and the sine for each channel of each token of a grid (height, width in patches).
-    `head_width` is d, a multiple of 4."""
+    """Computes the cosine and the sine for each channel of each token of a grid (height, width in patches): float32[2,
+    N, d]. `head_width` is d, a multiple of 4."""
     num_frequencies = head_width // 4
     exponent = torch.arange(num_frequencies, dtype=torch.float64, device=device) / num_frequencies
     angles_x_WF, angles_y_HF = (
@@ -163,8 +130,44 @@ def rotations(
 
 
 def rotated(x_BNhd: torch.Tensor, rotation_2Nd: torch.Tensor) -> torch.Tensor:
-    """Queries or keys, turned in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin)."""
+    """Turns queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin)."""
     cosine_N1d, sine_N1d = rotation_2Nd.unsqueeze(2)
     across_BNhd = torch.stack([-x_BNhd[..., 1::2], x_BNhd[..., ::2]], dim=-1).flatten(-2)
     turned_BNhd: torch.Tensor = x_BNhd * cosine_N1d + across_BNhd * sine_N1d
     return turned_BNhd.to(x_BNhd.dtype)
+
+
+def resample_position_embeddings(
+    table_ND: torch.Tensor, *, from_grid: Grid, to_grid: Grid, mode: Mode = "paper", num_prefix_tokens: int = 1
+) -> torch.Tensor:
+    """Resamples position embeddings of a `from_grid` (height, width in patches) for a `to_grid`.
+
+    `table_ND`: float[prefix + height * width, D], class token first. Returns float32[prefix + new height * new width,
+    D]. Raises ValueError if the table does not fit the grid, or a grid has no patch.
+    """
+    num_patches = from_grid[0] * from_grid[1]
+    if table_ND.shape[0] != num_prefix_tokens + num_patches or min(*from_grid, *to_grid) < 1:
+        raise ValueError(
+            f"{table_ND.shape[0]} position embeddings do not fit {num_prefix_tokens} + {from_grid[0]} x {from_grid[1]}"
+            f", or cannot be made {to_grid[0]} x {to_grid[1]}"
+        )
+    if from_grid == to_grid:
+        return table_ND.float()
+    prefix_ND, grid_ND = table_ND[:num_prefix_tokens].float(), table_ND[num_prefix_tokens:]
+    grid_1DHW = grid_ND.reshape(1, *from_grid, -1).permute(0, 3, 1, 2)
+    resampled_1DHW = _interpolate(grid_1DHW, to_grid, mode)
+    # (1, D, H, W) -> (H * W, D)
+    resampled_ND = resampled_1DHW.permute(0, 2, 3, 1).reshape(to_grid[0] * to_grid[1], -1).float()
+    return torch.cat([prefix_ND, resampled_ND])
+
+
+def resample_axis_embeddings(table_LD: torch.Tensor, *, length: int, mode: Mode = "paper") -> torch.Tensor:
+    """Resamples one axis of 2-D learned position embeddings: float[L, D] -> float32[length, D]."""
+    from_grid, to_grid = (table_LD.shape[0], 1), (length, 1)
+    return resample_position_embeddings(table_LD, from_grid=from_grid, to_grid=to_grid, mode=mode, num_prefix_tokens=0)
+
+
+def _interpolate(grid_1DHW: torch.Tensor, to_grid: Grid, mode: Mode) -> torch.Tensor:
+    if mode == "paper":  # fp32 positions would be off by a few millionths; the originals of the other two use fp32
+        return F.interpolate(grid_1DHW.double(), size=to_grid, mode="bilinear", align_corners=True)
+    return F.interpolate(grid_1DHW.float(), size=to_grid, mode="bicubic", align_corners=False, antialias=mode == "timm")

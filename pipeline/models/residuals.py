@@ -1,9 +1,9 @@
-"""What a block that inductor compiles for a GPU keeps for its backward pass: after a residual, the sum.
+"""Makes a block that inductor compiles for a GPU keep the sum after each residual for its backward pass.
 
 Of z + branch, inductor keeps the branch, since the block's input z is kept anyway, and adds again in each kernel that
-reads the sum. As many bytes are kept with the sum instead, and fewer are read: the kernels of both norms' gradients no
-longer share z, so inductor fuses those of one norm rather than parts of two (benchmarks/fusion_gpu.py has the bytes).
-Its CPU backend gains nothing, and needs two kernels more.
+reads the sum. Keeping the sum instead takes the same number of bytes, and fewer are read: the kernels of both norms'
+gradients no longer share z, so inductor fuses those of one norm rather than parts of two (benchmarks/fusion_gpu.py has
+the bytes). Its CPU backend gains nothing, and needs two kernels more.
 """
 
 from pathlib import Path
@@ -20,11 +20,11 @@ _BETWEEN = (_aten.view.default, _aten.clone.default, _aten.mul.Tensor)
 
 
 class KeepResiduals(CustomGraphPass):
-    """A pass over the graph of both passes, before it is divided (inductor's `joint_custom_pre_pass`)."""
+    """A pass over the graph of both passes, before inductor divides it (`joint_custom_pre_pass`)."""
 
     def __call__(self, graph: Graph) -> None:
-        """Marks each sum that a norm reads, provided that the product in it need not be kept any more: then the block
-        keeps as many bytes as before."""
+        """Marks each sum that a norm reads, if the product in it then need not be kept: the block keeps the same number
+        of bytes."""
         for norm in graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
             total = norm.args[0]
             if total.target is torch.ops.prims.convert_element_type.default:
@@ -33,19 +33,19 @@ class KeepResiduals(CustomGraphPass):
                 total.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
     def __eq__(self, other: object) -> bool:
-        """All are alike, so that equal models share their compiled code."""
+        """All instances are equal, so that equal models share their compiled code."""
         return isinstance(other, KeepResiduals)
 
     def __hash__(self) -> int:
         return hash(KeepResiduals)
 
     def uuid(self) -> bytes:
-        """A part of the key of inductor's cache."""
+        """Returns this pass's part of the key of inductor's cache."""
         return get_hash_for_files((str(Path(__file__)),))
 
 
 def _is_product_read_once(node: object) -> bool:
-    """Nothing reads it but the sum. With LayerScale, for example, the gradient of the scale does."""
+    """Whether only the sum reads the node. With LayerScale, for example, the gradient of the scale reads it, too."""
     if not isinstance(node, Node) or len(node.users) > 1:
         return False
     return node.target in _PRODUCTS or (node.target in _BETWEEN and any(map(_is_product_read_once, node.args)))

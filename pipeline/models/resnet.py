@@ -31,7 +31,8 @@ NUM_GROUPS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Epsilons:
-    """Epsilons of group norm and of standardised weights: w / (sqrt(variance + `in_variance`) + `beside_deviation`)."""
+    """The epsilons of group norm and of standardised weights: w / (sqrt(variance + `in_variance`) +
+    `beside_deviation`)."""
 
     group_norm: float
     in_variance: float = 0.0
@@ -60,8 +61,8 @@ def group_norm(channels: int, epsilons: Epsilons) -> nn.GroupNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitSize:
-    """A unit: channels in, channels between, stride of its (first) 3x3 convolution. A bottleneck has four times as many
-    channels out as between, a basic unit as many."""
+    """The sizes of a unit: channels in, channels between, and the stride of its (first) 3x3 convolution. A bottleneck
+    has four times as many channels out as between, a basic unit the same number."""
 
     channels: int
     inner: int
@@ -80,7 +81,8 @@ class UnitSize:
 
 
 def units_by_stage(size: ResNetSize) -> Iterator[list[UnitSize]]:
-    """The sizes of each stage's units: every stage is twice as wide, and all but the first begin with a stride of 2."""
+    """Yields the sizes of each stage's units. Every stage is twice as wide as the one before, and all but the first
+    begin with a stride of 2."""
     channels = size.root_width
     for number, num_units in enumerate(size.units):
         inner = size.root_width * 2**number
@@ -97,8 +99,8 @@ def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module],
 
 
 def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bool) -> torch.Tensor:
-    """Applies one unit after the other; `recompute`: only the input of each unit is kept, the rest is recomputed in the
-    backward pass."""
+    """Applies one unit after the other. With `recompute`, only the input of each unit is kept, and the rest is
+    recomputed in the backward pass."""
     is_recomputed = recompute and x_BCHW.requires_grad  # not in evaluations, nor if the ResNet is frozen
     for units in stages:
         for unit in units.children():
@@ -109,8 +111,8 @@ def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bo
 class StandardConv(nn.Module):
     """A convolution without bias whose weights are standardised for each channel out, in fp32 or better.
 
-    Padding: the same on all sides (as in PyTorch and BiT), or TensorFlow's SAME (`same`, as in the hybrids), which pads
-    one more at the end if the total is odd: the two differ for every stride of 2.
+    Padding is the same on all sides (as in PyTorch and BiT), or TensorFlow's SAME (`same`, as in the hybrids), which
+    pads one more at the end if the total is odd. The two differ for every stride of 2.
     """
 
     def __init__(self, sizes: tuple[int, int, int], *, epsilons: Epsilons, stride: int = 1, same: bool = False) -> None:
@@ -129,7 +131,8 @@ class StandardConv(nn.Module):
         return F.conv2d(padded_BCHW, weight_OIkk, stride=self.stride)
 
     def standardised(self) -> torch.Tensor:
-        """float32[O, I, k, k] (float64 in a float64 model): mean 0 and variance 1 over (I, k, k)."""
+        """Returns the weights with mean 0 and variance 1 over (I, k, k): float32[O, I, k, k] (float64 in a float64
+        model)."""
         weight_OIkk = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(weight_OIkk, dim=(1, 2, 3), keepdim=True, correction=0)
         deviation = torch.sqrt(variance + self.epsilons.in_variance) + self.epsilons.beside_deviation
@@ -138,13 +141,13 @@ class StandardConv(nn.Module):
 
 
 def pad_same(x_BCHW: torch.Tensor, kernel: int, stride: int, *, value: float) -> torch.Tensor:
-    """TensorFlow's SAME: padding so that ceil(size / stride) kernels fit; an odd total has one more at the end."""
+    """Pads as TensorFlow's SAME does, so that ceil(size / stride) kernels fit; an odd total has one more at the end."""
     height, width = (same_padding(size, kernel, stride) for size in x_BCHW.shape[2:])
     return F.pad(x_BCHW, (*width, *height), value=value)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Positions to add before and after."""
+    """Returns the number of positions to add before and after."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
@@ -169,7 +172,8 @@ class HybridResNet(nn.Module):
 
 
 class PostActivationUnit(nn.Module):
-    """A bottleneck: 1x1, 3x3 (with the stride), 1x1; the last norm (gn3) starts at zero, so it adds nothing."""
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1. The last norm (gn3) starts at zero, so the unit adds nothing at
+    first."""
 
     def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()
@@ -225,8 +229,8 @@ class BiT(nn.Module):
 
 
 class PreActivationUnit(nn.Module):
-    """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU; a projected shortcut also
-    starts after the first norm and ReLU."""
+    """A bottleneck: 1x1, 3x3 (with the stride), 1x1, each after its norm and ReLU. A projected shortcut also starts
+    after the first norm and ReLU."""
 
     def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()
@@ -251,7 +255,8 @@ class PreActivationUnit(nn.Module):
 
 
 class BasicPreActivationUnit(nn.Module):
-    """Two 3x3 convolutions (the first with the stride), each after its norm and ReLU; the shortcut as above."""
+    """Two 3x3 convolutions (the first with the stride), each after its norm and ReLU. The shortcut is that of a
+    bottleneck."""
 
     def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()

@@ -36,8 +36,8 @@ class ViT(nn.Module):
     """uint8[B, H, W, 3] images -> float32[B, K] logits, by a plain Vision Transformer or a hybrid.
 
     `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass. In training
-    with stochastic depth, `branches_LB2` has the factors of each block's two branches for each image, and `kept_L`, for
-    each block, the images for which its two branches are computed (None: all of them).
+    with stochastic depth, `branches_LB2` has the factors of each block's two branches for each image, and `kept_L` has,
+    for each block, the images for which its two branches are computed (None: all of them).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -61,8 +61,8 @@ class ViT(nn.Module):
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
     ) -> torch.Tensor:
-        """float32[B, K] logits; of a model of masked patches float32[B, patches, K], with the patches that
-        `sources_BN` says in place of the image's own (masked.py)."""
+        """Returns float32[B, K] logits; for a model of masked patches float32[B, patches, K], where `sources_BN` says
+        which patches replace the image's own (masked.py)."""
         if isinstance(self.head, ColourHead):
             z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN, kept_L)
             x_BD: torch.Tensor = self.norm(self._patches(z_BND))
@@ -77,7 +77,7 @@ class ViT(nn.Module):
         branches_LB2: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
     ) -> torch.Tensor:
-        """The image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
+        """Returns the image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
         z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L)
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
@@ -88,7 +88,7 @@ class ViT(nn.Module):
         return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
 
     def _patches(self, z_BND: torch.Tensor) -> torch.Tensor:
-        """The tokens without the class token and registers."""
+        """Returns the tokens without the class token and registers."""
         num_before = self.config.num_prefix_tokens
         return z_BND[:, num_before:] if num_before else z_BND
 
@@ -99,7 +99,7 @@ class ViT(nn.Module):
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
     ) -> torch.Tensor:
-        """All tokens after the last block: [B, N, D]."""
+        """Returns all tokens after the last block: [B, N, D]."""
         mask = self.head.mask if isinstance(self.head, ColourHead) and sources_BN is not None else None
         embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN)
         z_BND, again_1ND = embedded
@@ -134,11 +134,11 @@ class ViT(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Equation 1: patches times E, class token in front, position embeddings added; then registers behind the class
-    token ("Vision Transformers Need Registers", Darcet et al., 2024), which have no position, as in DINOv2's code.
+    """Equation 1: patches times E, the class token in front, position embeddings added.
 
-    For images with another grid than the configuration's, position embeddings are resampled as in the paper; fixed ones
-    are computed for it.
+    Registers follow the class token ("Vision Transformers Need Registers", Darcet et al., 2024); they have no position,
+    as in DINOv2's code. If images have another grid than the configuration's, position embeddings are resampled as in
+    the paper, and fixed ones are computed for that grid.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -186,8 +186,8 @@ class Embedding(nn.Module):
         return self.dropout(z_BND), again_1ND
 
     def positions(self, grid: Grid) -> torch.Tensor | None:
-        """Position embeddings of a grid (height, width in patches): [1, N, D]; None if the model has none. Registers
-        have none."""
+        """Returns the position embeddings for a grid (height, width in patches), [1, N, D], without registers; None if
+        the model has none."""
         if self.position is not None:
             if grid == self.grid:
                 return self.position
@@ -207,9 +207,12 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Equations 2 and 3: pre-norm attention and MLP, each with its residual, and for stochastic depth with a factor for
-    each image. If attention is axial, tokens are in their rows and columns, [B, H, W, D]; blocks with an even number
-    attend along rows, the others along columns."""
+    """Equations 2 and 3: attention and MLP, each after a norm and with its residual; stochastic depth adds a factor for
+    each image.
+
+    If attention is axial, tokens are in their rows and columns, [B, H, W, D]. Blocks with an even number attend along
+    rows, the others along columns.
+    """
 
     def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
         super().__init__()
@@ -249,7 +252,7 @@ class Block(nn.Module):
 
 
 def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.Tensor | None) -> torch.Tensor:
-    """What a branch adds, after its LayerScale and the factor of each image."""
+    """Returns what a branch adds, multiplied by its LayerScale and by the factor of each image."""
     if scale is not None:
         added_BND = scale(added_BND)
     return added_BND if factor_B11 is None else factor_B11 * added_BND
@@ -257,7 +260,7 @@ def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.
 
 class LayerScale(nn.Module):
     """A learned factor for each channel of a residual branch ("Going deeper with Image Transformers", Touvron et al.,
-    2021; also in "DeiT III"). A module of its own, since ZeRO-3 gathers by module."""
+    2021; also in "DeiT III"). It is a module of its own, since ZeRO-3 gathers by module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -269,10 +272,10 @@ class LayerScale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A); q, k and v in one product, no dropout on q, k, v (appendix B.1).
+    """Multi-head self-attention (appendix A). q, k and v come from one product, without dropout (appendix B.1).
 
-    `q_norm` and `k_norm`: of each head's queries and keys ("Scaling Vision Transformers to 22 Billion Parameters",
-    Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and centre nothing; these are as timm's.
+    `q_norm` and `k_norm` normalise each head's queries and keys ("Scaling Vision Transformers to 22 Billion
+    Parameters", Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and centre nothing; these are timm's.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -295,7 +298,7 @@ class Attention(nn.Module):
         return out_BND
 
     def attended(self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
-        """The values that each token attends to, [B, h, N, d]: all between the two products."""
+        """Returns the values that each token attends to, [B, h, N, d]: everything between the two products."""
         if self.relative is None and self.q_norm is None and rotation_2Nd is None:
             return attend(qkv_3BhNd)
         q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd, rotation_2Nd)
@@ -305,8 +308,8 @@ class Attention(nn.Module):
     def queries_and_keys(
         self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The queries and keys that are multiplied, each [B, h, N, d], with tokens before heads in memory: so has the
-        result, which then needs no copy."""
+        """Returns the queries and keys that are multiplied, each [B, h, N, d]. In memory, tokens come before heads; the
+        result then has the same layout and needs no copy."""
         q_BNhd, k_BNhd = qkv_3BhNd[0].transpose(1, 2), qkv_3BhNd[1].transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
             q_BNhd, k_BNhd = self.q_norm(q_BNhd), self.k_norm(k_BNhd)
@@ -316,8 +319,8 @@ class Attention(nn.Module):
 
 
 class AttentionAlone(nn.Module):
-    """What a layer computes between its two products, which kernels of attention are measured by: [3, B, h, N, d] to
-    [B, h, N, d]."""
+    """What a layer computes between its two products, [3, B, h, N, d] to [B, h, N, d]: the kernels of attention are
+    timed on it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -338,7 +341,7 @@ class AttentionAlone(nn.Module):
 class AxialAttention(Attention):
     """Appendix D.6: each token attends to the tokens of its row, or of its column (`by_column`): [B, H, W, D].
 
-    This follows the paper's words; its code is not published. Scenic's projects/fast_vit/xvit.py, by one of its
+    This follows the paper's text, since its code is not published. Scenic's projects/fast_vit/xvit.py, by one of its
     authors, has the same two blocks and no class token. Its row attention mixes the tokens of one column.
     """
 
@@ -354,5 +357,5 @@ class AxialAttention(Attention):
         return a_SND.reshape(z_BHWD.shape)
 
     def lines(self, z_BHWD: torch.Tensor) -> torch.Tensor:
-        """Each row or column as a sequence of its own: [B * H, W, D] or [B * W, H, D]."""
+        """Returns each row or column as a sequence of its own: [B * H, W, D] or [B * W, H, D]."""
         return (z_BHWD.transpose(1, 2) if self.by_column else z_BHWD).flatten(0, 1)

@@ -31,7 +31,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.models.build import initial_of, shapes_of
-from pipeline.models.conversion.convert import open_for_use
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.fit import fit_weights, has_other_patches
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.planning.step_time import slow_stage_3

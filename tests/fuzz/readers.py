@@ -18,8 +18,8 @@ from pipeline.checkpoints.stored import read_best
 from pipeline.data.decode import DecodeError, decode_stored
 from pipeline.data.stream import train_batches
 from pipeline.models.build import shapes_of
-from pipeline.models.conversion.convert import open_any
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.folder import Weights, filled_model, open_weights
 from pipeline.runs.facts import STATES, read_facts
 from pipeline.training.reporting.ledger import Ledger

@@ -25,8 +25,7 @@ from jobs.mistakes import required_flags
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.config import Change
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Change, Hints
 from pipeline.models.weights.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec

@@ -13,7 +13,8 @@ from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
-from pipeline.models.conversion.convert import open_for_use, save_as
+from pipeline.models.conversion.convert import save_as
+from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.masked import output_names
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage

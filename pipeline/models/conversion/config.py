@@ -1,14 +1,21 @@
-"""What changes when weights are converted, and the formats to write them in. Loads no torch."""
+"""The settings of `import` and `export`: what a file does not say, what changes, and the formats. Loads no torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pipeline.models.config import MOST_CLASSES, MOST_PIXELS, Mode
+from pipeline.models.config import (
+    MOST_CLASSES,
+    MOST_PIXELS,
+    Gelu,
+    Mode,
+    ResNetEpsilons,
+)
 from shards.schema.config_values import Range, refuse_wrong_values
 
 PixelName = Literal["paper", "imagenet", "clip"]
 Take = Literal["raw", "averaged"]
 Format = Literal["patchline", "vision_transformer", "big_vision", "timm", "hugging_face"]
+Pair = tuple[int, int]  # height, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +33,40 @@ class Change:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hints:
+    """What a file of weights does not say, as the user gives it."""
+
+    model: str = ""
+    """Name of the model that the file must hold, such as vit_b16; empty: any."""
+    num_heads: Annotated[int, Range(1)] | None = None
+    """Attention heads per layer, if the file does not say; none: the usual value of its format."""
+    gelu: Gelu | None = None
+    """Form of the GELU, if the file does not say; none: the usual value of its format."""
+    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
+    """Epsilon of every LayerNorm, if the file does not say; none: the usual value of its format."""
+    resnet_epsilons: ResNetEpsilons | None = None
+    """Epsilons of the ResNet's norms, if the file does not say; none: the usual value of its format."""
+    pixels: PixelName | None = None
+    """Pixels that the weights were trained on, if the file does not say: the paper's (mean and deviation 0.5),
+    ImageNet's or CLIP's, which are folded into the patch embedding; none: the paper's."""
+    grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
+    """Side of the square grid of position embeddings, in patches, if the file does not say."""
+    take: Take | None = None
+    """Which weights to take of a PyTorch file that holds the raw ones and their average over training."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")
+
+    @property
+    def grid(self) -> Pair | None:
+        """The grid that `grid_side` declares."""
+        return (self.grid_side, self.grid_side) if self.grid_side else None
+
+    def advice(self) -> str:
+        """What to do if tensors do not fit, which includes leaving out the hints that were given."""
+        given = [f"--model {self.model}"] if self.model else []
+        given += [f"--num-heads {self.num_heads}"] if self.num_heads else []
+        return "Give the file of another model" + (f", or leave out {' and '.join(given)}" if given else "")

@@ -1,7 +1,7 @@
 """Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
 
-Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of
-1e-12; we write the paper's into `config.json` (gelu_pytorch_tanh, 1e-6). We write the names of published files, which
+Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of 1e-12; we
+write the paper's into `config.json` (gelu_pytorch_tanh, 1e-6). We write the names of published files, which
 transformers 5 still reads, and also read its newer names. Shape letters: D width.
 """
 
@@ -12,33 +12,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeline.models.build import shapes_of
 from pipeline.models.config import Gelu, ModelConfig
+from pipeline.models.conversion.config import Hints, Pair
 from pipeline.models.conversion.layout import (
-    Layout,
-    TensorMapping,
-    as_is,
+    LAYER,
+    TENSOR,
+    OurView,
+    Section,
+    Table,
+    chunks,
+    layout_of,
     patch_convolution,
-    positions,
-    read_layout,
-    same,
     their_shapes,
     write_layout,
 )
-from pipeline.models.conversion.sizes import (
-    Hints,
-    Pair,
-    TransformerShapes,
-    Usual,
-    assumed,
-    count,
-    grid_of,
-    pair_of,
-    shapes_in_file,
-    transformer_config,
-)
+from pipeline.models.conversion.sizes import Declared, Found, Usual, grid_of, pair_of, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
@@ -53,14 +42,6 @@ _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _MULTI_LABEL = "multi_label_classification"  # problem_type: probabilities are sigmoids, not softmax
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _MOST_SIDE = 1 << 16
-_POSITION = "vit.embeddings.position_embeddings"
-_LAYER = {
-    "norm1": "layernorm_before",
-    "attention.out": "attention.output.dense",
-    "norm2": "layernorm_after",
-    "mlp.dense1": "intermediate.dense",
-    "mlp.dense2": "output.dense",
-}
 # transformers 5's own names -> those of the published files.
 _NEWER = (
     (r"^vit\.layers\.", "vit.encoder.layer."),
@@ -76,24 +57,23 @@ _NEWER = (
 def open_hugging_face(
     file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
 ) -> Weights:
-    """The weights of a ViTForImageClassification or ViTModel, used as its image `processor` says. Raises UserError with
-    what does not fit, and why.
+    """Opens the weights of a ViTForImageClassification or ViTModel, used as its image `processor` says.
 
-    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler.
+    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises
+    UserError with what does not fit, and why.
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
-    config = _config(file, description, hints)
-    shapes = shapes_in_file(config)
-    advice = f"config.json and the tensors must be of one ViT. {hints.advice()}"
-    tensor = read_layout(file, layout(config, class_row=True), shapes, advice=advice)
-    labels = _labels(description.get("id2label"), config.num_classes, file.where)
-    said = assumed(config, said=("gelu", "layer_norm_epsilon", "num_heads"), hints=hints)
-    usage = Usage(
-        loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax",
-        transform=_transform(processor or {}, config.image_size),
-    )
-    return Weights(
-        where=file.where, config=config, labels=labels, shapes=shapes, tensor=tensor, assumed=said, usage=usage
+    found = _model(file, description, hints)
+    return weights_of(
+        file,
+        table(found.config.size.patch),
+        found,
+        advice=f"config.json and the tensors must be of one ViT. {hints.advice()}",
+        labels=_labels(description.get("id2label"), found.config.num_classes, file.where),
+        usage=Usage(
+            loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax",
+            transform=_transform(processor or {}, found.config.image_size),
+        ),
     )
 
 
@@ -105,7 +85,7 @@ def save_hugging_face(
     tensor: TensorByName,
     usage: Usage = DEFAULT_USAGE,
 ) -> None:
-    """Writes the folder, with `preprocessor_config.json`: how `usage` prepares images. UserError for parts that
+    """Writes the folder, with `preprocessor_config.json`: how `usage` prepares images. Raises UserError for parts that
     ViTForImageClassification lacks."""
     if config.resnet:
         raise UserError(
@@ -121,12 +101,13 @@ def save_hugging_face(
         raise UserError(
             f"model.pooling is {config.pooling!r}; Hugging Face's ViT classifies from its class token: export as timm"
         )
-    mappings = layout(config, class_row=True)
+    shapes = shapes_of(config)
+    layout = layout_of(table(config.size.patch), shapes)
     write_folder(
         folder,
         description=_description(config, labels, usage),
-        shapes=their_shapes(mappings, shapes_of(config)),
-        tensors=write_layout(mappings, tensor),
+        shapes=their_shapes(layout, shapes),
+        tensors=write_layout(layout, tensor),
         pixels=image_processor(config.image_size, usage.transform),
     )
 
@@ -134,8 +115,8 @@ def save_hugging_face(
 def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
     """Returns what makes transformers' image processors prepare images as ours does.
 
-    Bilinear resizing stands for the average over areas too: torchvision, which transformers uses, has no such filter.
-    Both its backends always antialias. ViTImageProcessor cuts nothing out in transformers 4, CLIP's does in 4 and 5.
+    Bilinear resizing also replaces the average over areas: torchvision, which transformers uses, has no such filter.
+    Both of its backends always antialias. ViTImageProcessor crops nothing in transformers 4; CLIP's does in 4 and 5.
     """
     square = {"height": image_size, "width": image_size}
     if transform.mode == "resize":
@@ -159,8 +140,8 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
 
 
 def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
-    """The inverse of `image_processor`, or the default if the file does not say, or says what ours cannot do: for one,
-    an image of another size than the model's."""
+    """Returns the inverse of `image_processor`, or the default if the file does not say, or says what ours cannot do,
+    such as an image of another size than the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
     if type(size) is int:  # of the oldest files
@@ -180,32 +161,43 @@ def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTrans
     return replace(found, mode="central_crop" if "shortest_edge" in size else "fewshot", short_side=side)
 
 
-def layout(config: ModelConfig, *, class_row: bool) -> Layout:
-    """Our tensors in the folder."""
-    mappings = {
-        "embed.patch.weight": patch_convolution(_PATCH, config.size.patch),
-        "embed.patch.bias": as_is("vit.embeddings.patch_embeddings.projection.bias"),
-        "embed.class_token": as_is("vit.embeddings.cls_token"),
-        "embed.position": positions(_POSITION, class_row=class_row, class_token=True),
-    }
-    for number in range(config.size.depth):
-        ours, theirs = f"blocks.{number}.", f"vit.encoder.layer.{number}."
-        for kind in ("weight", "bias"):
-            names = tuple(f"{theirs}attention.attention.{name}.{kind}" for name in ("query", "key", "value"))
-            # (3 * D, ...) -> three of (D, ...)
-            mappings[f"{ours}attention.qkv.{kind}"] = TensorMapping(
-                names=names, split=lambda t: tuple(t.chunk(3)), join=torch.cat
+def table(patch: int) -> Table:
+    """Returns the table of our tensors in the folder, for patches of `patch` pixels."""
+    embeddings, attention = "vit.embeddings.", "attention.attention."
+    queries_keys_values = tuple(f"{attention}{name}." for name in ("query", "key", "value"))
+    return (
+        Section(
+            rows=(
+                ("embed.patch.weight", _PATCH, {"": ("", patch_convolution(patch))}),
+                ("embed.patch.bias", f"{embeddings}patch_embeddings.projection.bias", TENSOR),
+                ("embed.class_token", f"{embeddings}cls_token", TENSOR),
+                ("embed.position", f"{embeddings}position_embeddings", TENSOR),
             )
-        for here, there in _LAYER.items():
-            mappings |= same(f"{ours}{here}.", f"{theirs}{there}.")
-    mappings |= same("norm.", "vit.layernorm.")
-    if config.representation:
-        mappings |= same("representation.", "vit.pooler.dense.")
-    return mappings | (same("head.", "classifier.") if config.num_classes else {})
+        ),
+        Section(
+            ours="blocks.{}.",
+            theirs="vit.encoder.layer.{}.",
+            rows=(
+                ("attention.qkv.", queries_keys_values, {kind: (kind, chunks(3)) for kind in ("weight", "bias")}),
+                ("norm1.", "layernorm_before.", LAYER),
+                ("attention.out.", "attention.output.dense.", LAYER),
+                ("norm2.", "layernorm_after.", LAYER),
+                ("mlp.dense1.", "intermediate.dense.", LAYER),
+                ("mlp.dense2.", "output.dense.", LAYER),
+            ),
+        ),
+        Section(
+            rows=(
+                ("norm.", "vit.layernorm.", LAYER),
+                ("representation.", "vit.pooler.dense.", LAYER),
+                ("head.", "classifier.", LAYER),
+            )
+        ),
+    )
 
 
 def _published(name: str) -> str:
-    """The name in published files; those of a ViTModel lack the prefix `vit.`."""
+    """Returns the name in published files. Those of a ViTModel lack the prefix `vit.`."""
     if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
         name = f"vit.{name}"
     for pattern, published in _NEWER:
@@ -222,7 +214,7 @@ def _without_idle_pooler(file: TensorFile) -> TensorFile:
 
 
 def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
-    """Names by id, from a table or a list; none if there is neither."""
+    """Returns the names by id, from a table or a list; none if there is neither."""
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
@@ -236,7 +228,7 @@ def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     return unique_labels(texts_of(found, where=where), where=where)
 
 
-def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> ModelConfig:
+def _model(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
     act, epsilon = str(description.get("hidden_act", "gelu")), description.get("layer_norm_eps", 1e-12)
     if act not in _GELUS:
         raise UserError(f"hidden_act in {file.where!r} is {shown_value(act)}; allowed: {', '.join(_GELUS)}")
@@ -249,32 +241,28 @@ def _config(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> M
             f"config.json beside {file.where!r} has {shown_value(counts)}, layer_norm_eps {shown_value(epsilon)}; "
             "allowed: numbers above 0, and an epsilon below 1"
         )
-    depth = count(file.shapes, r"vit\.encoder\.layer\.(\d+)\.")
+    width, _, patch, patch_width = file.shape(_PATCH, 4)
+    view = OurView(file=file, table=table(patch))
+    depth = len(view.numbers("blocks.{}."))
     if depth != counts["num_hidden_layers"]:
         raise UserError(
             f"config.json beside {file.where!r} says num_hidden_layers {counts['num_hidden_layers']}, the tensors are "
             f"of {depth} layers (vit.encoder.layer.{depth - 1} is the last); give both files of one model"
         )
-    width, _, patch, patch_width = file.shape(_PATCH, 4)
-    shapes = TransformerShapes(
-        patch=patch,
-        depth=depth,
+    declared = Declared(
         width=width,
-        mlp_width=file.shape("vit.encoder.layer.0.intermediate.dense.weight", 2)[0],
+        patch=patch,
         num_heads=counts["num_attention_heads"],
-        num_classes=file.shape("classifier.weight", 2)[0] if "classifier.weight" in file.shapes else 0,
-        num_positions=file.shape(_POSITION, 3)[1],
-        class_token=True,
-        representation="vit.pooler.dense.weight" in file.shapes,
         class_row=True,
-        declared=_declared_grid(description, (patch, patch_width), file.where) or hints.grid,
+        grid=_declared_grid(description, (patch, patch_width), file.where),
     )
-    usual = Usual(gelu=_GELUS[act], layer_norm_epsilon=float(epsilon), resnet_epsilons="paper")
-    return transformer_config(shapes, where=file.where, position_name=_POSITION, usual=usual, hints=hints)
+    said = ("gelu", "layer_norm_epsilon", "num_heads", "position")
+    usual = Usual(gelu=_GELUS[act], layer_norm_epsilon=float(epsilon), said=said)
+    return transformer_in(view, declared, usual=usual, hints=hints)
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Patches down and across by config.json; None if it does not give the image size."""
+    """Returns the patches down and across by config.json; None if it does not give the image size."""
     if "patch_size" in description:
         declared = pair_of(description["patch_size"], key="patch_size", where=where)
         if declared != patch:

@@ -1,11 +1,14 @@
 """How our tensors appear in files of other libraries: under which names, in which shapes, fused or split.
 
-A layout is a table from our name to a `TensorMapping`. Reading and writing both follow it, and so does the check of
-what a file must hold: its shapes come from converting tensors on the meta device. Shape letters: O channels out,
-I channels in, k kernel, D width, N tokens.
+Each format has a table. A row has our name, the file's name or names, and how the values are converted. Import, export
+and the check of what a file must hold all follow the same table: the names of a model's parameters say which rows
+apply, and shapes come from converting tensors on the meta device.
+
+Shape letters: O channels out, I channels in, k kernel, D width, P patch, C channels, N tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,15 +20,137 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorMapping:
-    """One tensor of ours: its names in the other library, and how it is split into those and joined from them."""
+class Transform:
+    """How a tensor of ours is split into those of a file, and joined from them."""
 
-    names: tuple[str, ...]
     split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     join: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TensorMapping:
+    """One tensor of ours: its names in a file, and how it is converted."""
+
+    names: tuple[str, ...]
+    transform: Transform
+
+
 Layout = Mapping[str, TensorMapping]
+LayerTensors = Mapping[str, tuple[str, Transform]]
+"""The tensors of a layer by the ends of our names: the ends of the file's names, and how values are converted."""
+Row = tuple[str, str | tuple[str, ...], LayerTensors]
+"""The beginning of our names, of the file's names (several, if a layer of ours is several there), and the layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Rows with common beginnings, `ours` and `theirs`. In these, {} is the number of a block, or the numbers of a
+    stage and a unit; the file's numbers start at `first`, ours at 0."""
+
+    rows: tuple[Row, ...]
+    ours: str = ""
+    theirs: str = ""
+    first: int = 0
+
+
+Table = tuple[Section, ...]
+
+
+def one_to_one(write: Change, read: Change) -> Transform:
+    """One tensor there too; `write` converts ours to theirs, `read` is the inverse."""
+    return Transform(split=lambda t: (write(t),), join=lambda pieces: read(pieces[0]))
+
+
+AS_IS = one_to_one(lambda t: t, lambda t: t)
+# A dense layer of JAX or TensorFlow: (in, out) for our (out, in).
+TRANSPOSED = one_to_one(lambda t: t.T, lambda t: t.T)
+# A convolution of JAX or TensorFlow: (k, k, I, O) for our (O, I, k, k).
+CONVOLUTION = one_to_one(lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))
+# A vector that is stored as (1, 1, 1, C).
+VECTOR_OF_FOUR = one_to_one(lambda t: t.reshape(1, 1, 1, -1), lambda t: t.flatten())
+TENSOR: LayerTensors = {"": ("", AS_IS)}  # a tensor whose name is whole in its row
+LAYER: LayerTensors = {"weight": ("weight", AS_IS), "bias": ("bias", AS_IS)}  # of PyTorch
+FLAX_NORM: LayerTensors = {"weight": ("scale", AS_IS), "bias": ("bias", AS_IS)}
+FLAX_DENSE: LayerTensors = {"weight": ("kernel", TRANSPOSED), "bias": ("bias", AS_IS)}
+FLAX_CONVOLUTION: LayerTensors = {"weight": ("kernel", CONVOLUTION)}
+
+
+def chunks(number: int) -> Transform:
+    """(number * D, ...) as that many tensors of (D, ...)."""
+    return Transform(split=lambda t: tuple(t.chunk(number)), join=torch.cat)
+
+
+def patch_convolution(patch: int) -> Transform:
+    """The patch embedding as PyTorch's convolution (D, C, P, P) for our (D, P * P * C)."""
+    return one_to_one(
+        lambda t: t.reshape(t.shape[0], patch, patch, -1).permute(0, 3, 1, 2),
+        lambda t: t.permute(0, 2, 3, 1).flatten(1),
+    )
+
+
+def positions(*, class_row: bool, class_token: bool) -> Transform:
+    """Position embeddings (1, N, D); `class_row`: the class token has a row of its own there, as it has here.
+
+    Without a row there, ours is zeros: before an export, the row is added to the class token itself.
+    """
+    if class_row or not class_token:
+        return AS_IS
+    return one_to_one(lambda t: t[:, 1:], lambda t: torch.cat([torch.zeros_like(t[:, :1]), t], dim=1))
+
+
+def layout_of(table: Table, names: Iterable[str]) -> Layout:
+    """How the tensors with our `names` appear in a file, in the table's order. A name that no row has is the same in
+    the file: our own names need no rows."""
+    names, layout = dict.fromkeys(names), dict[str, TensorMapping]()
+    for section in table:
+        for numbers in sorted(numbers_in(names, section.ours)):
+            ours = section.ours.format(*numbers)
+            theirs = section.theirs.format(*(number + section.first for number in numbers))
+            for row_ours, row_theirs, layer in section.rows:
+                begins = (row_theirs,) if isinstance(row_theirs, str) else row_theirs
+                for end, (their_end, transform) in layer.items():
+                    if (name := f"{ours}{row_ours}{end}") in names:
+                        their_names = tuple(f"{theirs}{begin}{their_end}" for begin in begins)
+                        layout[name] = TensorMapping(names=their_names, transform=transform)
+    return layout | {name: TensorMapping(names=(name,), transform=AS_IS) for name in names if name not in layout}
+
+
+def numbers_in(names: Iterable[str], prefix: str) -> set[tuple[int, ...]]:
+    """The different numbers in the names where a section's prefix has {}; one empty tuple for a prefix without any."""
+    if "{" not in prefix:
+        return {()}
+    pattern = re.compile(re.sub(r"\\\{.*?\\\}", r"(\\d+)", re.escape(prefix)))
+    return {tuple(map(int, match.groups())) for name in names if (match := pattern.match(name))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurView:
+    """The shapes in a file of a known format, by our names."""
+
+    file: TensorFile
+    table: Table
+
+    def theirs(self, name: str) -> str:
+        """The first of the names that our tensor has in the file."""
+        return layout_of(self.table, (name,))[name].names[0]
+
+    def has(self, name: str) -> bool:
+        """Whether the file has our tensor."""
+        return self.theirs(name) in self.file.shapes
+
+    def shape(self, name: str, num_dims: int) -> tuple[int, ...]:
+        """Our shape of a required tensor, which has `num_dims` dimensions here. Raises UserError as
+        `TensorFile.shape`."""
+        mapping = layout_of(self.table, (name,))[name]
+        (one,) = mapping.transform.split(torch.empty((1,) * num_dims, device="meta"))
+        there = torch.empty(self.file.shape(mapping.names[0], one.dim()), device="meta")
+        return tuple(mapping.transform.join((there,)).shape)
+
+    def numbers(self, ours: str) -> set[tuple[int, ...]]:
+        """The numbers of the file's blocks or units, from 0: those of the section that begins with `ours` here."""
+        found = next((section for section in self.table if section.ours == ours), Section(rows=(), theirs=ours))
+        numbers = numbers_in(self.file.shapes, found.theirs)
+        return {tuple(number - found.first for number in each) for each in numbers}
 
 
 def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str) -> TensorByName:
@@ -36,14 +161,18 @@ def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str
     def piece(theirs: str) -> torch.Tensor:
         return refuse_not_finite(file.read(theirs), f"{theirs} in {file.where!r}")
 
-    return lambda name: layout[name].join(tuple(piece(theirs) for theirs in layout[name].names)).contiguous()
+    def tensor(name: str) -> torch.Tensor:
+        mapping = layout[name]
+        return mapping.transform.join(tuple(piece(theirs) for theirs in mapping.names)).contiguous()
+
+    return tensor
 
 
 def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
     """Their names and shapes, in the order of `write_layout`."""
     theirs: dict[str, tuple[int, ...]] = {}
     for name, mapping in layout.items():
-        pieces = mapping.split(torch.empty(shapes[name], device="meta"))
+        pieces = mapping.transform.split(torch.empty(shapes[name], device="meta"))
         theirs |= {their: tuple(piece.shape) for their, piece in zip(mapping.names, pieces, strict=True)}
     return theirs
 
@@ -51,57 +180,8 @@ def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
 def write_layout(layout: Layout, tensor: TensorByName) -> Iterator[tuple[str, torch.Tensor]]:
     """Their names and tensors, one tensor at a time."""
     for name, mapping in layout.items():
-        pieces = mapping.split(tensor(name).float())
+        pieces = mapping.transform.split(tensor(name).float())
         yield from zip(mapping.names, (piece.contiguous() for piece in pieces), strict=True)
-
-
-def as_is(name: str) -> TensorMapping:
-    """The same tensor under another name."""
-    return changed(name, lambda t: t, lambda t: t)
-
-
-def changed(name: str, write: Change, read: Change) -> TensorMapping:
-    """One tensor there too; `write` converts ours to theirs, `read` is the inverse."""
-    return TensorMapping(names=(name,), split=lambda t: (write(t),), join=lambda pieces: read(pieces[0]))
-
-
-def transposed(name: str) -> TensorMapping:
-    """A dense layer of JAX or TensorFlow: (in, out) for our (out, in)."""
-    return changed(name, lambda t: t.T, lambda t: t.T)
-
-
-def same(ours: str, theirs: str) -> dict[str, TensorMapping]:
-    """Weight and bias of a layer under other names; both arguments end with the dot."""
-    return {f"{ours}{kind}": as_is(f"{theirs}{kind}") for kind in ("weight", "bias")}
-
-
-def convolution(name: str) -> TensorMapping:
-    """A convolution of JAX or TensorFlow: (k, k, I, O) for our (O, I, k, k)."""
-    return changed(name, lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))
-
-
-def vector_of_four(name: str) -> TensorMapping:
-    """A vector that is stored as (1, 1, 1, C)."""
-    return changed(name, lambda t: t.reshape(1, 1, 1, -1), lambda t: t.flatten())
-
-
-def patch_convolution(name: str, patch: int) -> TensorMapping:
-    """The patch embedding as PyTorch's convolution (D, C, P, P) for our (D, P * P * C)."""
-    return changed(
-        name,
-        lambda t: t.reshape(t.shape[0], patch, patch, -1).permute(0, 3, 1, 2),
-        lambda t: t.permute(0, 2, 3, 1).flatten(1),
-    )
-
-
-def positions(name: str, *, class_row: bool, class_token: bool) -> TensorMapping:
-    """Position embeddings (1, N, D); `class_row`: the class token has a row of its own there, as it has here.
-
-    Without a row there, ours is zeros: before an export, the row is added to the class token itself.
-    """
-    if class_row or not class_token:
-        return as_is(name)
-    return changed(name, lambda t: t[:, 1:], lambda t: torch.cat([torch.zeros_like(t[:, :1]), t], dim=1))
 
 
 def without_class_row(tensor: TensorByName) -> TensorByName:

@@ -1,88 +1,312 @@
-"""Reads and writes published .npz files: removes their prefixes, stacked layers and old shapes.
+"""Published .npz files of ViTs, hybrids and BiT ResNets, by vision_transformer, big_transfer and big_vision.
 
-Sources: vision_transformer's checkpoint.py, big_vision's utils.py (`load_params`), big_transfer.
+Each library has names of its own, in a table below. Reading also removes prefixes, takes stacked layers apart, and
+accepts old shapes and names. Sources: vision_transformer's checkpoint.py, models_vit.py and models_resnet.py;
+big_vision's utils.py (`load_params`), models/vit.py (`fix_old_checkpoints`) and models/bit_paper.py; big_transfer's
+bit_pytorch/models.py (`load_from`).
+
+big_vision adds position embeddings before it prepends the class token, so its table has no row for the token. Its files
+do not hold the fixed embeddings (posemb "sincos2d"), so they are computed here. TensorFlow, in which big_transfer is
+written, appends a number to a layer's name if the name is taken: `standardized_conv2d_17`.
+
+Shape letters: D width, h heads, d width of a head, P patch, C channels, N patches.
 """
 
 import logging
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from pipeline.models.build import shapes_of
 from pipeline.models.config import MOST_LAYERS, ModelConfig
-from pipeline.models.conversion import npz_bit, npz_vit
-from pipeline.models.conversion.layout import read_layout, without_class_row, write_layout
+from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.layout import (
+    AS_IS,
+    FLAX_CONVOLUTION,
+    FLAX_DENSE,
+    FLAX_NORM,
+    TENSOR,
+    VECTOR_OF_FOUR,
+    LayerTensors,
+    OurView,
+    Row,
+    Section,
+    Table,
+    Transform,
+    layout_of,
+    one_to_one,
+    positions,
+    without_class_row,
+    write_layout,
+)
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
+from pipeline.models.conversion.sizes import (
+    BIT_UNITS,
+    Declared,
+    Found,
+    Usual,
+    bit_in,
+    side_of,
+    transformer_in,
+    weights_of,
+)
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.zip_file import write_npz
-from pipeline.models.weights.folder import Weights
+from pipeline.models.positions import from_axes, sines
+from pipeline.models.weights.folder import Assumption, Weights
 from pipeline.models.weights.safetensors import MOST_TENSORS, TensorByName
 from shards.errors import InvalidDataError, UserError
 
 log = logging.getLogger(__name__)
 Dialect = Literal["vision_transformer", "big_vision"]
 PREFIXES = ("opt/target/", "params/img/", "params/", "")
+_WRITTEN_PREFIX: dict[Dialect, str] = {"vision_transformer": "", "big_vision": "params/"}
 _FIRST = ("embedding/kernel", "root_block/conv_root/kernel", "resnet/root_block/standardized_conv2d/kernel")
-_STACK = "Transformer/encoderblock/"
+_STACK, _BLOCK = "Transformer/encoderblock/", "Transformer/encoderblock_{}/"
+TABLE = "pos_embedding"
+_MAP = "MAPHead_0/"  # attention pooling
+_IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
+_POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
+_TENSORFLOW_NORM: LayerTensors = {"weight": ("gamma", AS_IS), "bias": ("beta", AS_IS)}
+_FLAX_BIT_NORM: LayerTensors = {"weight": ("scale", VECTOR_OF_FOUR), "bias": ("bias", VECTOR_OF_FOUR)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzNames:
+    """What differs between the dialects of a ViT. `class_row`: the position table has a row for the class token."""
+
+    attention: str
+    second_norm: str
+    mlp: str
+    position: str
+    class_row: bool
+
+
+VISION_TRANSFORMER = NpzNames(
+    attention="MultiHeadDotProductAttention_1",
+    second_norm="LayerNorm_2",
+    mlp="MlpBlock_3",
+    position="Transformer/posembed_input/pos_embedding",
+    class_row=True,
+)
+BIG_VISION = NpzNames(
+    attention="MultiHeadDotProductAttention_0",
+    second_norm="LayerNorm_1",
+    mlp="MlpBlock_0",
+    position="pos_embedding",
+    class_row=False,
+)
 
 
 def open_npz(path: Path, hints: Hints) -> Weights:
-    """The weights in a published file of either dialect. UserError with the tensor that does not fit, and why."""
-    file = normalised(npz_bit.without_numbers(open_tensor_file(path)))
-    bit_names = npz_bit.names_in(file)
-    beside: tuple[str, ...] = ()  # what else is assumed
-    if bit_names is not None:
-        config = npz_bit.config_in(file, bit_names, hints)
-        layout = npz_bit.layout(config, bit_names)
+    """Opens the weights in a published file of any dialect. Raises UserError with the tensor that does not fit, and
+    why."""
+    file = normalised(_without_numbers(open_tensor_file(path)))
+    dialect: Dialect | None = None
+    if _FIRST[2] in file.shapes:
+        dialect = "vision_transformer"  # that is, big_transfer
+    elif _FIRST[1] in file.shapes:
+        dialect = "big_vision"
+    if dialect:
+        table = bit_table(dialect)
+        found = bit_in(OurView(file=file, table=table), usual=Usual(), hints=hints)
     else:
-        file, beside = npz_vit.with_positions(file)
-        names = npz_vit.names_in(file)
-        config = npz_vit.config_in(file, names, hints)
-        layout = npz_vit.layout(config, names)
-    shapes = shapes_in_file(config)
-    tensor = read_layout(file, layout, shapes, advice=hints.advice())
-    said = assumed(config, said=("num_heads",), hints=hints) + beside
-    return Weights(where=str(path), config=config, labels=(), shapes=shapes, tensor=tensor, assumed=said)
+        file, beside = with_positions(file)
+        names = names_in(file)
+        found = _transformer(file, names, hints)
+        found = replace(found, assumed=(*found.assumed, *beside))
+        table = vit_table(found.config, names)
+    return weights_of(file, table, found, advice=hints.advice())
+
+
+def _transformer(file: TensorFile, names: NpzNames, hints: Hints) -> Found:
+    """Finds the ViT or hybrid from the shapes of a file without its prefix and with unstacked layers."""
+    patch, _, _, width = file.shape("embedding/kernel", 4)
+    _, num_heads, _ = file.shape(f"{_BLOCK.format(0)}{names.attention}/query/kernel", 3)
+    declared = Declared(
+        width=width,
+        patch=patch,
+        num_heads=num_heads,
+        class_row=names.class_row,
+        is_square=True,  # as both dialects' own resampling takes it
+    )
+    view = OurView(file=file, table=_vit_sections(names, patch=patch, num_heads=num_heads, position=AS_IS))
+    return transformer_in(view, declared, usual=Usual(said=("num_heads",)), hints=hints)
 
 
 def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: Dialect) -> None:
     """Writes the file of one dialect; for BiT, "vision_transformer" means big_transfer. Logs what is lost."""
-    is_big_vision = dialect == "big_vision"
     if config.is_bit:
-        bit_names = npz_bit.BIG_VISION if is_big_vision else npz_bit.BIG_TRANSFER
-        layout, prefix = npz_bit.layout(config, bit_names), bit_names.prefix
+        table = bit_table(dialect)
     else:
-        if is_big_vision and config.resnet:
+        if dialect == "big_vision" and config.resnet:
             raise UserError(
                 "big_vision has no hybrids; allowed: the formats vision_transformer and timm, or give a ViT or a BiT"
             )
-        names = npz_vit.BIG_VISION if is_big_vision else npz_vit.VISION_TRANSFORMER
-        layout, prefix = npz_vit.layout(config, names), names.prefix
-        has_token = config.num_class_tokens > 0
-        tensor = without_class_row(tensor) if is_big_vision and has_token and "embed.position" in layout else tensor
-    lost = _flags_of_what_is_lost(config)
-    if lost:
+        table = vit_table(config, BIG_VISION if dialect == "big_vision" else VISION_TRANSFORMER)
+        if dialect == "big_vision" and config.num_class_tokens and config.position == "learned_1d":
+            tensor = without_class_row(tensor)
+    if lost := _flags_of_what_is_lost(config):
         log.warning("%s cannot say how this model computes; patchline import needs %s with it", path, " ".join(lost))
+    layout, prefix = layout_of(table, shapes_of(config)), _WRITTEN_PREFIX[dialect]
     write_npz(path, ((prefix + name, value) for name, value in write_layout(layout, tensor)))
 
 
 def _flags_of_what_is_lost(config: ModelConfig) -> list[str]:
-    """Flags that `patchline import` needs: settings that differ from the paper's code and that the file cannot hold."""
-    flags = []
-    if config.gelu != npz_vit.USUAL.gelu:
+    """Returns the flags that `patchline import` will need: settings that differ from the paper's code and that the file
+    cannot hold."""
+    flags, usual = list[str](), Usual()
+    if config.gelu != usual.gelu:
         flags.append(f"--gelu {config.gelu}")
-    if config.layer_norm_epsilon != npz_vit.USUAL.layer_norm_epsilon:
+    if config.layer_norm_epsilon != usual.layer_norm_epsilon:
         flags.append(f"--layer-norm-epsilon {config.layer_norm_epsilon}")
-    if config.resnet and config.resnet_epsilons != npz_vit.USUAL.resnet_epsilons:
+    if config.resnet and config.resnet_epsilons != usual.resnet_epsilons:
         flags.append(f"--resnet-epsilons {config.resnet_epsilons}")
     return flags
 
 
+def vit_table(config: ModelConfig, names: NpzNames) -> Table:
+    """Returns the table of a ViT's or a hybrid's tensors in a file of the dialect."""
+    position = positions(class_row=names.class_row, class_token=config.num_class_tokens > 0)
+    return _vit_sections(names, patch=config.size.patch, num_heads=config.size.num_heads, position=position)
+
+
+def _vit_sections(names: NpzNames, *, patch: int, num_heads: int, position: Transform) -> Table:
+    # (D, P * P * C) -> (P, P, C, D)
+    patches = one_to_one(lambda t: t.T.reshape(patch, patch, -1, t.shape[0]), lambda t: t.flatten(0, 2).T)
+    # (D, D) -> (h, d, D)
+    out = one_to_one(lambda t: t.T.reshape(num_heads, -1, t.shape[0]), lambda t: t.flatten(0, 1).T)
+    out_layer = {"weight": ("kernel", out), "bias": ("bias", AS_IS)}
+    attention, pooling = f"{names.attention}/", f"{BIG_VISION.attention}/"
+    return (
+        Section(
+            ours="embed.resnet.",
+            rows=(("conv_root.", "conv_root/", FLAX_CONVOLUTION), ("norm_root.", "gn_root/", FLAX_NORM)),
+        ),
+        Section(
+            ours="embed.resnet.stages.{}.{}.",
+            theirs="block{}/unit{}/",
+            first=1,
+            rows=(
+                ("conv1.", "conv1/", FLAX_CONVOLUTION),
+                ("norm1.", "gn1/", FLAX_NORM),
+                ("conv2.", "conv2/", FLAX_CONVOLUTION),
+                ("norm2.", "gn2/", FLAX_NORM),
+                ("conv3.", "conv3/", FLAX_CONVOLUTION),
+                ("norm_out.", "gn3/", FLAX_NORM),
+                ("conv_proj.", "conv_proj/", FLAX_CONVOLUTION),
+                ("norm_proj.", "gn_proj/", FLAX_NORM),
+            ),
+        ),
+        Section(
+            rows=(
+                ("embed.patch.", "embedding/", {"weight": ("kernel", patches), "bias": ("bias", AS_IS)}),
+                ("embed.class_token", "cls", TENSOR),
+                ("embed.position", names.position, {"": ("", position)}),
+            )
+        ),
+        Section(
+            ours="blocks.{}.",
+            theirs=_BLOCK,
+            rows=(
+                ("norm1.", "LayerNorm_0/", FLAX_NORM),
+                _fused("attention.qkv.", attention, ("query", "key", "value"), num_heads),
+                ("attention.out.", f"{attention}out/", out_layer),
+                ("norm2.", f"{names.second_norm}/", FLAX_NORM),
+                ("mlp.dense1.", f"{names.mlp}/Dense_0/", FLAX_DENSE),
+                ("mlp.dense2.", f"{names.mlp}/Dense_1/", FLAX_DENSE),
+            ),
+        ),
+        Section(rows=(("norm.", "Transformer/encoder_norm/", FLAX_NORM),)),
+        Section(
+            ours="pool.",
+            theirs=_MAP,  # big_vision's alone
+            rows=(
+                ("probe", "probe", TENSOR),
+                _fused("query.", pooling, ("query",), num_heads),
+                _fused("key_value.", pooling, ("key", "value"), num_heads),
+                ("out.", f"{pooling}out/", out_layer),
+                ("norm.", "LayerNorm_0/", FLAX_NORM),
+                ("mlp.dense1.", f"{BIG_VISION.mlp}/Dense_0/", FLAX_DENSE),
+                ("mlp.dense2.", f"{BIG_VISION.mlp}/Dense_1/", FLAX_DENSE),
+            ),
+        ),
+        Section(rows=(("representation.", "pre_logits/", FLAX_DENSE), ("head.", "head/", FLAX_DENSE))),
+    )
+
+
+def _fused(ours: str, theirs: str, parts: tuple[str, ...], num_heads: int) -> Row:
+    """Returns the row of several dense layers of an attention that are one here: (n * D, D) -> n of (D, h, d)."""
+    weights = Transform(
+        split=lambda t: tuple(piece.T.reshape(piece.shape[1], num_heads, -1) for piece in t.chunk(len(parts))),
+        join=lambda pieces: torch.cat([piece.flatten(1).T for piece in pieces]),
+    )
+    biases = Transform(
+        split=lambda t: tuple(piece.reshape(num_heads, -1) for piece in t.chunk(len(parts))),
+        join=lambda pieces: torch.cat([piece.flatten() for piece in pieces]),
+    )
+    return ours, tuple(f"{theirs}{part}/" for part in parts), {"weight": ("kernel", weights), "bias": ("bias", biases)}
+
+
+def bit_table(dialect: Dialect) -> Table:
+    """Returns the table of a BiT ResNet's tensors. In TensorFlow the three layers of a unit are a, b and c, and the
+    projection is part of a."""
+    if dialect == "big_vision":
+        units: tuple[Row, ...] = (
+            ("norm1.", "gn1/", _FLAX_BIT_NORM),
+            ("conv1.", "conv1/", FLAX_CONVOLUTION),
+            ("norm2.", "gn2/", _FLAX_BIT_NORM),
+            ("conv2.", "conv2/", FLAX_CONVOLUTION),
+            ("norm3.", "gn3/", _FLAX_BIT_NORM),
+            ("conv3.", "conv3/", FLAX_CONVOLUTION),
+            ("conv_proj.", "conv_proj/", FLAX_CONVOLUTION),
+        )
+        return (
+            Section(rows=(("conv_root.", "root_block/conv_root/", FLAX_CONVOLUTION),)),
+            Section(ours=BIT_UNITS, theirs="block{}/unit{:02d}/", first=1, rows=units),
+            Section(rows=(("norm.", "norm-pre-head/", _FLAX_BIT_NORM), ("head.", "head/", FLAX_DENSE))),
+        )
+    head = one_to_one(lambda t: t.T[None, None], lambda t: t[0, 0].T)
+    return (
+        Section(rows=(("conv_root.", "resnet/root_block/standardized_conv2d/", FLAX_CONVOLUTION),)),
+        Section(
+            ours=BIT_UNITS,
+            theirs="resnet/block{}/unit{:02d}/",
+            first=1,
+            rows=(
+                ("norm1.", "a/group_norm/", _TENSORFLOW_NORM),
+                ("conv1.", "a/standardized_conv2d/", FLAX_CONVOLUTION),
+                ("norm2.", "b/group_norm/", _TENSORFLOW_NORM),
+                ("conv2.", "b/standardized_conv2d/", FLAX_CONVOLUTION),
+                ("norm3.", "c/group_norm/", _TENSORFLOW_NORM),
+                ("conv3.", "c/standardized_conv2d/", FLAX_CONVOLUTION),
+                ("conv_proj.", "a/proj/standardized_conv2d/", FLAX_CONVOLUTION),
+            ),
+        ),
+        Section(
+            rows=(
+                ("norm.", "resnet/group_norm/", _TENSORFLOW_NORM),
+                ("head.", "resnet/head/conv2d/", {"weight": ("kernel", head), "bias": ("bias", AS_IS)}),
+            )
+        ),
+    )
+
+
+def _without_numbers(file: TensorFile) -> TensorFile:
+    """Returns the file with TensorFlow's numbered layers under their plain names."""
+    return file.renamed(
+        {re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name): name for name in file.shapes}
+    )
+
+
 def normalised(file: TensorFile) -> TensorFile:
-    """Only the model's tensors, without a prefix, one tensor per layer, group norm's vectors as vectors.
+    """Returns only the model's tensors, without a prefix, with one tensor per layer, and with group norm's vectors as
+    vectors.
 
     Tensors without the prefix (the optimiser's state, a text tower) are not part of the model.
     """
@@ -95,12 +319,12 @@ def normalised(file: TensorFile) -> TensorFile:
         )
     bare = file.renamed({name.removeprefix(prefix): name for name in file.shapes if name.startswith(prefix)})
     if "probe" in bare.shapes:  # as big_vision named its attention pooling at first (fix_old_checkpoints)
-        bare = bare.renamed({npz_vit.pool_name(name): name for name in bare.shapes})
+        bare = bare.renamed({pool_name(name): name for name in bare.shapes})
     return _vectors(_unstacked(bare))
 
 
 def _unstacked(file: TensorFile) -> TensorFile:
-    """big_vision's `scan` stacks the tensors of all layers: (depth, ...)."""
+    """Takes apart the tensors of all layers, (depth, ...), which big_vision's `scan` stacks."""
     stacked = {name: shape for name, shape in file.shapes.items() if name.startswith(_STACK)}
     if not stacked:
         return file
@@ -143,7 +367,8 @@ def _slices(stacked: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[st
 
 
 def _vectors(file: TensorFile) -> TensorFile:
-    """Old hybrids have group norm as (1, 1, 1, C) (flax issue 1721). BiT still has, and its layout expects that."""
+    """Returns the file with group norm as vectors. Old hybrids have it as (1, 1, 1, C) (flax issue 1721). BiT still
+    has, and its table expects that."""
     pattern = r"(gn_root|block\d+/unit\d+/(gn\d|gn_proj))/(scale|bias)$"
     if "embedding/kernel" not in file.shapes:
         return file
@@ -154,3 +379,68 @@ def _vectors(file: TensorFile) -> TensorFile:
         shapes=shapes,
         read=lambda name: file.read(name).flatten() if name in old else file.read(name),
     )
+
+
+def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[Assumption, ...]]:
+    """Returns the file with a position table, and what is assumed about the table: big_vision omits the one that it
+    computes.
+
+    Raises UserError if the table is missing in the other dialect, whose models all learn theirs.
+    """
+    if any(name in file.shapes for name in _POSITIONS):
+        return file, ()
+    if _is_old(file) or "conv_root/kernel" in file.shapes:
+        raise UserError(
+            f"{file.where!r} has no position embeddings ({_POSITIONS[-1]}), which every model of vision_transformer "
+            "has; allowed without are big_vision's, which computes them: fetch the file again"
+        )
+    file = with_table(file)
+    _, num_positions, _ = file.shape(TABLE, 3)
+    side = math.isqrt(num_positions)
+    return file, (Assumption(field="position", value=f"embeddings sincos2d of {side} x {side} patches"),)
+
+
+def sincos_table(side: int, width: int) -> torch.Tensor:
+    """Returns the table (1, N, D), float32, for side x side patches. Raises UserError for a width without such a
+    table."""
+    if width % 4 or width < 8:
+        raise UserError(
+            f"the file has no {TABLE}, and its width {width} has no table of sines; allowed: multiples of 4 from 8 "
+            "on: give the file of a model with position embeddings"
+        )
+    axis_LD = sines(side, width)
+    return from_axes(axis_LD, axis_LD, num_prefix_tokens=0)
+
+
+def with_table(file: TensorFile) -> TensorFile:
+    """Adds big_vision's table to the tensors of a file without position embeddings. It is not for hybrids."""
+    patch, _, _, width = file.shape("embedding/kernel", 4)
+    side = max(1, _IMAGE_SIZE // patch)
+
+    def read(name: str) -> torch.Tensor:
+        return sincos_table(side, width) if name == TABLE else file.read(name)
+
+    sincos_table(1, width)  # refuses a width without a table before anything is read
+    return TensorFile(where=file.where, shapes={**file.shapes, TABLE: (1, side**2, width)}, read=read)
+
+
+def _is_old(file: TensorFile) -> bool:
+    return any("/MlpBlock_3/" in name for name in file.shapes)
+
+
+def pool_name(name: str) -> str:
+    """Returns the name of a tensor of attention pooling, which old files have outside MAPHead_0; any other name as it
+    is."""
+    parts = ("probe", BIG_VISION.attention, BIG_VISION.mlp, "LayerNorm_0")
+    return _MAP + name if name.split("/", maxsplit=1)[0] in parts else name
+
+
+def names_in(file: TensorFile) -> NpzNames:
+    """Returns the dialect of a file without its prefix and with unstacked layers."""
+    numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
+    position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
+    class_row = "cls" in file.shapes and _is_old(file)
+    if "cls" in file.shapes and not class_row and position != BIG_VISION.position and position in file.shapes:
+        _, num_positions, _ = file.shape(position, 3)
+        _, class_row = side_of(num_positions, class_token=True, where=file.where, name=position)
+    return replace(numbers, position=position, class_row=class_row)

@@ -1,8 +1,8 @@
-"""The pixels that weights were trained on: how they are declared, and how weights of others come to take ours.
+"""The pixels that weights were trained on: how they are declared, and how weights from elsewhere are made to take ours.
 
 Ours are 2 x / 255 - 1, as in the paper's code: mean and deviation 0.5. Many models of timm, DeiT, MAE and DINO take
-ImageNet's mean and deviation, CLIP's its own. The patch embedding of a ViT is linear, so it takes up the difference
-exactly: W ((x / 255 - m) / s) + b = W / (2 s) (2 x / 255 - 1) + b + W (0.5 - m) / s.
+ImageNet's mean and deviation, CLIP's take their own. The patch embedding of a ViT is linear, so it absorbs the
+difference exactly: W ((x / 255 - m) / s) + b = W / (2 s) (2 x / 255 - 1) + b + W (0.5 - m) / s.
 
 Sources: timm's data/constants.py; transformers' image_processing_vit.py, whose processor file nests the entries of the
 image processor. Shape letters: D width, P patch.
@@ -54,8 +54,8 @@ PIXELS: dict[PixelName, PixelRange] = {
 
 
 def of_processor(folder: Path) -> PixelRange | None:
-    """The pixels that a processor's file in a Hugging Face folder declares; None without one. Raises UserError for
-    pixels that are not scaled by 255 and normalised."""
+    """Returns the pixels that a processor's file in a Hugging Face folder declares; None without such a file. Raises
+    UserError for pixels that are not scaled by 255 and normalised."""
     found = None
     for path, said in _processors(folder):
         other = [key for key in ("do_rescale", "do_normalize") if said.get(key, True) is not True]
@@ -74,7 +74,7 @@ def of_processor(folder: Path) -> PixelRange | None:
 
 
 def processor_of(folder: Path) -> Mapping[str, Any]:
-    """What the last of a Hugging Face folder's processor files says of images; empty without one."""
+    """Returns what the last of a Hugging Face folder's processor files says about images; empty without any."""
     found: Mapping[str, Any] = {}
     for _, said in _processors(folder):
         found = said
@@ -89,8 +89,8 @@ def _processors(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 
 
 def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
-    """The pixels that timm's `pretrained_cfg`, or the arguments of a script, declare; None if they say nothing.
-    Arguments may be of 255, as 123.675 is."""
+    """Returns the pixels that timm's `pretrained_cfg`, or the arguments of a script, declare; None if they declare
+    none. Arguments may be on the scale of 255, as 123.675 is."""
     mean, deviation = description.get("mean"), description.get("std")
     if mean is None and deviation is None:
         choice = description.get(_BEIT_CHOICE)
@@ -105,23 +105,24 @@ def _is_of_255(given: Any, *, above: float) -> TypeGuard[Sequence[float]]:
 
 
 def name_by_file(path: Path) -> PixelName | None:
-    """The pixels of a published file, by the words in its name; None if they say nothing."""
+    """Returns the pixels of a published file, by the words in its name; None if these say nothing."""
     return name_by_words(path.name)
 
 
 def name_by_words(text: str) -> PixelName | None:
-    """The pixels of the model that a file or an architecture is named after."""
+    """Returns the pixels of the model that a file or an architecture is named after."""
     words = re.split(r"[^a-z0-9]+", text.lower())
     return next((_WORDS[word] for word in words if word in _WORDS), None)
 
 
 def foreign_name(pixels: PixelRange) -> PixelName | None:
-    """The name of pixels other than ours, for --pixels; None for ours, and for those without a name."""
+    """Returns the name of pixels other than ours, for --pixels; None for ours, and for those without a name."""
     return next((name for name, each in PIXELS.items() if each == pixels and name != "paper"), None)
 
 
 def folded(tensor: TensorByName, config: ModelConfig, pixels: PixelRange, *, where: str) -> TensorByName:
-    """The tensors of a model that takes our pixels and computes the same. UserError if its first layer pads them."""
+    """Returns the tensors of a model that takes our pixels and computes the same. Raises UserError if its first layer
+    pads the pixels."""
     if pixels == PIXELS["paper"]:
         return tensor
     if config.resnet:

@@ -1,17 +1,14 @@
 """Finds the configuration of a model from the shapes in its file, and from hints about what a file cannot say."""
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import (
     BIT_RESNETS,
     HYBRID_RESNETS,
-    MOST_PIXELS,
     SIZES,
     Gelu,
     ModelConfig,
@@ -20,17 +17,20 @@ from pipeline.models.config import (
     ResNetSize,
     Size,
 )
-from pipeline.models.conversion.config import PixelName, Take
+from pipeline.models.conversion.config import Hints, Pair
+from pipeline.models.conversion.layout import OurView, Table, layout_of, read_layout
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import HEAD
+from pipeline.models.weights.folder import AXES, HEAD, POSITION, Assumption, Weights
 from pipeline.models.weights.safetensors import Shapes
+from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
+from shards.schema.config_values import shown_value
 
-Pair = tuple[int, int]  # height, width
 # The usual number: ViT-b/32 (vit_b32_half) has the width of S/16 and S/32, but twice their heads.
 HEADS_BY_WIDTH = {size.width: size.num_heads for name, size in SIZES.items() if name != "vit_b32_half"}
 ROOT_WIDTH = 64
+BIT_UNITS = "stages.{}.{}."
 USUAL_LAYER_SCALE = 1e-5  # timm's; an initial value, so only weights that start anew would have it
 # Image sizes (px) at which ViTs are published or usually trained. At any other size, a table whose number of rows is a
 # square may as well be that of a rectangular grid.
@@ -40,8 +40,216 @@ _USUAL_IMAGE_SIZES = frozenset(
 _MOST_PARAMETERS = 10**11
 
 
+@dataclass(frozen=True, kw_only=True)
+class Usual:
+    """The usual values for a file's format, and for the architecture that it names, if any; by default those of the
+    paper's code. `said`: the fields that the file gives itself, by its architecture too. `num_heads`: None if only the
+    width says it."""
+
+    gelu: Gelu = "tanh"
+    layer_norm_epsilon: float = 1e-6
+    resnet_epsilons: ResNetEpsilons = "paper"
+    num_heads: int | None = None
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a format, or the config.json beside a file, says of a transformer; None: it does not say.
+
+    `width` and `patch` are those of the patch embedding, whose shape differs between formats. `class_row`: whether the
+    position table has a row for the class token. `grid`: height and width of the table's grid. `is_square`: the format
+    has no other grids. `layer_scale`: the initial value of LayerScale in a file that has it.
+    """
+
+    width: int
+    patch: int
+    num_heads: int | None = None
+    position: Position | None = None
+    class_row: bool | None = None
+    grid: Pair | None = None
+    is_square: bool = False
+    layer_scale: float = USUAL_LAYER_SCALE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The model of a file, whether its position table has a row for the class token, and what is assumed about it."""
+
+    config: ModelConfig
+    class_row: bool = True
+    assumed: tuple[Assumption, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerShapes(Declared):
+    """The sizes of a ViT or a hybrid: what is declared, and what the shapes in its file say. `num_positions`: rows of
+    the position table; None: no table. `layer_scale`: 0 if the file has none."""
+
+    depth: int
+    mlp_width: int
+    num_classes: int
+    num_positions: int | None
+    class_token: bool
+    layer_scale: float = 0.0
+    representation: bool = False
+    resnet: ResNetSize | None = None
+    registers: int = 0
+    qk_norm: bool = False
+    attention_pooling: bool = False
+
+    def side(self, where: str, name: str) -> tuple[int, bool]:
+        """Returns the side of the table's grid, and whether the class token has a row in it; (0, False) without a
+        table."""
+        if self.num_positions is None:
+            return 0, False
+        return side_of(
+            self.num_positions,
+            class_token=self.class_token,
+            where=where,
+            name=name,
+            class_row=self.class_row,
+            declared=self.grid,
+        )
+
+
+def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hints) -> Found:
+    """Finds the ViT or hybrid in a file; that of `hints.model` if it is given. Raises UserError for sizes that do not
+    fit together."""
+    where, position_name = view.file.where, view.theirs(POSITION)
+    is_2d = all(view.has(name) for name in AXES)
+    num_positions = view.shape(AXES[0], 2)[0] ** 2 if is_2d else None
+    if view.has(POSITION):
+        _, num_positions, _ = view.file.shape(position_name, 3)
+    found = {
+        "depth": len(view.numbers("blocks.{}.")),
+        "mlp_width": view.shape("blocks.0.mlp.dense1.weight", 2)[0],
+        "num_classes": view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0,
+        "num_positions": num_positions,
+        "class_token": view.has("embed.class_token"),
+        "representation": view.has("representation.weight"),
+        "resnet": hybrid_resnet(view),
+        "position": "learned_2d" if is_2d else declared.position,
+        "grid": declared.grid or (None if declared.is_square else hints.grid),
+        "layer_scale": declared.layer_scale if view.has("blocks.0.scale1.gamma") else 0.0,
+        "registers": view.shape("embed.registers", 3)[1] if view.has("embed.registers") else 0,
+        "attention_pooling": view.has("pool.probe"),
+        "qk_norm": view.has("blocks.0.attention.q_norm.weight"),
+    }
+    shapes = TransformerShapes(**{**vars(declared), **found})
+    config = transformer_config(shapes, where=where, position_name=position_name, usual=usual, hints=hints)
+    side, class_row = shapes.side(where, position_name)
+    assumed = _assumed(config, said=usual.said, hints=hints)
+    if side and not shapes.grid and not shapes.is_square and "position" not in usual.said:
+        no_row = " without a row for the class token" if shapes.class_token and not class_row else ""
+        square = f"embeddings of a square grid of {side} x {side} patches{no_row}"
+        assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
+    return Found(config=config, class_row=class_row, assumed=assumed)
+
+
+def bit_in(view: OurView, *, usual: Usual, hints: Hints, is_basic: bool = False) -> Found:
+    """Finds the BiT ResNet in a file; that of `hints.model` if it is given. `is_basic`: its units are basic."""
+    units, root_channels = units_of(view.numbers(BIT_UNITS)), view.shape("conv_root.weight", 4)[0]
+    resnet = ResNetSize(units=units, factor=factor_of(root_channels), is_basic=is_basic)
+    if not units:
+        raise UserError(f"{view.file.where!r} has no stages after its root; give the file of a BiT ResNet")
+    num_classes = view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0
+    config = bit_config(resnet, num_classes=num_classes, where=view.file.where, usual=usual, hints=hints)
+    return Found(config=config, assumed=_assumed(config, said=usual.said, hints=hints))
+
+
+def weights_of(
+    file: TensorFile,
+    table: Table,
+    found: Found,
+    *,
+    advice: str,
+    labels: tuple[str, ...] = (),
+    usage: Usage = DEFAULT_USAGE,
+) -> Weights:
+    """Returns the weights in a file whose model is known. Raises UserError with the tensor that does not fit, and
+    why."""
+    shapes = shapes_in_file(found.config)
+    return Weights(
+        where=file.where,
+        config=found.config,
+        labels=labels,
+        shapes=shapes,
+        tensor=read_layout(file, layout_of(table, shapes), shapes, advice=advice),
+        assumed=found.assumed,
+        usage=usage,
+    )
+
+
+def transformer_config(
+    shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
+) -> ModelConfig:
+    """Returns the configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
+    known = SIZES.get(hints.model)
+    if hints.model and known is None:
+        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
+    if hints.resnet_epsilons and not shapes.resnet:
+        raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
+    num_heads = _num_heads(shapes, known, where=where, usual=usual, hints=hints)
+    size = Size(
+        patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
+    )
+    names = [name for name in SIZES if SIZES[name] == size and HYBRID_RESNETS.get(name) == shapes.resnet]
+    fields = {} if known or names else vars(size)
+    resnet = HYBRID_RESNETS.get(hints.model) if known else shapes.resnet
+    is_custom = not (known or names) and resnet is not None
+    stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
+    side, _ = shapes.side(where, position_name)
+    if shapes.num_positions is None and shapes.grid and shapes.grid[0] == shapes.grid[1]:
+        side = shapes.grid[0]
+    image_size = side * stride or 224 // stride * stride or stride
+    if side and not shapes.grid and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
+        rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"
+        raise FlagNeededError(
+            f"{rows}, which would be a square image of {image_size} px, an unusual size; the rows can as well be of a "
+            f"rectangular grid ({_other_grids(shapes)}), which the file does not say; if the image was square, give "
+            f"--grid-side {side}"
+        )
+    return _config_in(
+        where,
+        name=hints.model or (names[0] if names else "vit"),
+        image_size=image_size,
+        num_classes=shapes.num_classes,
+        **fields,
+        resnet_units=resnet.units if is_custom and resnet else None,
+        resnet_factor=resnet.factor if is_custom and resnet else None,
+        pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
+        representation=shapes.representation,
+        position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
+        gelu=hints.gelu or usual.gelu,
+        layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
+        resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
+        layer_scale=shapes.layer_scale,
+        registers=shapes.registers,
+        qk_norm=shapes.qk_norm,
+    )
+
+
+def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
+    """Returns the configuration of a BiT ResNet; that of `hints.model` if it is given."""
+    if hints.model and hints.model not in BIT_RESNETS:
+        raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
+    if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
+        raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
+    names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
+    return _config_in(
+        where,
+        name=names[0] if names else "bit_r18x1" if resnet.is_basic else "bit_r50x1",
+        image_size=224,
+        num_classes=num_classes,
+        resnet_units=None if names else resnet.units,
+        resnet_factor=None if names else resnet.factor,
+        resnet_epsilons=hints.resnet_epsilons or usual.resnet_epsilons,
+    )
+
+
 def pair_of(value: Any, *, key: str, where: str) -> Pair:
-    """Height and width, from one number for both or from two. Raises UserError for anything else."""
+    """Returns height and width, from one number for both or from two. Raises UserError for anything else."""
     pair = [value, value] if not isinstance(value, list | tuple) else value
     if len(pair) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in pair):
         raise UserError(
@@ -52,128 +260,28 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
 
 
 def grid_of(image: Pair, patch: Pair) -> Pair:
-    """Patches down and across; the convolution that embeds them drops incomplete patches."""
+    """Returns the patches down and across. The convolution that embeds them drops incomplete patches."""
     return image[0] // patch[0], image[1] // patch[1]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hints:
-    """Settings that a file does not contain, as the user gave them; None: the usual value of the file's format."""
-
-    model: str = ""
-    """Name of the model that the file must hold, such as vit_b16; empty: any."""
-    num_heads: Annotated[int, Range(1)] | None = None
-    """Attention heads per layer."""
-    gelu: Gelu | None = None
-    """Form of the GELU."""
-    layer_norm_epsilon: Annotated[float, Range(above=0)] | None = None
-    """Epsilon of every LayerNorm."""
-    resnet_epsilons: ResNetEpsilons | None = None
-    """Epsilons of the ResNet's norms."""
-    pixels: PixelName | None = None
-    """Pixels that the weights were trained on."""
-    grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
-    """Side of the square grid of position embeddings, in patches."""
-    take: Take | None = None
-    """Which weights of a file that holds the raw ones and their average over training."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
-
-    @property
-    def grid(self) -> Pair | None:
-        """The grid that `grid_side` declares."""
-        return (self.grid_side, self.grid_side) if self.grid_side else None
-
-    def advice(self) -> str:
-        """What to do if tensors do not fit, which includes leaving out the hints that were given."""
-        given = [f"--model {self.model}"] if self.model else []
-        given += [f"--num-heads {self.num_heads}"] if self.num_heads else []
-        return "Give the file of another model" + (f", or leave out {' and '.join(given)}" if given else "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usual:
-    """The usual values for a file's format, and for the architecture that it names, if any; `said`: those of them that
-    the file gives itself, by its architecture too. `num_heads`: None if nothing but the width says it."""
-
-    gelu: Gelu
-    layer_norm_epsilon: float
-    resnet_epsilons: ResNetEpsilons
-    num_heads: int | None = None
-    said: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerShapes:
-    """The sizes of a ViT or a hybrid, from the shapes in a file. `num_positions`: rows of the table; None: no table.
-
-    `class_row` (whether the table has a row for the class token) and `declared` (its grid, height and width) come from
-    a config.json; None: they follow from the number of rows. `is_square`: the format has no other grids. `layer_scale`:
-    its initial value, 0 without any; the file does not say it, so it may be USUAL_LAYER_SCALE.
-    """
-
-    patch: int
-    depth: int
-    width: int
-    mlp_width: int
-    num_heads: int | None
-    num_classes: int
-    num_positions: int | None
-    class_token: bool
-    representation: bool = False
-    resnet: ResNetSize | None = None
-    position: Position | None = None
-    class_row: bool | None = None
-    declared: Pair | None = None
-    is_square: bool = False
-    layer_scale: float = 0.0
-    registers: int = 0
-    qk_norm: bool = False
-    attention_pooling: bool = False
-
-    def assumed_grid(self, where: str, name: str) -> tuple[str, ...]:
-        """What is assumed about the position table, if nothing declares its grid."""
-        side, has_row = self.side(where, name)
-        if not side or self.declared or self.is_square:
-            return ()
-        no_row = " without a row for the class token" if self.class_token and not has_row else ""
-        return (f"position embeddings of a square grid of {side} x {side} patches{no_row}",)
-
-    def side(self, where: str, name: str) -> tuple[int, bool]:
-        """Side of the table's grid and whether the class token has a row in it; (0, False) without a table."""
-        if self.num_positions is None:
-            return 0, False
-        return side_of(
-            self.num_positions,
-            class_token=self.class_token,
-            where=where,
-            name=name,
-            class_row=self.class_row,
-            declared=self.declared,
-        )
-
-
-def count(names: Iterable[str], pattern: str) -> int:
-    """How many different numbers the pattern's first group finds in the names."""
-    return len({int(match[1]) for name in names if (match := re.match(pattern, name))})
-
-
-def units_of(names: Iterable[str], pattern: str, *, first: int) -> tuple[int, ...]:
-    """Units of each stage. The pattern's groups are stage and unit; their numbers begin with `first`."""
-    found = {(int(m[1]) - first, int(m[2]) - first) for name in names if (m := re.match(pattern, name))}
-    num_units = Counter(stage for stage, _ in found)
+def units_of(numbers: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """Counts the units of each stage, from the numbers of the stage and of the unit."""
+    num_units = Counter(stage for stage, _ in numbers)
     return tuple(num_units[stage] for stage in range(len(num_units)))
 
 
-def resnet_of(units: tuple[int, ...], *, root_channels: int, is_basic: bool = False) -> ResNetSize | None:
-    """The ResNet with these units; None without any."""
-    return replace(hybrid_of(units, root_channels=root_channels), is_basic=is_basic) if units else None
+def hybrid_resnet(view: OurView) -> ResNetSize | None:
+    """Finds the ResNet of a hybrid, which may be the root alone; None for a file without one."""
+    root = "embed.resnet.conv_root.weight"
+    if not view.has(root):
+        return None
+    units = units_of(view.numbers("embed.resnet.stages.{}.{}."))
+    return ResNetSize(units=units, factor=factor_of(view.shape(root, 4)[0]))
 
 
-def hybrid_of(units: tuple[int, ...], *, root_channels: int) -> ResNetSize:
-    """The ResNet of a hybrid with these units; without any, it is the root alone."""
-    return ResNetSize(units=units, factor=max(1, root_channels // ROOT_WIDTH))
+def factor_of(root_channels: int) -> int:
+    """Returns how many times wider a ResNet is."""
+    return max(1, root_channels // ROOT_WIDTH)
 
 
 def side_of(
@@ -185,7 +293,7 @@ def side_of(
     class_row: bool | None = None,
     declared: Pair | None = None,
 ) -> tuple[int, bool]:
-    """Side of the square grid of the position embeddings, and whether the class token has a row of its own.
+    """Returns the side of the square grid of the position embeddings, and whether the class token has a row of its own.
 
     If nothing is declared, both follow from the number of rows. Raises UserError if no square grid, or not the declared
     grid, has that number of rows.
@@ -218,63 +326,14 @@ def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], h
         f"a grid of {height} x {width} {'and' if row else 'without'} the class token, {height * width + row} rows"
         for row in rows
     ]
-    raise UserError(
+    raise FlagNeededError(
         f"{has}, config.json or --grid-side says {' or '.join(wanted)}; give both files of one model, or write the "
         "image size of the tensors into config.json (--image-size then resamples them)"
     )
 
 
-def transformer_config(
-    shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
-) -> ModelConfig:
-    """The configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
-    known = SIZES.get(hints.model)
-    if hints.model and known is None:
-        raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
-    if hints.resnet_epsilons and not shapes.resnet:
-        raise UserError(f"--resnet-epsilons is given, but {where!r} has no ResNet; leave it out")
-    num_heads = _num_heads(shapes, known, where=where, usual=usual, hints=hints)
-    size = Size(
-        patch=shapes.patch, depth=shapes.depth, width=shapes.width, mlp_width=shapes.mlp_width, num_heads=num_heads
-    )
-    names = [name for name in SIZES if SIZES[name] == size and HYBRID_RESNETS.get(name) == shapes.resnet]
-    fields = {} if known or names else vars(size)
-    resnet = HYBRID_RESNETS.get(hints.model) if known else shapes.resnet
-    is_custom = not (known or names) and resnet is not None
-    stride = max(1, (resnet.stride if resnet else 1) * (known.patch if known else shapes.patch))
-    side, _ = shapes.side(where, position_name)
-    if shapes.num_positions is None and shapes.declared and shapes.declared[0] == shapes.declared[1]:
-        side = shapes.declared[0]
-    image_size = side * stride or 224 // stride * stride or stride
-    if side and not shapes.declared and not shapes.is_square and image_size not in _USUAL_IMAGE_SIZES:
-        rows = f"{position_name} in {where!r} has {shapes.num_positions} rows"
-        raise UserError(
-            f"{rows}, which would be a square image of {image_size} px, an unusual size; the rows can as well be of a "
-            f"rectangular grid ({_other_grids(shapes)}), which the file does not say; if the image was square, give "
-            f"--grid-side {side}"
-        )
-    return _config_in(
-        where,
-        name=hints.model or (names[0] if names else "vit"),
-        image_size=image_size,
-        num_classes=shapes.num_classes,
-        **fields,
-        resnet_units=resnet.units if is_custom and resnet else None,
-        resnet_factor=resnet.factor if is_custom and resnet else None,
-        pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
-        representation=shapes.representation,
-        position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
-        gelu=hints.gelu or usual.gelu,
-        layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
-        resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
-        layer_scale=shapes.layer_scale,
-        registers=shapes.registers,
-        qk_norm=shapes.qk_norm,
-    )
-
-
 def _other_grids(shapes: TransformerShapes) -> str:
-    """Grids with as many patches as a position table has rows, with and without one for the class token."""
+    """Lists grids with as many patches as a position table has rows, with and without one for the class token."""
     found = [
         f"{height} x {num // height}"
         for num in sorted({shapes.num_positions or 0, (shapes.num_positions or 0) - shapes.class_token}, reverse=True)
@@ -294,9 +353,10 @@ def _config_in(where: str, **fields: Any) -> ModelConfig:
 
 
 def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usual: Usual, hints: Hints) -> int:
-    """The number of heads that the user, the file and the model's name agree on, else the usual one for the width.
+    """Returns the number of heads that the user, the file and the model's name agree on, else the usual one for the
+    width.
 
-    A model of another width has no say: its tensors are refused by their shapes. The user may know better than the
+    A model of another width is not asked: its tensors are refused by their shapes. The user may know better than the
     architecture that a file names, but not by the name of another model.
     """
     is_of_its_width = known is not None and known.width == shapes.width
@@ -309,7 +369,7 @@ def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usu
         )
     num_heads = next((number for number in said if number), HEADS_BY_WIDTH.get(shapes.width, 0))
     if not num_heads and not known:
-        raise UserError(
+        raise FlagNeededError(
             f"{where!r} does not say how many heads its attention of width {shapes.width} has; give --num-heads"
         )
     return num_heads
@@ -325,38 +385,24 @@ def refuse_absurd(config: ModelConfig, *, where: str) -> None:
         )
 
 
-def assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tuple[str, ...]:
-    """Settings that neither the file nor the user gives, with the values taken: "gelu exact"."""
+def _assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tuple[Assumption, ...]:
+    """Returns the settings that neither the file nor the user gives, with the values taken."""
     names = [] if config.is_bit else ["gelu", "layer_norm_epsilon", "num_heads"]
     names += ["resnet_epsilons"] if config.resnet else []
     known = {*said, *(name for name in names if getattr(hints, name)), *(("num_heads",) if hints.model else ())}
     return tuple(
-        f"{name} {config.size.num_heads if name == 'num_heads' else getattr(config, name)}"
+        Assumption(
+            field=name,
+            value=str(config.size.num_heads if name == "num_heads" else getattr(config, name)),
+            flag=f"--{name.replace('_', '-')}",
+        )
         for name in names
         if name not in known
     )
 
 
 def shapes_in_file(config: ModelConfig) -> Shapes:
-    """Our names and shapes in a file of this model; without a head if it has no classes."""
+    """Returns our names and shapes in a file of this model; without a head if it has no classes."""
     if config.num_classes:
         return shapes_of(config)
     return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}
-
-
-def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
-    """The configuration of a BiT ResNet; that of `hints.model` if it is given."""
-    if hints.model and hints.model not in BIT_RESNETS:
-        raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
-    if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
-        raise UserError("a BiT ResNet has no heads, GELU or layer norm; leave out --num-heads, --gelu and the like")
-    names = [hints.model] if hints.model else [name for name in BIT_RESNETS if BIT_RESNETS[name] == resnet]
-    return _config_in(
-        where,
-        name=names[0] if names else "bit_r18x1" if resnet.is_basic else "bit_r50x1",
-        image_size=224,
-        num_classes=num_classes,
-        resnet_units=None if names else resnet.units,
-        resnet_factor=None if names else resnet.factor,
-        resnet_epsilons=hints.resnet_epsilons or usual.resnet_epsilons,
-    )

@@ -39,8 +39,12 @@ FILE_ERRORS = (
 _PREFIXES = re.compile(r"(?:(?:module|_orig_mod|model|backbone|net)\.)+(?=.)")
 
 
+class FlagNeededError(UserError):
+    """The file leaves open what only a flag of `patchline import` can say."""
+
+
 def bare_name(name: str) -> str:
-    """The name of a tensor without the prefixes that training scripts add."""
+    """Returns the name of a tensor without the prefixes that training scripts add."""
     found = _PREFIXES.match(name)
     return name[found.end() :] if found else name
 
@@ -61,7 +65,8 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
 
 
 def whole_numbers_error(what: str, kind: object) -> UserError:
-    """The refusal of a tensor of integers: quantised weights, whose scale is elsewhere or nowhere."""
+    """Returns the refusal of a tensor of integers. Such weights are quantised, and their scale is elsewhere or
+    nowhere."""
     return UserError(
         f"{what} is of type {kind}; allowed: floating-point numbers: weights of whole numbers are quantised, and their "
         "scale is not applied here; give the weights before quantisation"
@@ -70,8 +75,8 @@ def whole_numbers_error(what: str, kind: object) -> UserError:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What is in a file: the shape of every tensor, and a function that reads one of them, float32. `arguments`: those
-    of the training script, if the file has them."""
+    """What is in a file: the shape of every tensor, and a function that reads one of them as float32. `arguments` are
+    those of the training script, if the file has them."""
 
     where: str
     shapes: Shapes
@@ -79,7 +84,8 @@ class TensorFile:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def shape(self, name: str, num_dims: int) -> tuple[int, ...]:
-        """The shape of a required tensor. UserError if it is missing, empty, or has another number of dimensions."""
+        """Returns the shape of a required tensor. Raises UserError if it is missing, empty, or has another number of
+        dimensions."""
         if name not in self.shapes:
             some = ", ".join(sorted(self.shapes)[:5])
             raise UserError(
@@ -94,13 +100,13 @@ class TensorFile:
         return self.shapes[name]
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
-        """The same tensors under other names (new name -> the name here); tensors that are not named are left out."""
+        """Returns the same tensors under other names (new name -> the name here), without those that are not named."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
         return replace(self, shapes=shapes, read=lambda name: self.read(names[name]))
 
 
 def json_object(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file. Raises UserError if it cannot be read, or holds something else."""
+    """Returns the object in a JSON file. Raises UserError if it cannot be read, or holds something else."""
     try:
         with readable(repr(str(path))):
             content = parse_json(read_local_file(path, most_bytes=MOST_DESCRIPTION_BYTES))

@@ -1,8 +1,8 @@
 """timm's models: a folder with `config.json` and `model.safetensors` (timm.create_model("local-dir:FOLDER")), or a
 state dict alone.
 
-Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py and _hub.py. timm_config.py finds the
-model of a file. Shape letters: D width, O channels out, I channels in.
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, eva.py and _hub.py. timm_config.py
+reads what config.json says. Shape letters: D width, O channels out, I channels in.
 """
 
 import logging
@@ -16,27 +16,45 @@ import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
+from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.layout import (
-    Layout,
-    TensorMapping,
-    as_is,
-    changed,
+    AS_IS,
+    LAYER,
+    TENSOR,
+    OurView,
+    Section,
+    Table,
+    Transform,
+    layout_of,
+    one_to_one,
     patch_convolution,
     positions,
-    read_layout,
-    same,
     their_shapes,
     write_layout,
 )
-from pipeline.models.conversion.sizes import Hints, assumed, shapes_in_file
-from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.conversion.timm_architectures import of_script
+from pipeline.models.conversion.sizes import (
+    Declared,
+    Found,
+    bit_in,
+    hybrid_resnet,
+    transformer_in,
+    weights_of,
+)
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.conversion.timm_config import (
     AXIAL_ARGUMENTS,
     EPSILON,
     GELUS,
+    ROOTS,
+    declared_grid,
+    declared_heads,
     entries,
-    model_in,
+    has_rotary_positions,
+    layer_scale,
+    of_script,
+    refuse_foreign,
+    refuse_other_settings,
+    refuse_other_width,
     usual_of,
     with_names_of_today,
     without_register_rows,
@@ -50,8 +68,6 @@ from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
-_POOL = {"query": "q", "key_value": "kv", "out": "proj", "norm": "norm", "mlp.dense1": "mlp.fc1"}
-_POOL |= {"mlp.dense2": "mlp.fc2"}
 # timm's interpolations by Pillow, as our filters and whether to antialias.
 _FILTERS: dict[Any, tuple[ResizeFilter, bool]] = {
     "bilinear": ("bilinear", True),
@@ -77,32 +93,155 @@ _BITS = {
 
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """The weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
+    """Opens the weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
     description = _with_published(description or of_script(file.arguments))
     file = without_register_rows(with_names_of_today(file, description), description, hints)
     found = model_in(file, description, hints)
-    shapes = shapes_in_file(found.config)
-    mappings = layout(found.config, class_row=found.class_row)
-    tensor = read_layout(file, mappings, shapes, advice=hints.advice())
-    said = assumed(found.config, said=found.said, hints=hints) + found.assumed
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
-    labels = unique_labels(labels, where=file.where)
-    usage = Usage(transform=_transform(description, found.config.image_size, where=file.where))
-    return Weights(
-        where=file.where,
-        config=found.config,
-        labels=labels,
-        shapes=shapes,
-        tensor=tensor,
-        assumed=said,
-        usage=usage,
+    return weights_of(
+        file,
+        table_of(found.config, class_row=found.class_row),
+        found,
+        advice=hints.advice(),
+        labels=unique_labels(labels, where=file.where),
+        usage=Usage(transform=_transform(description, found.config.image_size, where=file.where)),
+    )
+
+
+def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
+    """Finds the model of a state dict. Raises UserError for parts that ours lack, before anything else."""
+    refuse_foreign(file)
+    usual = usual_of(file, description)
+    refuse_other_width(file, description, usual, hints)
+    refuse_other_settings(file, description)
+    if "stem.conv.weight" in file.shapes:
+        if "stages.0.blocks.0.conv2.weight" in file.shapes and "stages.0.blocks.0.conv3.weight" not in file.shapes:
+            raise UserError(
+                f"{file.where!r} has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and "
+                "plain convolutions; the ResNets here have neither: give the file of a BiT ResNet (resnetv2_..._bit)"
+            )
+        return bit_in(OurView(file=file, table=_bit_table()), usual=usual, hints=hints)
+    width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
+    view = OurView(file=file, table=_vit_table(patch, stem="stem." if ROOTS[0] in file.shapes else ""))
+    resnet = hybrid_resnet(view)
+    stride = resnet.stride if resnet else 1  # in px: the cells of the ResNet's map are the pixels of a hybrid's patch
+    no_row = entries(description, "model_args").get("no_embed_class")
+    declared = Declared(
+        width=width,
+        patch=patch,
+        num_heads=declared_heads(description),
+        position="rope2d" if has_rotary_positions(description, where=file.where) else None,
+        class_row=not no_row if "cls_token" in file.shapes and isinstance(no_row, bool) else None,
+        grid=declared_grid(description, (patch * stride, patch_width * stride), file.where),
+        layer_scale=layer_scale(description),
+    )
+    return transformer_in(view, declared, usual=usual, hints=hints)
+
+
+def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = False) -> Table:
+    """Returns the table of our tensors in the state dict of timm's model. `class_row`: its position table has a row for
+    the class token.
+
+    A position table that is written also has rows of zeros for registers, as timm's has if it has one for the class
+    token. Models with rotary positions are written with the names of eva.py.
+    """
+    if config.is_bit:
+        return _bit_table()
+    has_token = config.num_class_tokens > 0
+    position = positions(class_row=class_row, class_token=has_token)
+    if is_written and config.registers and has_token:
+        position = one_to_one(
+            lambda t: torch.cat([t[:, :1], t.new_zeros(1, config.registers, t.shape[2]), t[:, 1:]], dim=1),
+            lambda t: torch.cat([t[:, :1], t[:, 1 + config.registers :]], dim=1),
+        )
+    return _vit_table(
+        config.size.patch,
+        position=position,
+        stem="stem." if config.resnet and config.resnet.units else "",  # without stages, it is the whole backbone
+        scale="gamma_{}" if is_written and config.position == "rope2d" else "ls{}.gamma",
+    )
+
+
+def _vit_table(patch: int, *, position: Transform = AS_IS, stem: str, scale: str = "ls{}.gamma") -> Table:
+    backbone = "patch_embed.backbone."
+    return (
+        *_resnet_sections("embed.resnet.", backbone, f"{backbone}{stem}"),
+        Section(
+            rows=(
+                ("embed.patch.weight", "patch_embed.proj.weight", {"": ("", patch_convolution(patch))}),
+                ("embed.patch.bias", "patch_embed.proj.bias", TENSOR),
+                ("embed.class_token", "cls_token", TENSOR),
+                ("embed.registers", "reg_token", TENSOR),
+                ("embed.position", "pos_embed", {"": ("", position)}),
+            )
+        ),
+        Section(
+            ours="blocks.{}.",
+            theirs="blocks.{}.",
+            rows=(
+                ("norm1.", "norm1.", LAYER),
+                ("attention.qkv.", "attn.qkv.", LAYER),
+                ("attention.out.", "attn.proj.", LAYER),
+                ("norm2.", "norm2.", LAYER),
+                ("mlp.dense1.", "mlp.fc1.", LAYER),
+                ("mlp.dense2.", "mlp.fc2.", LAYER),
+                ("attention.q_norm.", "attn.q_norm.", LAYER),
+                ("attention.k_norm.", "attn.k_norm.", LAYER),
+                ("scale1.gamma", scale.format(1), TENSOR),
+                ("scale2.gamma", scale.format(2), TENSOR),
+            ),
+        ),
+        Section(
+            rows=(
+                ("norm.", "norm.", LAYER),
+                ("pool.probe", "attn_pool.latent", TENSOR),
+                ("pool.query.", "attn_pool.q.", LAYER),
+                ("pool.key_value.", "attn_pool.kv.", LAYER),
+                ("pool.out.", "attn_pool.proj.", LAYER),
+                ("pool.norm.", "attn_pool.norm.", LAYER),
+                ("pool.mlp.dense1.", "attn_pool.mlp.fc1.", LAYER),
+                ("pool.mlp.dense2.", "attn_pool.mlp.fc2.", LAYER),
+                ("head.", "head.", LAYER),
+            )
+        ),
+    )
+
+
+def _bit_table() -> Table:
+    convolution_1x1 = one_to_one(lambda t: t[:, :, None, None], lambda t: t[:, :, 0, 0])
+    head = {"weight": ("weight", convolution_1x1), "bias": ("bias", AS_IS)}
+    return (*_resnet_sections("", "", "stem."), Section(rows=(("norm.", "norm.", LAYER), ("head.", "head.fc.", head))))
+
+
+def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
+    """Returns the sections of a ResNet. Only the ResNets of hybrids have the norms of the root and of the projection;
+    they call the last norm of a unit norm_out."""
+    return (
+        Section(
+            ours=ours, theirs=stem, rows=(("conv_root.weight", "conv.weight", TENSOR), ("norm_root.", "norm.", LAYER))
+        ),
+        Section(
+            ours=f"{ours}stages.{{}}.{{}}.",
+            theirs=f"{theirs}stages.{{}}.blocks.{{}}.",
+            rows=(
+                ("conv1.weight", "conv1.weight", TENSOR),
+                ("norm1.", "norm1.", LAYER),
+                ("conv2.weight", "conv2.weight", TENSOR),
+                ("norm2.", "norm2.", LAYER),
+                ("conv3.weight", "conv3.weight", TENSOR),
+                ("norm3.", "norm3.", LAYER),
+                ("norm_out.", "norm3.", LAYER),
+                ("conv_proj.weight", "downsample.conv.weight", TENSOR),
+                ("norm_proj.", "downsample.norm.", LAYER),
+            ),
+        ),
     )
 
 
 def refuse_other_description(weights: Weights, file: TensorFile, description: Mapping[str, Any], hints: Hints) -> None:
-    """UserError if the config.json beside a bare file says that its model has other heads or another GELU than were
-    taken without it."""
+    """Raises UserError if the config.json beside a bare file gives its model another number of heads or another GELU
+    than were taken without it."""
     config, said = weights.config, usual_of(file, description)
     if config.is_bit:
         return
@@ -113,14 +252,15 @@ def refuse_other_description(weights: Weights, file: TensorFile, description: Ma
         listed = " and ".join(f"{name} {told[name]}" for name in differing)
         flags = " ".join(f"--{name.replace('_', '-')} {taken[name]}" for name in differing)
         folder = Path(file.where).parent
-        raise UserError(
+        raise FlagNeededError(
             f"config.json beside {file.where!r} says {listed}; give the folder, {str(folder)!r}, or {flags} if it is "
             "of another model"
         )
 
 
 def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """timm's older config.json is flat: the entries of `pretrained_cfg` are at the top, and `label_names` is `labels`.
+    """Brings timm's older config.json into its present form. It is flat: the entries of `pretrained_cfg` are at the
+    top, and `label_names` is called `labels`.
 
     Source: `load_model_config_from_hf` in timm's _hub.py.
     """
@@ -137,7 +277,8 @@ def save_timm(
     tensor: TensorByName,
     transform: EvaluationTransform = DEFAULT_USAGE.transform,
 ) -> None:
-    """Writes the folder. UserError for parts that timm's models lack; logs a warning if the arithmetic differs."""
+    """Writes the folder. Raises UserError for parts that timm's models lack; logs a warning if the arithmetic
+    differs."""
     if config.representation:
         raise UserError(
             "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
@@ -171,14 +312,15 @@ def save_timm(
     }
     if len(labels) == config.num_classes:
         description["label_names"] = list(labels)
-    has_rows = not config.is_bit and config.registers > 0 and config.num_class_tokens > 0
-    mappings = layout(config, class_row=True, register_rows=has_rows, is_eva=config.position == "rope2d")
-    shapes = their_shapes(mappings, shapes_of(config))
-    write_folder(folder, description=description, shapes=shapes, tensors=write_layout(mappings, tensor))
+    shapes = shapes_of(config)
+    layout = layout_of(table_of(config, is_written=True), shapes)
+    write_folder(
+        folder, description=description, shapes=their_shapes(layout, shapes), tensors=write_layout(layout, tensor)
+    )
 
 
 def _refuse_foreign_rotation(config: ModelConfig) -> None:
-    """UserError for what timm's models with rotary positions (eva.py) lack."""
+    """Raises UserError for what timm's models with rotary positions (eva.py) lack."""
     if config.is_bit or config.position != "rope2d":
         return
     faults = {
@@ -194,8 +336,8 @@ def _refuse_foreign_rotation(config: ModelConfig) -> None:
 
 
 def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
-    """What makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which timm
-    uses, always antialiases."""
+    """Returns what makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which
+    timm uses, always antialiases."""
     interpolation = "box" if transform.filter == "area" else transform.filter
     if transform.mode == "resize":
         return {"interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
@@ -208,8 +350,11 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
 
 
 def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
-    """The inverse of `_evaluation_settings`: how timm's own evaluation prepares images, or the default if the file does
-    not say, or says what ours cannot do. UserError for a `crop_pct` that is no share."""
+    """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
+
+    Returns the default if the file does not say, or says what ours cannot do. Raises UserError for a `crop_pct` that is
+    no share.
+    """
     said = entries(description, "pretrained_cfg")
     crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
     if crop_share is None or interpolation not in _FILTERS or crop_mode not in (None, "center", "squash"):
@@ -227,76 +372,8 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
     return replace(found, mode=mode, short_side=math.floor(image_size / crop_share))
 
 
-def layout(config: ModelConfig, *, class_row: bool, register_rows: bool = False, is_eva: bool = False) -> Layout:
-    """Our tensors in timm's state dict. `register_rows`: its position table has rows of zeros for registers, as timm's
-    has if there is one for the class token. `is_eva`: the names of eva.py, which has the rotary positions."""
-    if config.is_bit:
-        return _bit_layout(config)
-    has_token = config.num_class_tokens > 0
-    mappings: dict[str, TensorMapping] = {}
-    if config.resnet:
-        mappings |= _stages("embed.resnet.", "patch_embed.backbone.", config.resnet, is_bit=False)
-    mappings["embed.patch.weight"] = patch_convolution("patch_embed.proj.weight", config.size.patch)
-    mappings["embed.patch.bias"] = as_is("patch_embed.proj.bias")
-    if has_token:
-        mappings["embed.class_token"] = as_is("cls_token")
-    if config.registers:
-        mappings["embed.registers"] = as_is("reg_token")
-    if config.position == "learned_1d" and register_rows:  # after that of the class token
-        mappings["embed.position"] = changed(
-            "pos_embed",
-            lambda t: torch.cat([t[:, :1], t.new_zeros(1, config.registers, t.shape[2]), t[:, 1:]], dim=1),
-            lambda t: torch.cat([t[:, :1], t[:, 1 + config.registers :]], dim=1),
-        )
-    elif config.position == "learned_1d":
-        mappings["embed.position"] = positions("pos_embed", class_row=class_row, class_token=has_token)
-    pairs = {"norm1": "norm1", "attention.qkv": "attn.qkv", "attention.out": "attn.proj", "norm2": "norm2"}
-    pairs |= {"mlp.dense1": "mlp.fc1", "mlp.dense2": "mlp.fc2"}
-    pairs |= {f"attention.{norm}": f"attn.{norm}" for norm in ("q_norm", "k_norm") if config.qk_norm}
-    for number in range(config.size.depth):
-        for ours, theirs in pairs.items():
-            mappings |= same(f"blocks.{number}.{ours}.", f"blocks.{number}.{theirs}.")
-        for branch in (1, 2) if config.layer_scale else ():
-            name = f"gamma_{branch}" if is_eva else f"ls{branch}.gamma"
-            mappings[f"blocks.{number}.scale{branch}.gamma"] = as_is(f"blocks.{number}.{name}")
-    mappings |= same("norm.", "norm.")
-    if config.pooling == "attention":
-        mappings["pool.probe"] = as_is("attn_pool.latent")
-        for ours, theirs in _POOL.items():
-            mappings |= same(f"pool.{ours}.", f"attn_pool.{theirs}.")
-    return mappings | (same("head.", "head.") if config.num_classes else {})
-
-
-def _bit_layout(config: ModelConfig) -> Layout:
-    """The layout of a BiT model, whose head is a 1x1 convolution in timm."""
-    mappings = _stages("", "", config.resnet, is_bit=True) if config.resnet else {}
-    mappings |= same("norm.", "norm.")
-    if config.num_classes:
-        mappings["head.weight"] = changed("head.fc.weight", lambda t: t[:, :, None, None], lambda t: t[:, :, 0, 0])
-        mappings["head.bias"] = as_is("head.fc.bias")
-    return mappings
-
-
-def _stages(ours: str, theirs: str, resnet: ResNetSize, *, is_bit: bool) -> dict[str, TensorMapping]:
-    stem = f"{theirs}stem." if resnet.units else theirs  # without stages, the stem is the whole backbone
-    mappings = {f"{ours}conv_root.weight": as_is(f"{stem}conv.weight")}
-    if not is_bit:
-        mappings |= same(f"{ours}norm_root.", f"{stem}norm.")
-    norms = ("norm1", "norm2", "norm3" if is_bit else "norm_out")
-    for stage, num_units in enumerate(resnet.units):
-        for unit in range(num_units):
-            here, there = f"{ours}stages.{stage}.{unit}.", f"{theirs}stages.{stage}.blocks.{unit}."
-            for number, norm in enumerate(norms, 1):
-                mappings[f"{here}conv{number}.weight"] = as_is(f"{there}conv{number}.weight")
-                mappings |= same(f"{here}{norm}.", f"{there}norm{number}.")
-            if unit == 0:
-                mappings[f"{here}conv_proj.weight"] = as_is(f"{there}downsample.conv.weight")
-                mappings |= {} if is_bit else same(f"{here}norm_proj.", f"{there}downsample.norm.")
-    return mappings
-
-
 def _architecture(config: ModelConfig) -> str:
-    """The model of timm that becomes ours with the arguments below."""
+    """Returns the model of timm that becomes ours with the arguments below."""
     if not config.is_bit and config.position == "rope2d":
         # Without LayerScale, a model of the same class whose code has none: timm ignores an argument of None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"

@@ -1,42 +1,32 @@
-"""The model of a state dict from timm, found from its shapes, from the `config.json` beside it, and from timm's code.
+"""What is known of a timm model beside its tensors: from config.json, a script's arguments, and timm's own code.
 
-Sources: timm's vision_transformer.py, vision_transformer_hybrid.py and resnetv2.py. timm's defaults are exact GELU and
-its own epsilons in ResNets. A state dict does not say what it was trained with; `config.json` may.
+A state dict does not say what it was trained with; `config.json` may. timm's defaults are exact GELU and its own
+epsilons in ResNets. For each entry point that a model here can represent, the table below has what timm's code sets:
+the attention heads, the GELU, and the pixels of its published weights. A test compares the table, and the logits of
+each, with the timm that is installed.
+
+Sources: vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, deit.py and eva.py of timm 1.0.31.
 """
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.models.config import Gelu, ModelConfig
-from pipeline.models.conversion.sizes import (
-    USUAL_LAYER_SCALE,
-    Hints,
-    Pair,
-    TransformerShapes,
-    Usual,
-    bit_config,
-    count,
-    grid_of,
-    hybrid_of,
-    pair_of,
-    resnet_of,
-    transformer_config,
-    units_of,
-)
-from pipeline.models.conversion.tensor_file import TensorFile
-from pipeline.models.conversion.timm_architectures import (
-    architecture_by_file,
-    bare_architecture,
-    named_architecture,
-)
+from pipeline.models.config import Gelu
+from pipeline.models.conversion.config import Hints, Pair
+from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, name_by_words
+from pipeline.models.conversion.sizes import USUAL_LAYER_SCALE, Usual, grid_of, pair_of
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from shards.errors import UserError
 from shards.schema.config_values import shown_value
 
+_PAPER, _IMAGENET = PIXELS["paper"], PIXELS["imagenet"]
+_UNIT = PixelRange(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # [0, 1]
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 EPSILON = 1e-6
 # Models of timm's eva.py with rotary positions as ours, RoPE-ViT's axial ones, and what their code sets.
@@ -62,35 +52,173 @@ _FOREIGN = {
     r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
 }
 _QKV = "blocks.0.attn.qkv."
-_SCALE, _PROBE = "blocks.0.ls1.gamma", "attn_pool.latent"
+_PROBE = "attn_pool.latent"
 # The first convolution of a hybrid: with stages, and without.
-_ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
+ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A model, whether its position table has a row for the class token, which fields config.json gives, and what is
-    assumed about the table."""
+class Architecture:
+    """A model of timm. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other
+    weights of the same architecture may have been trained on other pixels."""
 
-    config: ModelConfig
-    class_row: bool
-    said: tuple[str, ...]
-    assumed: tuple[str, ...] = ()
+    width: int
+    num_heads: int
+    gelu: Gelu = "exact"
+    pixels: PixelRange = _PAPER
 
 
-def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
-    """The model of a state dict. Raises UserError for parts that ours lack, before anything else."""
-    _refuse_foreign(file)
-    usual = usual_of(file, description)
-    _refuse_other_width(file, description, usual, hints)
-    _refuse_other_settings(file, description)
-    if "stem.conv.weight" in file.shapes:
-        return Found(config=_bit_config(file, usual, hints), class_row=False, said=usual.said)
-    return _vit(file, description, usual, hints)
+# The names of each architecture, without the tags of their weights.
+_NAMES: dict[Architecture, str] = {
+    Architecture(width=192, num_heads=3, pixels=_IMAGENET): """
+        deit_tiny_patch16_224
+    """,
+    Architecture(width=192, num_heads=3): """
+        vit_tiny_patch16_224 vit_tiny_patch16_224_in21k vit_tiny_patch16_384 vit_tiny_r_s16_p8_224
+        vit_tiny_r_s16_p8_224_in21k vit_tiny_r_s16_p8_384
+    """,
+    Architecture(width=384, num_heads=6, pixels=_IMAGENET): """
+        deit3_small_patch16_224 deit3_small_patch16_224_in21ft1k deit3_small_patch16_384
+        deit3_small_patch16_384_in21ft1k deit_small_patch16_224 vit_small_patch14_dinov2 vit_small_patch14_reg4_dinov2
+        vit_small_patch16_224_dino vit_small_patch16_rope_224 vit_small_patch8_224 vit_small_patch8_224_dino
+    """,
+    Architecture(width=384, num_heads=6): """
+        flexivit_small vit_small_patch16_224 vit_small_patch16_224_in21k vit_small_patch16_36x1_224
+        vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_224_in21k vit_small_patch32_384
+        vit_small_r26_s32_224 vit_small_r26_s32_224_in21k vit_small_r26_s32_384
+    """,
+    Architecture(width=512, num_heads=8, pixels=_IMAGENET): """
+        deit3_medium_patch16_224 deit3_medium_patch16_224_in21ft1k
+    """,
+    Architecture(width=768, num_heads=12, pixels=_UNIT): """
+        vit_base_patch14_reg1_tipsv2
+    """,
+    Architecture(width=768, num_heads=12, pixels=_IMAGENET): """
+        deit3_base_patch16_224 deit3_base_patch16_224_in21ft1k deit3_base_patch16_384 deit3_base_patch16_384_in21ft1k
+        deit_base_patch16_224 deit_base_patch16_384 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2
+        vit_base_patch16_224_dino vit_base_patch16_rope_224 vit_base_patch8_224_dino
+    """,
+    Architecture(width=768, num_heads=12): """
+        flexivit_base vit_base_patch16_224 vit_base_patch16_224_in21k vit_base_patch16_384 vit_base_patch16_siglip_224
+        vit_base_patch16_siglip_256 vit_base_patch16_siglip_384 vit_base_patch16_siglip_512
+        vit_base_patch16_siglip_gap_224 vit_base_patch16_siglip_gap_256 vit_base_patch16_siglip_gap_384
+        vit_base_patch16_siglip_gap_512 vit_base_patch32_224 vit_base_patch32_224_in21k vit_base_patch32_384
+        vit_base_patch8_224 vit_base_patch8_224_in21k vit_base_r26_s32_224 vit_base_r50_s16_224
+        vit_base_r50_s16_224_in21k vit_base_r50_s16_384 vit_base_resnet50_224_in21k vit_base_resnet50_384
+    """,
+    Architecture(width=768, num_heads=12, gelu="tanh"): """
+        vit_base_patch32_siglip_256 vit_base_patch32_siglip_gap_256
+    """,
+    Architecture(width=768, num_heads=16): """
+        vit_base_patch16_gap_224
+    """,
+    Architecture(width=896, num_heads=14): """
+        vit_base_patch16_plus_240 vit_base_patch32_plus_256 vit_so150m_patch16_reg4_gap_256
+        vit_so150m_patch16_reg4_gap_384 vit_so150m_patch16_reg4_map_256
+    """,
+    Architecture(width=1024, num_heads=16, pixels=_UNIT): """
+        vit_large_patch14_reg1_tipsv2
+    """,
+    Architecture(width=1024, num_heads=16, pixels=_IMAGENET): """
+        deit3_large_patch16_224 deit3_large_patch16_224_in21ft1k deit3_large_patch16_384
+        deit3_large_patch16_384_in21ft1k vit_large_patch14_dinov2 vit_large_patch14_reg4_dinov2
+        vit_large_patch16_rope_224
+    """,
+    Architecture(width=1024, num_heads=16): """
+        flexivit_large vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_224_in21k vit_large_patch16_384
+        vit_large_patch16_siglip_256 vit_large_patch16_siglip_384 vit_large_patch16_siglip_gap_256
+        vit_large_patch16_siglip_gap_384 vit_large_patch32_224 vit_large_patch32_224_in21k vit_large_patch32_384
+        vit_large_r50_s32_224 vit_large_r50_s32_224_in21k vit_large_r50_s32_384
+    """,
+    Architecture(width=1024, num_heads=16, gelu="tanh"): """
+        vit_large_patch16_siglip_512 vit_large_patch16_siglip_gap_512
+    """,
+    Architecture(width=1152, num_heads=16, pixels=_UNIT): """
+        vit_so400m_patch14_reg1_tipsv2
+    """,
+    Architecture(width=1152, num_heads=16): """
+        vit_so400m_patch14_siglip_224 vit_so400m_patch14_siglip_378 vit_so400m_patch14_siglip_384
+        vit_so400m_patch14_siglip_gap_224 vit_so400m_patch14_siglip_gap_378 vit_so400m_patch14_siglip_gap_384
+        vit_so400m_patch14_siglip_gap_448 vit_so400m_patch14_siglip_gap_896
+    """,
+    Architecture(width=1152, num_heads=16, gelu="tanh"): """
+        vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384 vit_so400m_patch16_siglip_512
+        vit_so400m_patch16_siglip_gap_256 vit_so400m_patch16_siglip_gap_384 vit_so400m_patch16_siglip_gap_512
+    """,
+    Architecture(width=1280, num_heads=16, pixels=_IMAGENET): """
+        deit3_huge_patch14_224 deit3_huge_patch14_224_in21ft1k vit_huge_patch14_gap_224 vit_huge_patch16_gap_448
+    """,
+    Architecture(width=1280, num_heads=16): """
+        vit_huge_patch14_224 vit_huge_patch14_224_in21k
+    """,
+    Architecture(width=1408, num_heads=16, pixels=_IMAGENET): """
+        vit_giant_patch16_gap_224
+    """,
+    Architecture(width=1408, num_heads=16): """
+        vit_giant_patch14_224
+    """,
+    Architecture(width=1536, num_heads=16, gelu="tanh"): """
+        vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384 vit_giantopt_patch16_siglip_gap_256
+        vit_giantopt_patch16_siglip_gap_384
+    """,
+    Architecture(width=1664, num_heads=16): """
+        vit_gigantic_patch14_224
+    """,
+}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {name: each for each, names in _NAMES.items() for name in names.split()}
+
+
+# facebookresearch/moco-v3's vits.py, whose ViT-S is not timm's. Its files name the model and have no other arguments.
+_MOCO_V3: Mapping[str, Architecture] = {
+    "vit_small": Architecture(width=384, num_heads=12, pixels=_IMAGENET),
+    "vit_base": Architecture(width=768, num_heads=12, pixels=_IMAGENET),
+}
+
+
+def bare_architecture(description: Mapping[str, Any]) -> str:
+    """Returns the architecture that a config.json names, without the tag of its weights; empty if it names none."""
+    return str(description.get("architecture") or "").split(".")[0]
+
+
+def of_script(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the arguments of a training script in the form of a config.json; empty unless they name a model of
+    timm."""
+    named = next((value for key in ("model", "arch") if isinstance(value := arguments.get(key), str)), "")
+    if bare_architecture({"architecture": named}) not in ARCHITECTURES:
+        return {}
+    given, pooled = arguments.get("model_kwargs"), arguments.get("gp")
+    model_args = {**({"global_pool": pooled} if pooled else {}), **(given if isinstance(given, dict) else {})}
+    return {"architecture": named, "model_args": model_args}
+
+
+def named_architecture(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> Architecture | None:
+    """Returns the model that a config.json or a script's arguments name, if it is in the table."""
+    if len(arguments) == 1 and (of_moco := _MOCO_V3.get(str(arguments.get("arch")))):
+        return of_moco
+    return ARCHITECTURES.get(bare_architecture(description))
+
+
+def architecture_by_file(path: str) -> Architecture | None:
+    """Returns the model that a file is named after, such as vit_base_patch16_gap_224.pth; None if its name says
+    nothing."""
+    name = Path(path).name
+    found = [each for each in ARCHITECTURES if re.match(rf"{each}(?![a-zA-Z0-9])", name)]
+    return ARCHITECTURES[max(found, key=len)] if found else None
+
+
+def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> PixelRange:
+    """Returns the pixels of a model for which nothing declares them: those of its tag ("mae"), else of its
+    architecture."""
+    if by_tag := name_by_words(str(description.get("architecture") or "").partition(".")[2]):
+        return PIXELS[by_tag]
+    known = named_architecture(description, arguments)
+    return known.pixels if known else PIXELS["paper"]
 
 
 def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
-    """Whether config.json is of a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
+    """Whether config.json describes a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
     axial models."""
     architecture = bare_architecture(description)
     arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
@@ -107,10 +235,10 @@ def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
 
 
 def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> TensorFile:
-    """The file with LayerScale under the names of timm's ViT (`ls1.gamma`), which DeiT-III's own files and timm's
-    models with rotary positions call `gamma_1`.
+    """Returns the file with LayerScale under the names of timm's ViT (`ls1.gamma`). DeiT-III's own files, and timm's
+    models with rotary positions, call it `gamma_1`.
 
-    Raises UserError for a file of the latter alone, since nothing in it says how they turn.
+    Raises UserError for a file of the latter without its config.json, since nothing in it says how they turn.
     """
     if "blocks.0.gamma_1" in file.shapes and "pos_embed" not in file.shapes and not description.get("architecture"):
         raise UserError(
@@ -122,9 +250,9 @@ def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> Ten
 
 
 def without_register_rows(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
-    """The file with the rows that its position table has for registers added to the registers themselves.
+    """Returns the file with the position table's rows for registers added to the registers themselves.
 
-    timm's table has rows for all tokens or, with `no_embed_class`, for patches alone. Without config.json, a number of
+    timm's table has rows for all tokens or, with `no_embed_class`, only for patches. Without config.json, a number of
     rows that is a square is taken as that of patches.
     """
     if not {"reg_token", "pos_embed", "patch_embed.proj.weight"} <= file.shapes.keys():
@@ -132,8 +260,8 @@ def without_register_rows(file: TensorFile, description: Mapping[str, Any], hint
     (_, num_registers, _), (_, num_rows, width) = file.shape("reg_token", 3), file.shape("pos_embed", 3)
     no_rows, first = entries(description, "model_args").get("no_embed_class"), int("cls_token" in file.shapes)
     patch = file.shape("patch_embed.proj.weight", 4)[2:]
-    is_hybrid = any(root in file.shapes for root in _ROOTS)  # whose patch is of cells
-    grid = (None if is_hybrid else _declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
+    is_hybrid = any(root in file.shapes for root in ROOTS)  # whose patch is of cells
+    grid = (None if is_hybrid else declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
     is_of_patches = num_rows == grid[0] * grid[1] if grid else math.isqrt(num_rows) ** 2 == num_rows
     if (no_rows if isinstance(no_rows, bool) else is_of_patches) or num_rows <= first + num_registers:
         return file
@@ -153,12 +281,13 @@ def without_register_rows(file: TensorFile, description: Mapping[str, Any], hint
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The object of that name inside config.json; empty if there is none."""
+    """Returns the object of that name inside config.json; empty if there is none."""
     found = description.get(name)
     return found if isinstance(found, dict) else {}
 
 
-def _refuse_foreign(file: TensorFile) -> None:
+def refuse_foreign(file: TensorFile) -> None:
+    """Raises UserError for parts that the models here lack."""
     for start, reason in _FOREIGN.items():
         for name in file.shapes:
             if re.match(start, name):
@@ -190,11 +319,11 @@ def _refuse_foreign(file: TensorFile) -> None:
 
 
 def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
-    """What timm's code, config.json or a script's arguments say, and for what they leave open, the usual values."""
+    """Returns what timm's code, config.json or a script's arguments say, and the usual values for the rest."""
     arguments, named = entries(description, "model_args"), named_architecture(description, file.arguments)
     known, activation = named or architecture_by_file(file.where), arguments.get("act_layer")
     num_heads = known.num_heads if known and _width(file) in (known.width, arguments.get("embed_dim")) else None
-    declared = _num_heads(description)
+    declared = declared_heads(description)
     gelu = GELUS.get(str(activation)) if activation else known.gelu if known else "exact"
     if gelu is None:
         raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed: {', '.join(GELUS)}")
@@ -208,13 +337,13 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
     )
 
 
-def _refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
-    """UserError if the architecture that is named has another width, so that its number of heads says nothing: some
-    names had another model behind them in older versions of timm."""
+def refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
+    """Raises UserError if the architecture that is named has another width, so that its number of heads says nothing.
+    Some names stood for another model in older versions of timm."""
     named = named_architecture(description, file.arguments)
     if named and not (usual.num_heads or "num_heads" in usual.said or hints.num_heads or hints.model):
         name = description.get("architecture") or file.arguments.get("arch")
-        raise UserError(
+        raise FlagNeededError(
             f"{file.where!r} is called {shown_value(name)}, which is {named.width} wide "
             f"with {named.num_heads} heads, and its tensors are {_width(file)} wide; give --num-heads"
         )
@@ -224,13 +353,13 @@ def _width(file: TensorFile) -> int:
     return file.shape("patch_embed.proj.weight", 4)[0] if "patch_embed.proj.weight" in file.shapes else 0
 
 
-def _num_heads(description: Mapping[str, Any]) -> int | None:
+def declared_heads(description: Mapping[str, Any]) -> int | None:
     number = entries(description, "model_args").get("num_heads")
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
-def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
-    """UserError if config.json says that timm computes something else with the same tensors."""
+def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
+    """Raises UserError if config.json says that timm computes something else with the same tensors."""
     arguments = entries(description, "model_args")
     pooled = arguments.get("global_pool") or description.get("global_pool")
     is_vit = "stem.conv.weight" not in file.shapes
@@ -256,65 +385,19 @@ def _refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> 
         )
 
 
-def _vit(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> Found:
-    width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
-    units = units_of(file.shapes, r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    root = next((name for name in _ROOTS if name in file.shapes), "")
-    resnet = hybrid_of(units, root_channels=file.shape(root, 4)[0]) if root else None
-    stride = resnet.stride if resnet else 1
-    class_token, no_row = "cls_token" in file.shapes, entries(description, "model_args").get("no_embed_class")
-    shapes = TransformerShapes(
-        patch=patch,
-        depth=count(file.shapes, r"blocks\.(\d+)\."),
-        width=width,
-        mlp_width=file.shape("blocks.0.mlp.fc1.weight", 2)[0],
-        num_heads=_num_heads(description),
-        num_classes=file.shape("head.weight", 2)[0] if "head.weight" in file.shapes else 0,
-        num_positions=file.shape("pos_embed", 3)[1] if "pos_embed" in file.shapes else None,
-        class_token=class_token,
-        resnet=resnet,
-        class_row=not no_row if class_token and isinstance(no_row, bool) else None,
-        declared=_declared_grid(description, (patch * stride, patch_width * stride), file.where) or hints.grid,
-        layer_scale=_layer_scale(description) if _SCALE in file.shapes else 0.0,
-        position="rope2d" if has_rotary_positions(description, where=file.where) else None,
-        registers=file.shape("reg_token", 3)[1] if "reg_token" in file.shapes else 0,
-        attention_pooling=_PROBE in file.shapes,
-        qk_norm="blocks.0.attn.q_norm.weight" in file.shapes,
-    )
-    config = transformer_config(shapes, where=file.where, position_name="pos_embed", usual=usual, hints=hints)
-    _, class_row = shapes.side(file.where, "pos_embed")
-    grid = shapes.assumed_grid(file.where, "pos_embed")
-    return Found(config=config, class_row=class_row, said=usual.said, assumed=grid)
-
-
-def _layer_scale(description: Mapping[str, Any]) -> float:
+def layer_scale(description: Mapping[str, Any]) -> float:
     value = entries(description, "model_args").get("init_values")
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     return USUAL_LAYER_SCALE
 
 
-def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Patches down and across by config.json; its model_args win over its entries for the published weights."""
+def declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
+    """Returns the patches down and across by config.json. Its model_args win over its entries for the published
+    weights."""
     image, published = entries(description, "model_args").get("img_size"), entries(description, "pretrained_cfg")
     if image is not None:
         return grid_of(pair_of(image, key="img_size", where=where), patch)
     if not isinstance(published.get("input_size"), list):
         return None
     return grid_of(pair_of(published["input_size"][1:], key="input_size", where=where), patch)
-
-
-def _bit_config(file: TensorFile, usual: Usual, hints: Hints) -> ModelConfig:
-    if "stages.0.blocks.0.conv2.weight" in file.shapes and "stages.0.blocks.0.conv3.weight" not in file.shapes:
-        raise UserError(
-            f"{file.where!r} has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and plain "
-            "convolutions; the ResNets here have neither: give the file of a BiT ResNet (resnetv2_..._bit)"
-        )
-    units = units_of(file.shapes, r"stages\.(\d+)\.blocks\.(\d+)\.", first=0)
-    resnet = resnet_of(units, root_channels=file.shape("stem.conv.weight", 4)[0])
-    if resnet is None:
-        raise UserError(
-            f"{file.where!r} has no stages after its stem; give the file of a BiT ResNet (resnetv2_..._bit)"
-        )
-    num_classes = file.shape("head.fc.weight", 4)[0] if "head.fc.weight" in file.shapes else 0
-    return bit_config(resnet, num_classes=num_classes, where=file.where, usual=usual, hints=hints)

@@ -45,14 +45,15 @@ class _BoundedReads(io.BufferedReader):
 
 
 def open_bounded(path: Path) -> io.BufferedReader:
-    """The file, for `zipfile` to read. Raises as `open_local_file`."""
+    """Opens the file for `zipfile` to read. Raises as `open_local_file`."""
     return _BoundedReads(open_local_file(path).detach())
 
 
 def open_zip(path: Path, *, is_stored: bool = False) -> zipfile.ZipFile:
-    """The archive, whose members are sound as far as the directory says. `is_stored`: none may be compressed.
+    """Opens the archive and checks its members as far as the directory describes them. `is_stored`: none may be
+    compressed.
 
-    Raises InvalidDataError with the member that cannot be.
+    Raises InvalidDataError with the member that is impossible.
     """
     where = str(path)
     with readable(repr(where)):
@@ -96,8 +97,11 @@ def _refuse_impossible(archive: zipfile.ZipFile, *, where: str, num_bytes: int, 
 
 
 def open_npz_file(path: Path) -> TensorFile:
-    """The arrays in an .npz file. Raises UserError with the array whose size is not the declared one, or that is
-    pickled; and, when it is read, an array that is not numeric. A flag or a text beside the model is never read."""
+    """Opens the arrays in an .npz file.
+
+    Raises UserError with the array whose size is not the declared one, or that is pickled; and, when it is read, with
+    an array that is not numeric. A flag or a text beside the model is never read.
+    """
     where = str(path)
     with _opened(path) as archive:
         headers = {entry.filename.removesuffix(_SUFFIX): _header(archive, entry, where) for entry in archive.infolist()}
@@ -136,7 +140,8 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def write_npz(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """An .npz file, whole or absent, one tensor in memory at a time; the same tensors give the same bytes."""
+    """Writes an .npz file, whole or absent, with one tensor in memory at a time. The same tensors give the same
+    bytes."""
     if path.is_dir():
         raise UserError(f"--out is {str(path)!r}, a folder; give the .npz file to write")
     with replacing(path) as waiting:
@@ -155,7 +160,7 @@ def write_npz(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
 
 
 def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, where: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of one member, without its values."""
+    """Returns the shape and type of one member, without its values."""
     if not entry.filename.endswith(_SUFFIX):
         raise InvalidDataError(
             f"{entry.filename} in {where!r} is no array (its name ends in no {_SUFFIX}); take it out of the file"
@@ -183,7 +188,7 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, where: str) -> tup
 
 
 def _head_of(member: IO[bytes]) -> io.BytesIO:
-    """The bytes before an array's values. ValueError if it declares more than NumPy allows."""
+    """Returns the bytes before an array's values. Raises ValueError if the array declares more than NumPy allows."""
     start = member.read(8)  # the magic bytes and the version
     length = member.read(2 if start[6:7] == b"\x01" else 4)
     declared = int.from_bytes(length, "little")
@@ -193,7 +198,7 @@ def _head_of(member: IO[bytes]) -> io.BytesIO:
 
 
 def _as_float32(array: NDArray[Any]) -> torch.Tensor:
-    """NumPy has no bfloat16: JAX writes it as two bytes without a type."""
+    """Returns the array as a float32 tensor. NumPy has no bfloat16: JAX writes it as two bytes without a type."""
     if array.dtype.str == "|V2":
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(array.astype(np.float32, order="C", copy=False))

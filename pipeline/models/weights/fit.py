@@ -34,27 +34,6 @@ _PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attenti
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention")
 
 
-def resized_patches(weight: torch.Tensor, *, from_side: int, to_side: int) -> torch.Tensor:
-    """float32[D, Q * Q * C] from float[D, P * P * C], rows before columns before channels. ValueError if the weight is
-    not of patches of `from_side`."""
-    if weight.shape[1] % from_side**2:
-        raise ValueError(f"a patch embedding of {list(weight.shape)} is not of patches of {from_side} x {from_side} px")
-    if from_side == to_side:
-        return weight.float()
-    weight_DPC = weight.double().reshape(len(weight), from_side**2, -1)
-    inverse_PQ = torch.linalg.pinv(_resizing(from_side, to_side, device=weight.device))
-    # (P * P, Q * Q) and (D, P * P, C) -> (D, Q * Q, C)
-    return torch.einsum("pq,dpc->dqc", inverse_PQ, weight_DPC).flatten(1).float()
-
-
-def _resizing(from_side: int, to_side: int, *, device: torch.device) -> torch.Tensor:
-    """float64[Q * Q, P * P]: the matrix of bilinear resizing, as tf.image.resize does it: half-pixel centres, without
-    antialiasing."""
-    basis_1PP = torch.eye(from_side**2, dtype=torch.float64, device=device).reshape(-1, 1, from_side, from_side)
-    resized = F.interpolate(basis_1PP, size=(to_side, to_side), mode="bilinear", align_corners=False)
-    return resized.flatten(1).T
-
-
 def fit_weights(
     weights: Weights,
     target: ModelConfig,
@@ -64,13 +43,16 @@ def fit_weights(
     mode: ModeOrNone = "paper",
     resize_patches: bool = False,
 ) -> TensorByName:
-    """Tensor by name for the model `target` from weights of another size (fine-tuning, section 3.2 of the paper).
+    """Returns a tensor by name for the model `target`, from weights of another size (fine-tuning, section 3.2 of the
+    paper).
 
     Position embeddings are resampled to the target's grid by `mode`; with "none", those of another grid are `initial`.
     With `resize_patches`, a ViT's patch embedding of another patch size is resized. With `new_head`, the head and the
-    hidden pre-training layer are dropped and the target's head is `initial` (zero). A head that is kept says the same
-    under the target's constant (`head_bias`), which is taken out of its bias. Raises UserError with every tensor that
-    does not fit, and if the same tensors would compute something else (heads, GELU, epsilons).
+    hidden pre-training layer are dropped and the target's head is `initial` (zero). A head that is kept computes the
+    same under the target's constant (`head_bias`), which is taken out of its bias.
+
+    Raises UserError with every tensor that does not fit, and if the same tensors would compute something else (heads,
+    GELU, epsilons).
     """
     _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
@@ -114,13 +96,34 @@ def fit_weights(
 
 
 def has_other_patches(source: ModelConfig, target: ModelConfig) -> bool:
-    """Whether two ViTs differ in the size of their patches. Those of hybrids are cells of a ResNet's map."""
+    """Whether two ViTs differ in the size of their patches. The patches of hybrids are cells of a ResNet's map."""
     are_vits = not any(config.is_bit or config.resnet for config in (source, target))
     return are_vits and source.size.patch != target.size.patch
 
 
+def resized_patches(weight: torch.Tensor, *, from_side: int, to_side: int) -> torch.Tensor:
+    """Resizes a patch embedding, float[D, P * P * C], to float32[D, Q * Q * C], rows before columns before channels.
+    Raises ValueError if the weight does not belong to patches of `from_side`."""
+    if weight.shape[1] % from_side**2:
+        raise ValueError(f"a patch embedding of {list(weight.shape)} is not of patches of {from_side} x {from_side} px")
+    if from_side == to_side:
+        return weight.float()
+    weight_DPC = weight.double().reshape(len(weight), from_side**2, -1)
+    inverse_PQ = torch.linalg.pinv(_resizing(from_side, to_side, device=weight.device))
+    # (P * P, Q * Q) and (D, P * P, C) -> (D, Q * Q, C)
+    return torch.einsum("pq,dpc->dqc", inverse_PQ, weight_DPC).flatten(1).float()
+
+
+def _resizing(from_side: int, to_side: int, *, device: torch.device) -> torch.Tensor:
+    """Returns the matrix of bilinear resizing, float64[Q * Q, P * P], as tf.image.resize does it: half-pixel centres,
+    without antialiasing."""
+    basis_1PP = torch.eye(from_side**2, dtype=torch.float64, device=device).reshape(-1, 1, from_side, from_side)
+    resized = F.interpolate(basis_1PP, size=(to_side, to_side), mode="bilinear", align_corners=False)
+    return resized.flatten(1).T
+
+
 def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:
-    """UserError between a ViT, a hybrid and a BiT ResNet, which have hardly a tensor in common."""
+    """Raises UserError between a ViT, a hybrid and a BiT ResNet, which have hardly a tensor in common."""
     was, now = _family(weights.config), _family(target)
     if was != now:
         raise UserError(
@@ -137,7 +140,8 @@ def _family(config: ModelConfig) -> str:
 
 
 def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
-    """UserError for another grid with relative positions: the same distance in the sequence is another in the image."""
+    """Raises UserError for another grid with relative positions: a distance in the sequence would mean another in the
+    image."""
     source = weights.config
     if source.position == target.position == "relative" and source.grid != target.grid:
         size = source.grid[0] * target.stride
@@ -149,7 +153,7 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
-    """The flags that give the model the parts and sizes of the weights; empty if both have the same."""
+    """Returns the flags that give the model the parts and sizes of the weights; empty if both have the same."""
     pairs = [(name, getattr(source, name), getattr(target, name)) for name in _PARTS]
     if bool(source.layer_scale) != bool(target.layer_scale):  # whose value is the initial one, which may differ
         pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
@@ -168,7 +172,7 @@ def _flag(name: str, value: Any) -> str:
 
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
-    """UserError for fields that change what the same tensors compute without changing a shape."""
+    """Raises UserError for fields that change what the same tensors compute without changing a shape."""
     source = weights.config
     pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
     if target.resnet is None:
@@ -180,11 +184,12 @@ def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
     if differing:
         listed = ", ".join(f"model.{field} {was} (the model here has {now})" for field, was, now in differing)
         flags = " ".join(f"--model.{field.replace('_', '-')} {was}" for field, was, _ in differing)
-        assumed = {words.split()[0] for words in weights.assumed}
-        if silent := [(field, now) for field, _, now in differing if field in assumed]:
-            others = " ".join(f"--{field.replace('_', '-')} {now}" for field, now in silent)
+        assumed = {each.field: each.flag for each in weights.assumed}
+        if silent := [(assumed[field], now) for field, _, now in differing if field in assumed]:
+            others = " ".join(f"{flag} {now}" for flag, now in silent if flag)
+            todo = f"import them with {others} (patchline import) and give the folder that it writes"
             raise UserError(
                 f"the weights at {weights.where!r} are taken as made with {listed}, since the file does not say it; "
-                f"give {flags}, or import them with {others} (patchline import) and give the folder that it writes"
+                f"give {flags}, or {todo if others else 'other weights'}"
             )
         raise UserError(f"the weights at {weights.where!r} were made with {listed}; give {flags}, or other weights")

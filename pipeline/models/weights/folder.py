@@ -36,6 +36,10 @@ PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
 CONFIG_HASH = "config_sha256"  # in the metadata of the tensors
 MOST_DESCRIPTION_BYTES = 64 << 20
 _NAMES = (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE)
+FORMAT = 1
+POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
+HEAD = ("head.weight", "head.bias")
+_FOREIGN_KEYS = {"model_type", "architecture"}
 
 
 def write_folder(
@@ -46,12 +50,12 @@ def write_folder(
     tensors: Iterable[tuple[str, torch.Tensor]],
     pixels: Mapping[str, Any] | None = None,
 ) -> None:
-    """`config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
+    """Writes `config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
 
-    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory.
-    Whole or absent: earlier files are removed first, and the tensors, which know their config.json by its hash, come
-    last. A folder that is left half-way has no tensors. Raises UserError if it cannot be made or written to, and
-    InvalidDataError for a tensor that is not finite.
+    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory. The
+    folder is whole or absent: earlier files are removed first, and the tensors, which know their config.json by its
+    hash, come last, so a folder that is left half-way has no tensors. Raises UserError if the folder cannot be made or
+    written to, and InvalidDataError for a tensor that is not finite.
     """
     _make_folder(folder)
     texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
@@ -77,7 +81,7 @@ def write_folder(
 
 
 def _make_folder(folder: Path) -> None:
-    """UserError if it cannot be made or written to, or has a folder in the place of a file."""
+    """Makes the folder. Raises UserError if it cannot be made or written to, or has a folder in the place of a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = [name for name in _NAMES if (folder / name).is_dir()]
@@ -102,25 +106,31 @@ def _refuse_long(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder: Path) -> Iterator[torch.Tensor]:
-    """The tensors, each of which must be finite, and the one that the head of the file announces."""
+    """Yields the tensors. Each must be finite, and the one that the head of the file announces."""
     for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
         if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
             raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
         yield refuse_not_finite(tensor, f"{name} for {str(folder)!r}")
 
 
-FORMAT = 1
-POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
-HEAD = ("head.weight", "head.bias")
-_FOREIGN_KEYS = {"model_type", "architecture"}
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """A field of the model that neither the file nor the user gave, and the value taken. `flag`: that of
+    `patchline import` for another value; empty if it has none."""
+
+    field: str
+    value: str
+    flag: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.value}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """Weights in any file: their model, the names of its classes, and each tensor under our name.
 
-    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32. `assumed`:
-    fields of the model that neither the file nor the user gave, with the values taken.
+    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32.
     """
 
     where: str
@@ -128,7 +138,7 @@ class Weights:
     labels: tuple[str, ...]
     shapes: Shapes
     tensor: TensorByName
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
     usage: Usage = Usage()
 
 
@@ -137,7 +147,7 @@ def save_weights(
 ) -> None:
     """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
 
-    `labels` are made complete and unique (labels.py): a dataset may have fewer classes than the model.
+    `labels` are made complete and unique (usage.py): a dataset may have fewer classes than the model.
     """
     named = completed_labels(labels, num_classes=config.num_classes, where=str(folder))
     model = asdict(config) | {"head_bias": 0.0}
@@ -153,7 +163,7 @@ def save_weights(
 
 
 def open_weights(path: str) -> Weights:
-    """The weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
+    """Opens the weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
 
     Raises UserError if there is none, it is another library's, or its two files do not fit together. Reading a tensor
     raises InvalidDataError if it is not finite.
@@ -198,7 +208,7 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def _folder_at(path: str) -> Path:
-    """The folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
+    """Returns the folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
     try:
         return _folder_in(path)
     except OSError as error:
@@ -229,12 +239,12 @@ def _folder_in(path: str) -> Path:
 
 
 def is_our_description(description: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a weights folder of ours, not of another library's."""
+    """Whether a config.json belongs to a weights folder of ours, not of another library's."""
     return not _FOREIGN_KEYS & description.keys() and "model" in description
 
 
 def _refuse_foreign(description: Any, path: str) -> None:
-    """UserError if config.json is timm's or Hugging Face's."""
+    """Raises UserError if config.json is timm's or Hugging Face's."""
     if isinstance(description, dict) and _FOREIGN_KEYS & description.keys():
         raise UserError(
             f"the weights at {path!r} are in the format of timm or Hugging Face; make a weights folder of them with "
@@ -243,8 +253,11 @@ def _refuse_foreign(description: Any, path: str) -> None:
 
 
 def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
-    """The model, the names of its classes and its usage. ValueError or UserError if a field is missing or wrong, the
-    names are not one per class, or the format is newer."""
+    """Returns the model, the names of its classes and its usage.
+
+    Raises ValueError or UserError if a field is missing or wrong, the names are not one per class, or the format is
+    newer.
+    """
     if not isinstance(description, dict):
         raise ValueError(f"config.json is {shown_value(description)}; allowed: an object")
     if description.get("format", FORMAT) != FORMAT:
@@ -264,7 +277,7 @@ def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
 
 
 def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensors: int) -> None:
-    """InvalidDataError for more layers than tensors, before any layer is laid out."""
+    """Raises InvalidDataError for more layers than tensors, before any layer is laid out."""
     num_layers = sum(config.resnet.units if config.resnet else ()) + (0 if config.is_bit else config.num_blocks)
     if num_layers > num_tensors:
         raise InvalidDataError(
@@ -274,7 +287,7 @@ def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensor
 
 
 def refuse_no_classifier(weights: Weights) -> None:
-    """UserError for weights of masked patch prediction, whose classes are colours of patches."""
+    """Raises UserError for weights of masked patch prediction, whose classes are colours of patches."""
     if weights.config.masked_patches:
         raise UserError(
             f"the weights at {weights.where!r} predict the colours of masked patches and classify no images; "
@@ -283,7 +296,7 @@ def refuse_no_classifier(weights: Weights) -> None:
 
 
 def filled_model(weights: Weights) -> Model:
-    """The model with these weights, float32, ready for evaluation. Weights without a head get one of zeros."""
+    """Builds the model with these weights, float32, ready for evaluation. Weights without a head get one of zeros."""
     config = weights.config
     with torch.device("meta"):
         model = unfilled_model(config if config.num_classes else replace(config, num_classes=1))
@@ -293,3 +306,23 @@ def filled_model(weights: Weights) -> Model:
             is_missing = name in HEAD and name not in weights.shapes
             parameter.copy_(torch.zeros(()) if is_missing else weights.tensor(name))
     return model.eval()
+
+
+def usage_at(weights: Weights, image_size: int) -> Usage:
+    """Returns how the weights are used once their model has another image size: the part that is cut out of an image
+    stays the same share of it."""
+    usage, own = weights.usage, weights.config.image_size
+    if image_size == own or not usage.transform.short_side:
+        return usage
+    short_side = max(1, round(usage.transform.short_side * image_size / own))
+    return replace(usage, transform=replace(usage.transform, short_side=short_side))
+
+
+def refuse_no_head(weights: Weights) -> None:
+    """Raises UserError for weights that classify no images: without a head, or of masked patch prediction."""
+    refuse_no_classifier(weights)
+    if not weights.config.num_classes or any(name not in weights.shapes for name in HEAD):
+        raise UserError(
+            f"{weights.where!r} has no head ({HEAD[0]} is not there), so it classifies no images; fine-tune the "
+            "weights first (patchline finetune), or measure them with patchline fewshot"
+        )

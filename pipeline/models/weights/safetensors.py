@@ -47,7 +47,7 @@ _TYPES = {
 
 
 def refuse_absurd_tensors(where: str, shapes: Shapes) -> None:
-    """InvalidDataError for more tensors, longer names or other shapes than any model's file has."""
+    """Raises InvalidDataError for more tensors, longer names or other shapes than any model's file has."""
     if len(shapes) > MOST_TENSORS:
         raise InvalidDataError(f"{where!r} has {len(shapes):,} tensors; allowed: {MOST_TENSORS:,}; fetch it again")
     for name, shape in shapes.items():
@@ -65,7 +65,8 @@ def refuse_absurd_tensors(where: str, shapes: Shapes) -> None:
 
 
 def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
-    """UserError with the tensors that have another shape, are missing or unexpected; `advice`: what to do about it."""
+    """Raises UserError with the tensors that have another shape, are missing or unexpected; `advice`: what to do about
+    it."""
     missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
     extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
     shapes = [
@@ -81,9 +82,10 @@ def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "
 
 
 def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
-    """The same tensor. Raises InvalidDataError if it holds NaN or infinity.
+    """Returns the same tensor. Raises InvalidDataError if it holds NaN or infinity.
 
-    One pass of `aminmax`, which hands on NaN; 70 times faster than `isfinite`, which counts only after it failed.
+    This takes one pass of `aminmax`, which passes NaN on; it is 70 times faster than `isfinite`, which counts only
+    after that failed.
     """
     if value.numel() and not torch.stack(value.aminmax()).isfinite().all():
         num_bad = value.numel() - int(torch.isfinite(value).sum())
@@ -117,11 +119,12 @@ class SafetensorsFile:
 
     @property
     def shapes(self) -> Shapes:
-        """The shape of each tensor."""
+        """Returns the shape of each tensor."""
         return {name: place.shape for name, place in self.places.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor in its own type. OSError, or EOFError if the file has become shorter since it was opened."""
+        """Reads one tensor in its own type. Raises OSError, or EOFError if the file has become shorter since it was
+        opened."""
         place = self.places[name]
         data = torch.empty(place.end - place.first, dtype=torch.uint8)
         with open_local_file(self.path) as file:
@@ -133,8 +136,8 @@ class SafetensorsFile:
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """The file at `path`. OSError if it cannot be read; ValueError or InvalidDataError, with what is wrong, if its
-    header does not describe it."""
+    """Opens the file at `path`. Raises OSError if it cannot be read; ValueError or InvalidDataError, with what is
+    wrong, if its header does not describe it."""
     with open_local_file(path) as file:
         num_bytes = file.seek(0, 2)
         file.seek(0)
@@ -145,7 +148,8 @@ def open_safetensors(path: Path) -> SafetensorsFile:
 
 
 def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
-    """The length that the first 8 bytes declare. ValueError if no file of `num_bytes` has such a header."""
+    """Returns the length that the first 8 bytes declare. Raises ValueError if no file of `num_bytes` has such a
+    header."""
     declared = int.from_bytes(first_bytes, "little")
     most = min(MOST_HEADER_BYTES, num_bytes - LENGTH_BYTES)
     if not 0 < declared <= most:
@@ -154,8 +158,8 @@ def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
 
 
 def read_header(header: bytes, *, num_bytes: int) -> tuple[Mapping[str, TensorPlace], Mapping[str, str]]:
-    """Reads where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. ValueError
-    if they do not describe such a file."""
+    """Reads where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. Raises
+    ValueError if they do not describe such a file."""
     values = parse_json(header)
     if not isinstance(values, dict):
         raise ValueError(f"its header is {shown_value(values)}; allowed: an object")
@@ -172,7 +176,7 @@ def _metadata_of(value: Any) -> Mapping[str, str]:
 
 
 def _place_of(name: str, entry: Any, start: int) -> TensorPlace:
-    """One entry of the header; `start`: the file's first byte after the header."""
+    """Reads one entry of the header; `start`: the file's first byte after the header."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{shown_value(name)} is {shown_value(entry)}; allowed: dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -203,8 +207,8 @@ def _refuse_gaps(places: Mapping[str, TensorPlace], *, first: int, end: int) -> 
 
 
 def parts_of(head: SafetensorsHead, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
-    """The bytes of the file in order. Each tensor is copied out of its device, and released, when its turn comes; one
-    in bfloat16 is widened."""
+    """Yields the bytes of the file in order. Each tensor is copied out of its device, and released, when its turn
+    comes; bfloat16 is widened."""
     yield memoryview(head.data)
     for tensor in tensors:
         yield tensor.detach().cpu().float().contiguous().numpy().data.cast("B")

@@ -1,6 +1,6 @@
 """The head of a safetensors file of float32 tensors: the length of the header (8 bytes) and a JSON header. Pure.
 
-Without torch: a process that only copies the bytes of tensors needs no more.
+This module loads no torch: a process that only copies the bytes of tensors needs no more.
 """
 
 import json
@@ -23,7 +23,7 @@ class SafetensorsHead:
 
 
 def head_of(shapes: Mapping[str, tuple[int, ...]], *, metadata: Mapping[str, str] | None = None) -> SafetensorsHead:
-    """The head of a file with these tensors, in this order."""
+    """Returns the head of a file with these tensors, in this order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begins, begin = {}, 0
     for name, shape in shapes.items():

@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How to read logits and prepare images. Weights of other libraries, which do not say, get the
-    defaults."""
+    """How to read logits and prepare images. Weights of other libraries, which do not say, get the defaults."""
 
     loss: LossName = "softmax"
     """Loss of the training: softmax probabilities add up to 1 over all classes, sigmoid ones stand alone."""
@@ -36,7 +35,7 @@ DEFAULT_USAGE = Usage()
 
 
 def usage_of(description: Mapping[str, Any]) -> Usage:
-    """What a config.json says under "usage". Raises ValueError or UserError if it is invalid."""
+    """Returns what a config.json says under "usage". Raises ValueError or UserError if it is invalid."""
     said = description.get("usage")
     if said is None:
         return Usage()
@@ -47,7 +46,7 @@ def usage_of(description: Mapping[str, Any]) -> Usage:
 
 
 def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
-    """Unique names: a repeated name gets its id in brackets, and a warning is logged. Ids do not change."""
+    """Makes names unique: a repeated name gets its id in brackets, and a warning is logged. Ids do not change."""
     taken = set(labels)
     seen: set[str] = set()
     named = []
@@ -64,7 +63,8 @@ def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
 
 
 def texts_of(names: Sequence[object], *, where: str) -> tuple[str, ...]:
-    """Names of a config.json: texts, or whole numbers, as they are written. InvalidDataError for anything else."""
+    """Returns the names in a config.json, which are texts, or whole numbers, as they are written. Raises
+    InvalidDataError for anything else."""
     for number, name in enumerate(names):
         if type(name) is not str and type(name) is not int:
             raise InvalidDataError(
@@ -74,6 +74,6 @@ def texts_of(names: Sequence[object], *, where: str) -> tuple[str, ...]:
 
 
 def completed_labels(labels: tuple[str, ...], *, num_classes: int, where: str) -> tuple[str, ...]:
-    """One name per class: if the dataset has fewer names, the other classes are called "unnamed 12"."""
+    """Returns one name per class: if the dataset has fewer names, the other classes are called "unnamed 12"."""
     unnamed = tuple(f"unnamed {number}" for number in range(len(labels), num_classes))
     return unique_labels((*labels[:num_classes], *unnamed), where=where)

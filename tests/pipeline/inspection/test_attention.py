@@ -18,9 +18,9 @@ from pipeline.inspection.attention import (
     uniform_distance,
 )
 from pipeline.models.build import Model
-from pipeline.models.conversion.config import Format
-from pipeline.models.conversion.convert import open_any, save_as
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Format, Hints
+from pipeline.models.conversion.convert import save_as
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.layers import AttentionPool
 from pipeline.models.vit import Attention, ViT
 from pipeline.models.weights.folder import filled_model

@@ -53,6 +53,11 @@ def logits(model: Model, image_size: int | None = None) -> torch.Tensor:
     return result
 
 
+def assumed_of(weights: Weights) -> tuple[str, ...]:
+    """What is assumed about weights, in words."""
+    return tuple(map(str, weights.assumed))
+
+
 def assert_same_tensors(weights: Weights, model: Model) -> None:
     """All tensors are the same, bit for bit."""
     state = model.state_dict()

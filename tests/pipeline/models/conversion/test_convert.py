@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from patchline import load_model
 from pipeline.models import ModelConfig
 from pipeline.models.config import Mode
-from pipeline.models.conversion.config import Change, Format
-from pipeline.models.conversion.convert import changed, open_any, open_for_use, save_as, usage_at, usage_for
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Change, Format, Hints
+from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.open_any import open_any, open_for_use, usage_for
 from pipeline.models.positions import resample_position_embeddings
-from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights
+from pipeline.models.weights.folder import Weights, filled_model, open_weights, save_weights, usage_at
 from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
@@ -34,6 +34,7 @@ from tests.pipeline.models.conversion.random_weights import (
     SCALED,
     VIT,
     assert_same_logits,
+    assumed_of,
     logits,
     random_model,
     tensors_of,
@@ -218,7 +219,7 @@ def test_pixels_that_a_folder_declares_are_folded_in(
     """The library's own model, given its own pixels, has our logits for the images as they are."""
     folder = exported(tmp_path, VIT, library)
     hints = Hints(num_heads=2) if library == "timm" else Hints()
-    assert open_any(str(folder), hints).assumed == ()
+    assert assumed_of(open_any(str(folder), hints)) == ()
     if library == "timm":
         description = json.loads((folder / "config.json").read_text())
         description["pretrained_cfg"] |= {"mean": MEAN, "std": DEVIATION}
@@ -248,9 +249,9 @@ def test_a_bare_file_takes_the_pixels_that_are_given_or_named(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"is named like a model that takes pixels of mean 0.485 .*--pixels imagenet"):
         open_any(named, hints)
     said = "pixels of mean 0.5 0.5 0.5 and deviation 0.5 0.5 0.5"
-    assert said in open_any(other, hints).assumed
+    assert said in assumed_of(open_any(other, hints))
     given = open_any(named, replace(hints, pixels="imagenet"))
-    assert given.assumed == ("gelu exact", "layer_norm_epsilon 1e-06")
+    assert assumed_of(given) == ("gelu exact", "layer_norm_epsilon 1e-06")
     assert not torch.equal(given.tensor("embed.patch.weight"), open_any(other, hints).tensor("embed.patch.weight"))
     description = json.loads((folder / "config.json").read_text())
     description["pretrained_cfg"] |= {"mean": MEAN, "std": DEVIATION}
@@ -285,9 +286,9 @@ def test_pixels_that_a_training_scripts_arguments_say_are_folded_in(tmp_path: Pa
     said = open_any(str(where), hints)
     torch.save({"state_dict": tensors, "args": kind(mean=None, std=None)}, where)
     given = open_any(str(where), replace(hints, pixels="imagenet"))
-    assert said.assumed == given.assumed == ("gelu exact", "layer_norm_epsilon 1e-06")
+    assert assumed_of(said) == assumed_of(given) == ("gelu exact", "layer_norm_epsilon 1e-06")
     assert torch.equal(said.tensor("embed.patch.weight"), given.tensor("embed.patch.weight"))
-    assert "pixels of mean 0.5 0.5 0.5 and deviation 0.5 0.5 0.5" in open_any(str(where), hints).assumed
+    assert "pixels of mean 0.5 0.5 0.5 and deviation 0.5 0.5 0.5" in assumed_of(open_any(str(where), hints))
     torch.save({"state_dict": tensors, "args": kind(mean=None, model="deit_tiny_patch16_224")}, where)
     with pytest.raises(UserError, match=r"is of the model 'deit_tiny_patch16_224', .*; give --pixels imagenet to fold"):
         open_any(str(where), hints)

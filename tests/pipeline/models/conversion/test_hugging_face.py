@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.models import ModelConfig
-from pipeline.models.conversion.convert import usage_for
+from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
+from pipeline.models.conversion.open_any import usage_for
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.sizes import Hints
 from pipeline.models.weights.folder import PIXELS_FILE, Weights, filled_model
 from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.models.config import BIT_RESNETS, HYBRID_RESNETS, NAMES, SIZES, ModelConfig
+from pipeline.models.config import BIT_RESNETS, HYBRID_RESNETS, NAMES, SIZES, ModelConfig, ResNetSize
+from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.layout import numbers_in
 from pipeline.models.conversion.sizes import (
-    Hints,
     TransformerShapes,
     Usual,
     bit_config,
-    count,
     grid_of,
     pair_of,
-    resnet_of,
     shapes_in_file,
     side_of,
     transformer_config,
@@ -69,7 +68,7 @@ def test_every_model_has_its_name_back(name: str) -> None:
         pytest.param({"num_positions": 196}, Hints(), {"image_size": 224}, id="no row for the class token"),
         pytest.param({"num_positions": 577}, Hints(), {"image_size": 384}, id="384 px"),
         pytest.param(
-            {"resnet": resnet_of((1, 2), root_channels=128), "patch": 1, "num_positions": 5, "is_square": True},
+            {"resnet": ResNetSize(units=(1, 2), factor=2), "patch": 1, "num_positions": 5, "is_square": True},
             Hints(resnet_epsilons="paper"),
             {"resnet_units": (1, 2), "resnet_factor": 2, "image_size": 16, "resnet_epsilons": "paper"},
             id="a hybrid of another size",
@@ -128,13 +127,9 @@ def test_the_side_of_a_grid(rows: int, class_token: bool, expected: tuple[int, b
     assert side_of(rows, class_token=class_token, where="w", name="pos") == expected
 
 
-def test_counting_names() -> None:
-    names = ["block1/unit1/x", "block1/unit2/x", "block2/unit1/x", "layer_0/x", "layer_1/y", "layer_1/x"]
-    assert count(names, r"layer_(\d+)/") == 2
-    assert count(["layer_999999999/x"], r"layer_(\d+)/") == 1, "a file says its own size, not how long to count"
-    assert count(names, r"none_(\d+)/") == 0
-    assert units_of(names, r"block(\d+)/unit(\d+)/", first=1) == (2, 1)
-    assert resnet_of((), root_channels=64) is None
+def test_units_of_each_stage() -> None:
+    assert units_of({(0, 0), (0, 1), (1, 0)}) == (2, 1)
+    assert units_of({(999_999_999, 0)}) == (0,), "a file says its own size, not how long to count"
 
 
 def test_a_file_without_classes_has_no_head() -> None:
@@ -198,7 +193,7 @@ def test_advice_names_what_was_given() -> None:
 def test_stages_without_end_are_counted_in_one_pass() -> None:
     """A pass per stage took hours for the names that a header of 16 MiB holds."""
     names = [f"stages.{number}.0.w" for number in range(50_000)]
-    assert units_of(names, r"stages\.(\d+)\.(\d+)\.", first=0) == (1,) * 50_000
+    assert units_of(numbers_in(names, "stages.{}.{}.")) == (1,) * 50_000
 
 
 @pytest.mark.parametrize(("value", "expected"), [(48, (48, 48)), ([48, 64], (48, 64)), ((8, 8), (8, 8))])

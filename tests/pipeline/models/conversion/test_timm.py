@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from jobs.data import pack
 from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.models import ModelConfig
+from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.sizes import Hints
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm, save_timm
 from pipeline.models.weights.folder import Weights, filled_model

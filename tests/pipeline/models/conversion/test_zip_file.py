@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.models.conversion.torch_file import open_torch_file
+from pipeline.models.conversion.open_file import open_torch_file
 from pipeline.models.conversion.zip_file import open_npz_file, open_zip, write_npz
 from shards.errors import InvalidDataError, UserError
 

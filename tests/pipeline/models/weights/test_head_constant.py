@@ -20,9 +20,9 @@ from jobs.settings.models import ImportJob
 from patchline import load_model
 from pipeline.checkpoints.stored import read_best
 from pipeline.models import Model, ModelConfig, unfilled_model
-from pipeline.models.conversion.config import Change, Format
-from pipeline.models.conversion.convert import changed, open_any
-from pipeline.models.conversion.sizes import Hints
+from pipeline.models.conversion.config import Change, Format, Hints
+from pipeline.models.conversion.convert import changed
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import Weights, filled_model, open_weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.models import ModelConfig
+from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.open_any import open_plain
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.plain import open_plain
-from pipeline.models.conversion.sizes import Hints
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
@@ -20,6 +20,7 @@ from tests.pipeline.models.conversion.random_weights import (
     ROOT,
     VIT,
     assert_same_tensors,
+    assumed_of,
     random_model,
 )
 
@@ -54,7 +55,7 @@ def test_axial_attention_leaves_no_tensor_so_that_global_is_said(tmp_path: Path)
     save_file(random_model(replace(AVERAGE, attention="axial", depth=1)).state_dict(), tmp_path / "w.safetensors")
     weights = open_plain(open_tensor_file(tmp_path / "w.safetensors"), Hints(num_heads=2))
     assert weights.config == AVERAGE
-    assert weights.assumed[-1] == "attention global (an axial model of 1 layer has the same tensors)"
+    assert assumed_of(weights)[-1] == "attention global (an axial model of 1 layer has the same tensors)"
 
 
 @pytest.mark.parametrize(
