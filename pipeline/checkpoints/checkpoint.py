@@ -4,7 +4,6 @@ Any number of ranks, under any ZeRO stage and optimiser, reads any checkpoint: f
 addressed by byte. It works in folders and on S3 alike, since it needs no more than writes that are whole or absent.
 """
 
-import errno
 import hashlib
 import logging
 import secrets
@@ -45,7 +44,6 @@ from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _HELD_PART = 8  # of a host's free memory, one in 8 bytes may keep what was verified until it is loaded
 _NOT_THERE = "checkpoint %s is the last in the ledger of %s, but its manifest is not in %s; looking for an earlier one"
 _FOREIGN = (

@@ -11,7 +11,6 @@ that each step reduces anyway carry the state of the save. `wait`, at the end of
 All ranks see the same sums at the same step, so they are always in the same phase.
 """
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from shards.errors import WillNotSucceedError
 
 WRITTEN, FAILED, COMMITTED, OVERTAKEN = "save/written", "save/failed", "save/committed", "save/overtaken"
 NAMES = (WRITTEN, FAILED, COMMITTED, OVERTAKEN)
-log = logging.getLogger(__name__)
 _WAIT_SECONDS = 10.0  # for an answer, before the ranks tell each other again that they are there
 _FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtaken": OVERTAKEN}
 
