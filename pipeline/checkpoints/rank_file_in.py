@@ -352,7 +352,11 @@ class _Expected:
 
 def tensors_in_order(files: RankFiles, manifest: CheckpointManifest, *, slot: str) -> Callable[[str], torch.Tensor]:
     """A function that returns the tensor of a name, float32, in its own shape: quickly if it is asked for the names in
-    the manifest's order, each once."""
+    the manifest's order, each once, as a weights file is written.
+
+    Of ViT-H/14 under ZeRO-3, 512 ranks hold 184,000 fragments. So tensors are read in groups, each with all the pieces
+    that one file has of it in one request: at most groups x files requests, with one group in memory.
+    """
     names, held = list(manifest.tensors), dict[str, torch.Tensor]()
 
     def tensor(name: str) -> torch.Tensor:
