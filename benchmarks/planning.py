@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from benchmarks.measure import machine, run
-from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, ShardRecord, sha256_hex
 from shards.packing.config import Dedup, PackSpec
 from shards.packing.evaluation_sets import VIEWS, EvaluationSet, hash_tasks, write_hashes
@@ -98,7 +97,7 @@ def _synthesise(folder: Path, num_images: int, num_evaluation: int, *, workers: 
             pq.write_table(table, file, compression="zstd")
         slices.append({"sha256": sha256, "num_images": count, "num_bytes": 110_000 * count})
     store.write(LISTING_PATH, json.dumps({"scan_hash": spec.scan_hash(), "slices": slices}).encode())
-    tasks = hash_tasks(store.url, [sets], hash_name=PERCEPTUAL_HASH)
+    tasks = hash_tasks(store.url, [sets])
     for task, hashes in zip(tasks, _evaluation_tables(evaluation), strict=True):
         write_hashes(store, task, hashes)
     options = ["--source.root", str(folder / "images"), "--out", store.url, "--dedup.against", sets.url]

@@ -34,7 +34,7 @@ from PIL import Image
 from benchmarks.measure import machine
 from benchmarks.scale_resume import aims_of
 from jobs.cli import main as patchline
-from jobs.recipes.plan import RECIPES
+from jobs.resolve import default_job
 from pipeline.planning.forecast import Forecast, cost_of, forecast
 from pipeline.planning.step_time import (
     LAUNCH_SECONDS,
@@ -211,7 +211,7 @@ def plan() -> Iterator[Row]:
 
 def planned(name: str, num_gpus: int) -> Forecast:
     """The forecast of a recipe of JFT, as `patchline plan NAME --gpu h100 --num-gpus N` has it."""
-    job = RECIPES[name]()
+    job = default_job("plan", name)
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     return forecast(job.training, cost, gpu="h100", num_gpus=num_gpus, mfu=job.mfu, num_classes=job.num_classes)
 

@@ -29,7 +29,7 @@ from benchmarks.measure import machine
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.stream import plan_stream
 from shards.host_copy import LocalRanks
-from shards.index import BLOCKS_SCHEMA, LABELS_SCHEMA, table_bytes
+from shards.index import BLOCKS_SCHEMA, LABELS_SCHEMA
 from shards.manifest import (
     BLOCKS_PATH,
     FORMAT_VERSION,
@@ -43,6 +43,7 @@ from shards.manifest import (
 from shards.manifest_table import write_manifest
 from shards.storage.local import LocalStore
 from shards.store import open_store
+from shards.tables import table_bytes
 
 NUM_CLASSES, SAMPLES_A_SHARD, SAMPLES_A_BLOCK = 18_291, 1010, 64
 LANES, GLOBAL_BATCH, NUM_RANKS = 512, 4096, 512

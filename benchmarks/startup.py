@@ -29,7 +29,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("pretrain", "digits_smoke", "--help"),
     ("pretrain", "vit_h14_jft", "--help-all"),
     ("finetune", "imagenet_384", "--help"),
-    ("evaluate", "resize", "--help"),
+    ("evaluate", "--help"),
     ("plan", "vit_h14_jft", "--help"),
     ("pack", "folder", "--help"),
     ("index", "--help"),

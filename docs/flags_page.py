@@ -13,7 +13,7 @@ from jobs.arguments import shown_run_flags
 from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.resolve import OF_TRAINING, default_job
 from jobs.stages import COMMANDS, STAGES, job_class, recipes_of, usage_of
-from shards.schema.config_values import Range
+from shards.config_values import Range
 
 _HEAD = """\
 # Commands and flags

@@ -6,7 +6,7 @@ python -m docs.models_tables
 import sys
 from collections.abc import Iterable, Sequence
 
-from jobs.recipes.paper_datasets import JFT
+from jobs.recipes.paper_images import JFT
 from pipeline.models import ModelConfig
 from pipeline.models.config import NAMES
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, num_parameters

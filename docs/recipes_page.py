@@ -13,7 +13,7 @@ from textwrap import fill
 from typing import Any
 
 from docs.models_tables import markdown
-from jobs.recipes import evaluate, finetune, pack, pretrain
+from jobs.recipes import finetune, pack, pretrain
 
 WIDTH = 120
 PAGE = Path(__file__).resolve().parent / "reference" / "recipes.md"
@@ -21,7 +21,6 @@ STAGES: dict[str, Mapping[str, Callable[[], Any]]] = {
     "pack": pack.RECIPES,
     "pretrain": pretrain.RECIPES,
     "finetune": finetune.RECIPES,
-    "evaluate": evaluate.RECIPES,
 }
 _HEAD = """\
 # Recipes

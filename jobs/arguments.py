@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from jobs.flags import Flag, flags_of
 from jobs.mistakes import unexpected_word, unknown_flag
 from jobs.stages import STAGES, job_class
-from shards.errors import UserError
-from shards.schema.config_values import (
+from shards.config_values import (
     allowed_instead,
     shown_text,
     shown_value,
@@ -20,16 +19,19 @@ from shards.schema.config_values import (
     without_none,
     without_range,
 )
+from shards.errors import UserError
 
 Own = TypeVar("Own")
 _MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory
 _TRAINING = ("pretrain", "finetune")
+SHARED = "--shared"
+_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlag:
-    """A flag of `stages` with its sentence for the help; `value` is empty for a switch, which has no `default`.
-    `is_usual`: whether the short help shows it."""
+    """A run flag of `stages`, with its sentence for the help. `value` is empty for a switch, which has no `default`.
+    `is_usual` says whether the short help shows it."""
 
     name: str
     says: str
@@ -39,7 +41,6 @@ class RunFlag:
     is_usual: bool = True
 
 
-SHARED = "--shared"
 RUN_FLAGS = (
     RunFlag(
         name="--processes",
@@ -78,31 +79,31 @@ RUN_FLAGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The values of a command's run flags: the number of processes, the switches that are on (`extend`), and the steps
-    to trace."""
+    """The values of a command's run flags: the number of processes, the switches that are on (such as `extend`), and
+    the steps to trace."""
 
     processes: int = 1
     switches: tuple[str, ...] = ()
     profile: range | None = None
 
     def words(self) -> list[str]:
-        """The words that each rank gets."""
+        """Returns the words that each rank gets."""
         steps = self.profile
         return [*(f"--{switch}" for switch in self.switches), *([f"--profile={steps[0]}:{steps[-1]}"] if steps else [])]
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that a stage's `run` takes beside its job."""
+        """Returns the arguments that a stage's `run` takes beside its job."""
         switches: dict[str, Any] = {name: True for name in self.switches if f"--{name}" != SHARED}
         return switches | ({"profile": self.profile} if self.profile else {})
 
 
 def run_flags_of(stage: str) -> tuple[RunFlag, ...]:
-    """The run flags of a stage."""
+    """Returns the run flags of a stage."""
     return tuple(flag for flag in RUN_FLAGS if stage in flag.stages)
 
 
 def shown_run_flags(stage: str) -> list[Flag]:
-    """The run flags as help and completion show them."""
+    """Returns the run flags as help and completion show them."""
     return [
         Flag(name=flag.name, takes=flag.value, sentence=flag.says, default=flag.default if flag.value else False)
         for flag in run_flags_of(stage)
@@ -110,7 +111,8 @@ def shown_run_flags(stage: str) -> list[Flag]:
 
 
 def take_run_flags(stage: str, words: Sequence[str]) -> tuple[list[str], RunOptions]:
-    """The words without the run flags, and the values of these. UserError if a value is wrong."""
+    """Returns the words without the run flags, and the values of the run flags. Raises UserError if a value is
+    wrong."""
     known = {flag.name: flag for flag in run_flags_of(stage)}
     left: list[str] = []
     switches: list[str] = []
@@ -152,10 +154,10 @@ _READ: Mapping[str, Callable[[str, str], Any]] = {"--processes": _count, "--prof
 
 
 def take_own_flags(kind: type[Own], words: Sequence[str]) -> tuple[Own, list[str]]:
-    """The flags of a tool as an instance of its dataclass `kind`, and the other words.
+    """Returns the flags of a tool as an instance of its dataclass `kind`, and the other words.
 
-    A field is a switch (bool), a text, several texts (a tuple), or a whole number with its range. UserError for a
-    number outside its range.
+    A field is a switch (bool), a text, several texts (a tuple), or a whole number with its range. Raises UserError for
+    a number outside its range.
     """
     own = {f"--{field.name.replace('_', '-')}": field for field in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -181,7 +183,8 @@ def take_own_flags(kind: type[Own], words: Sequence[str]) -> tuple[Own, list[str
 
 
 def only_word(others: Sequence[str], *, usage: str) -> str:
-    """The one word that a tool takes beside its flags. UserError with the usage for an unknown flag or other words."""
+    """Returns the one word that a tool takes beside its flags. Raises UserError with the usage for an unknown flag or
+    other words."""
     if unknown := next((word for word in others if word.startswith("-")), ""):
         raise UserError(f"there is no flag {shown_value(unknown)}; usage: {usage}")
     if len(others) != 1:
@@ -200,8 +203,8 @@ def _own_value(flag: str, text: str, type_: Any) -> str | int:
 
 
 def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> dict[str, Any]:
-    """The values of a job's flags among the words, by the names of the flags. UserError for the first word that is
-    neither a flag of the job nor a value of its flag."""
+    """Returns the values of a job's flags among the words, by the names of the flags. Raises UserError for the first
+    word that is neither a flag of the job nor a value of its flag."""
     known = {name: flag for flag in flags for name in flag.names}
     found: dict[str, Any] = {}
     left = list(words)
@@ -221,7 +224,7 @@ def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> d
 
 
 def with_values(job: Any, values: Mapping[str, Any]) -> Any:
-    """The job with the values of some of its flags. UserError if the job refuses one."""
+    """Returns the job with the values of some of its flags. Raises UserError if the job refuses one."""
     own: dict[str, Any] = {}
     inside: dict[str, dict[str, Any]] = {}
     for flag, value in values.items():
@@ -256,7 +259,8 @@ def _value(flag: Flag, texts: list[str], *, name: str) -> Any:
 
 
 def _groups(flag: Flag, texts: Sequence[str], *, name: str) -> tuple[tuple[Any, ...], ...]:
-    """The values of a flag that takes several together, such as a URL and its weight. The job checks their ranges."""
+    """Returns the values of a flag that takes several together, such as a URL and its weight. The job checks their
+    ranges."""
     kinds = [without_range(kind) for kind in get_args(flag.kind)]
     values = [_typed(text, kinds[place % len(kinds)]) for place, text in enumerate(texts)]
     if None in values or len(values) % len(kinds):
@@ -265,7 +269,7 @@ def _groups(flag: Flag, texts: Sequence[str], *, name: str) -> tuple[tuple[Any, 
 
 
 def _typed(text: str, kind: Any) -> Any:
-    """The value of a type that a text spells; None if it spells none."""
+    """Returns the value of a type that a text spells, or None if it spells none."""
     if get_origin(kind) is Literal:
         return next((choice for choice in get_args(kind) if str(choice) == text), None)
     try:
@@ -281,11 +285,8 @@ def _allowed(flag: Flag) -> str:
     return next(kinds, f"{flag.takes}, as in {flag.name} {flag.takes}")
 
 
-_KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}
-
-
 def value_in(words: Sequence[str], flag: str) -> str:
-    """The last value of a flag among words of the form --flag=value or --flag value; empty if it has none."""
+    """Returns the last value of a flag among words of the form --flag=value or --flag value, or an empty text."""
     found = ""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -295,12 +296,13 @@ def value_in(words: Sequence[str], flag: str) -> str:
 
 
 def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str]:
-    """The words with the command's second word first, even if it was given as a flag; for help, it may be empty."""
+    """Returns the words with the command's second word first, even if it was given as a flag. For help, it may be
+    empty."""
     stage = STAGES[name]
-    if stage.recipes and not stage.field:
+    if stage.recipes:
         return words
     if is_help or not stage.field:
-        return words if stage.recipes and words and not words[0].startswith("-") else ["", *words]
+        return ["", *words]
     flag = f"--{stage.field}"
     if stage.is_optional:
         return ["", flag, *words] if words and words[0][:1] not in ("", "-") else ["", *words]
@@ -312,7 +314,7 @@ def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str
 
 
 def _placed_first(words: list[str], flag: str) -> list[str]:
-    """The words with the value of a flag first, if it was given as a flag instead."""
+    """Returns the words with the value of a flag first, if it was given as a flag instead."""
     if not words or not words[0].startswith("-"):
         return words
     for place, word in enumerate(words):
@@ -324,8 +326,8 @@ def _placed_first(words: list[str], flag: str) -> list[str]:
 
 
 def _gathered(words: Sequence[str], flag: str, *, switches: Collection[str]) -> list[str]:
-    """The words with those that are no flag's value behind one `flag`, wherever they stand, and all after `--`.
-    `switches`: the flags without a value."""
+    """Returns the words with all values that belong to no flag, and all words after `--`, behind one `flag`. `switches`
+    are the flags without a value."""
     others, values, left = list[str](), list[str](), list(words)
     while left:
         word = left.pop(0)

@@ -1,4 +1,17 @@
-"""The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here."""
+"""The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here.
+
+From words to the job that runs, a command takes these steps, in `_run`:
+1. `_at_home` puts the home folder in the place of `~`.
+2. `take_run_flags` takes out what is not of the job, such as --processes (jobs/arguments.py).
+3. `second_word_first` finds the second word, even if it was given as a flag (jobs/arguments.py).
+4. `default_job` makes the job that this word stands for: of a recipe, a YAML file or a path (jobs/resolve.py).
+5. `values_of` reads the other flags by the types of the job's fields (jobs/arguments.py).
+6. `fitted` fits the job to what it names, and says what it chose (jobs/fitted.py).
+7. `with_values` puts in the values of the flags, which win.
+8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
+The stage then runs it, here or on the ranks that `run_ranks` starts, and writes it to RUN/job.yaml. What a training run
+decides itself, such as its classes, precision and micro-batch, is a list in pipeline/training/run.py.
+"""
 
 import gc
 import importlib
@@ -16,13 +29,11 @@ from typing import Any
 from jobs import exit_codes
 from jobs.arguments import RunOptions, second_word_first, take_run_flags, values_of, with_values
 from jobs.completion import ASK, candidates
-from jobs.endings import end_of
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
+from jobs.exit_codes import Interrupts, end_of
 from jobs.fitted import fitted
 from jobs.flags import flags_of
-from jobs.folders import work_in
 from jobs.help import columns, of_job, overview, second_words
-from jobs.interrupts import Interrupts
 from jobs.mistakes import (
     HELP_WORDS,
     kept_sizes,
@@ -32,11 +43,10 @@ from jobs.mistakes import (
     refuse_secrets,
     unknown_stage,
 )
-from jobs.output import put
+from jobs.output import put, work_in
 from jobs.ranks import must_start, run_ranks, tell_torchrun
-from jobs.resolve import default_job, has_recipe
+from jobs.resolve import default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
-from jobs.warmup import with_warmup
 from shards.errors import StorageError, UnreachableError
 from shards.files.local_files import at_home
 from shards.output.terminal import columns_of, command_output, message_text
@@ -48,8 +58,8 @@ HIDDEN = ("__done", "__gate", "__probe")
 
 
 def entry() -> None:
-    """Console script. Skips the interpreter's shutdown: the work is done and on disk by then, and a C++ library that
-    aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
+    """Runs the console script. It skips the interpreter's shutdown: the work is done and on disk by then, and a C++
+    library that aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
     use_utf8(os.environ)
     prepare_streams()
     wait_quietly(os.environ)  # before any stage loads torch
@@ -62,7 +72,7 @@ def entry() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs one command and returns its exit code; jobs/endings.py decides how each error ends it."""
+    """Runs one command and returns its exit code; jobs/exit_codes.py decides how each error ends it."""
     if _has_s3_answered():
         from shards.store import trust_addresses  # noqa: PLC0415 - in jobs of Slurm alone
 
@@ -89,7 +99,7 @@ def _ended(error: BaseException, *, is_looking: bool = False) -> int:
 
 
 def _has_s3_answered() -> bool:
-    """Whether slurm/stage.sbatch has just reached S3: the address is right."""
+    """Whether slurm/stage.sbatch has just reached S3, which shows that the address is right."""
     return bool(os.environ.get("PATCHLINE_S3_ANSWERED"))
 
 
@@ -134,13 +144,13 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _at_home(word: str) -> str:
-    """The word with the home folder for `~`, which a shell leaves as it is in `--flag=~/x` and in quotes."""
+    """Returns the word with the home folder for `~`, which a shell leaves as it is in `--flag=~/x` and in quotes."""
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{flag}{equals}{at_home(value)}"
 
 
 def _of_scripts(name: str, words: list[str]) -> int:
-    """What the batch scripts ask."""
+    """Answers what the batch scripts ask."""
     if name == "__done":
         return int(importlib.import_module("jobs.chains.done").tell_done(words))
     if name == "__probe":
@@ -150,7 +160,7 @@ def _of_scripts(name: str, words: list[str]) -> int:
 
 
 def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
-    """Commands that parse their own words."""
+    """Runs a command that parses its own words."""
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
@@ -179,8 +189,6 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
     if _rank() == 0 and (note := kept_sizes(job, words)):
         log.warning(note)
     run_dir = getattr(job, "run_dir", "")  # predict writes nothing
-    if stage == "evaluate" and has_recipe(stage, word) and _rank() == 0:
-        log.info("evaluate RECIPE --weights WEIGHTS is the old form; the next version has only evaluate WEIGHTS")
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
     name = STAGES[stage].module
@@ -196,8 +204,8 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
 
 
 def _imported(name: str) -> ModuleType:
-    """The module. Nothing that imports make is garbage: looking for it would take a sixth of their time, now and in
-    each later search."""
+    """Imports a module with the garbage collector off. Imports make no garbage, and looking for it would take a sixth
+    of their time, now and in each later search."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -209,16 +217,16 @@ def _imported(name: str) -> ModuleType:
 
 
 def _origin(stage: str, word: str) -> dict[str, Any]:
-    """The job's origin, for the stages that record it."""
+    """Returns the stage and the job's origin, for the stages that record them."""
     if stage not in WITH_SMOKE:
         return {}
     from jobs.origin import origin_of  # noqa: PLC0415 - which help can do without
 
-    return {"origin": origin_of(stage, word)}
+    return {"stage": stage, "origin": origin_of(stage, word)}
 
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
-    """The job with the flags after the second word applied. UserError if one is wrong or missing."""
+    """Returns the job with the flags after the second word applied. Raises UserError if one is wrong or missing."""
     command = " ".join(["patchline", stage, words[0]]).rstrip()
     job = _overridden(default, words[1:], command, extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
@@ -227,15 +235,13 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
 
 
 def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False, is_said: bool = True) -> Any:
-    """The job with the flags applied; `command`: the words before them; `is_said`: whether a warm-up that is scaled is
-    logged. UserError if a flag is wrong."""
+    """Returns the job with the flags applied. `command` is the words before them. `is_said` says whether the choices of
+    `fitted` are logged. Raises UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
     _, stage, *second = command.split(" ", 2)
-    default, chosen = fitted("".join(second), default, values)
-    default, note = with_warmup(stage, default, values, extends=extends)
-    for said in filter(None, (chosen, note)):
-        if is_said and _rank() == 0:
-            log.info("%s", said)
+    default, chosen = fitted(stage, "".join(second), default, values, extends=extends)
+    for message in chosen if is_said and _rank() == 0 else ():
+        log.info("%s", message)
     return with_values(default, values) if values else default
 
 
@@ -245,11 +251,12 @@ def _no_second_word(stage: str, *, requested: bool) -> int:
 
 
 def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
-    return recipes_of(stage) if STAGES[stage].recipes and not STAGES[stage].field else {}
+    return recipes_of(stage) if STAGES[stage].recipes else {}
 
 
 def _show(text: str, *, requested: bool) -> int:
-    """Help that was requested goes to standard output; help shown instead of an error goes to standard error."""
+    """Writes help that was requested to standard output, and help that is shown instead of an error to standard
+    error."""
     if requested:
         with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
             put(text)

@@ -8,12 +8,11 @@ from typing import Literal
 from jobs import exit_codes
 from jobs.arguments import run_flags_of
 from jobs.flags import Flag, flags_of
-from jobs.lookup import SHOWN
 from jobs.output import put
-from jobs.resolve import WITH_RECIPES, default_job
+from jobs.resolve import SHOWN, WITH_RECIPES, default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import refuse_wrong_values
 
 ASK = "__complete"  # the first word of such a request
 _BASH = f"""\
@@ -45,7 +44,7 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionJob:
-    """Which shell the script is for."""
+    """The shell that the script is for."""
 
     shell: Literal["bash", "zsh", "fish"] = "bash"
     """Shell to print the script for; eval the output in the shell's start-up file."""
@@ -61,8 +60,8 @@ def run(job: CompletionJob) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Completions of the last of `words` (the words after `patchline`; it may be empty). None: the shell completes
-    file names."""
+    """Returns completions of the last of `words`, which follow `patchline`; it may be empty. If there are none, the
+    shell completes file names."""
     *before, begun = words or ("",)
     return [word for word in _possible(before, begun) if word.startswith(begun)]
 
@@ -88,7 +87,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
 
 
 def _shown_words(before: Sequence[str]) -> Iterable[str]:
-    """What show and diff take: the recipes of a stage, or first the stages and then the recipes of all."""
+    """Returns what show and diff take: the recipes of a stage, or first the stages and then the recipes of all."""
     if before and before[0] in SHOWN:
         return _second_words(before[0])
     recipes = dict.fromkeys(name for stage in WITH_RECIPES for name in recipes_of(stage))

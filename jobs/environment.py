@@ -2,7 +2,7 @@
 
 Streams may be closed, full, without a reader, or not in UTF-8. The log is a help, not the work: if standard error takes
 nothing more, the command continues. Standard output is the result of `show`, `predict` and others, so they end if it
-takes nothing (jobs/endings.py).
+takes nothing (jobs/exit_codes.py).
 
 Threads sleep while they wait for each other, unless the user chose otherwise. By default the threads of libgomp, which
 comes with PyTorch's wheels, spin until there is work again. If other programs need the cores too, spinning threads
@@ -18,20 +18,18 @@ from typing import Any
 
 _POLICY = "OMP_WAIT_POLICY"
 _WAITING = (_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # two of libgomp, one of Intel's OpenMP
+_UTF8 = "PYTHONUTF8"
+_NAMES = ("stdin", "stdout", "stderr")
+_MODES = ("r", "w", "w")
 
 
 def wait_quietly(environ: MutableMapping[str, str]) -> None:
     """Sets the environment variable for this process and its children, unless the user has set one of them.
 
-    libgomp reads it when torch is imported: call this before.
+    Call this before torch is imported, which is when libgomp reads it.
     """
     if not any(environ.get(name) for name in _WAITING):
         environ[_POLICY] = "PASSIVE"
-
-
-_UTF8 = "PYTHONUTF8"
-_NAMES = ("stdin", "stdout", "stderr")
-_MODES = ("r", "w", "w")
 
 
 def use_utf8(environ: MutableMapping[str, str]) -> None:
@@ -49,7 +47,7 @@ def use_utf8(environ: MutableMapping[str, str]) -> None:
 
 
 def prepare_streams() -> None:
-    """Opens closed streams on /dev/null, lest a file of ours takes the number of one, and makes writes to standard
+    """Opens closed streams on /dev/null, so that no file of ours takes the number of one, and makes writes to standard
     error never fail."""
     for number, (name, mode) in enumerate(zip(_NAMES, _MODES, strict=True)):
         try:

@@ -6,15 +6,15 @@ from typing import Literal
 
 from jobs import exit_codes
 from jobs.output import put
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import refuse_wrong_values
 
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[1] / "slurm")  # of a wheel, and of a checkout
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleJob:
-    """Which example."""
+    """The example file to print."""
 
     name: Literal["cluster.yaml", "chain.yaml"] = "cluster.yaml"
     """File to print: cluster.yaml, your cluster's settings for `submit` and `preflight`; or chain.yaml, stages that run

@@ -1,4 +1,26 @@
-"""What a stage's exit code tells a shell, a batch script or Slurm (design section 8)."""
+"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and how errors and signals become
+one.
+
+A training run handles signals itself (pipeline/training/watchdog/stopping.py). In other commands, the first signal ends
+the process at once while it loads. While it works, the first signal is raised as KeyboardInterrupt, so that
+half-written files are cleaned up; a second signal, or 10 s, end it at once.
+"""
+
+import errno
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import BrokenExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from jobs.output import has_no_reader
+from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
+from shards.errors import TransientError, UserError, WillNotSucceedError, disk_fault
+from shards.output.terminal import printable_name
 
 DONE = 0
 FAULTS_FOUND = 1
@@ -8,3 +30,175 @@ CRASH = 74  # a fault outside: a full disk, a lost worker, storage; the same com
 CONTINUE = 75  # stopped with a committed checkpoint; sites list it as RequeueExit
 WILL_NOT_SUCCEED = 78
 INTERRUPTED = 130  # by Ctrl-C, with nothing saved
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended
+_ROOM = "make room, and run the same command to continue"
+_ACCESS = "give this user access, and run the same command to continue"
+_ASK = "ask its owner for access, or do it as that user"
+_DISK = "check the disk or the file server; run the same command to continue"
+_FILES = "raise the limit on open files (ulimit -n), and run the same command to continue"
+_TO_DO = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.ENOMEM: "free some memory, and run the same command to continue",
+    errno.EROFS: "make it writable, and run the same command to continue",
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EIO: _DISK,
+    errno.ESTALE: _DISK,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+}
+_MOVE = "move it away, or give another path"
+_WRONG_PATHS = {
+    errno.ELOOP: "remove the link that leads back to itself",
+    errno.ENAMETOOLONG: "use shorter names",
+    errno.EISDIR: _MOVE,
+    errno.ENOTDIR: _MOVE,
+}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised when a signal interrupts a command; `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(number).name}")
+        self.number = number
+
+
+def exit_code_of(interrupt: KeyboardInterrupt) -> int:
+    """Returns 130 after Ctrl-C, 143 after TERM, 138 after USR1 and 140 after USR2, as shells do."""
+    return _SHELL_ADDS + getattr(interrupt, "number", signal.SIGINT)
+
+
+class Interrupts:
+    """Handles the signals of a command while it is open. Outside the main thread it does nothing, since Python allows
+    no handlers there. A signal that is ignored stays ignored."""
+
+    def __init__(self) -> None:
+        self._is_working = False
+        self.interrupt: Interrupted | None = None  # what was raised
+        self._late: threading.Timer | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = install(_SIGNALS, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._late:
+            self._late.cancel()
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._handle:  # a finished run ignores signals until the process ends
+                signal.signal(number, handler)
+
+    def works(self) -> None:
+        """Tells that everything is loaded: from now on an interrupt is raised."""
+        self._is_working = True
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if not self._is_working:
+            say("interrupted")
+            end_now(_SHELL_ADDS + number)
+        if self.interrupt:
+            say("ended at once")
+            end_now(_SHELL_ADDS + number)
+        self.interrupt = Interrupted(number)
+        self._late = threading.Timer(DEADLINE_SECONDS, end_now, (_SHELL_ADDS + number,))
+        self._late.daemon = True
+        self._late.start()
+        if os.isatty(2):
+            with suppress(OSError):
+                os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
+        raise self.interrupt
+
+
+class AnsweredInExchanges:
+    """Lets signals end ranks that wait for each other: in an exchange, Python runs no handler. While this is open, a
+    signal ends the command 10 s later, and a second one at once, even if the exchange never ends.
+
+    Outside the main thread it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._watcher: SignalWatcher | None = None
+        self._first = 0
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._watcher = SignalWatcher(self._notice, name="interrupts")
+            self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watcher:
+            self._watcher.stop()
+
+    def _notice(self, numbers: bytes) -> float | None:
+        if not numbers:
+            say("interrupted; run the same command to start again")
+            end_now(_SHELL_ADDS + self._first)
+        for number in numbers:
+            if number in _SIGNALS:
+                if self._first:
+                    end_now(_SHELL_ADDS + number)
+                self._first = number
+        return DEADLINE_SECONDS if self._first else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a command ends: its exit code, and its message, which is not printed if it is empty."""
+
+    code: int
+    message: str
+    has_traceback: bool = False
+
+
+def end_of(error: BaseException, *, is_looking: bool = False) -> End:
+    """Returns what `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback.
+    `is_looking` says that the command looks at runs, which may belong to others."""
+    if is_looking and isinstance(error, PermissionError):
+        where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
+        return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
+    match error:
+        case UserError():
+            return _end_of_mistake(error)
+        case TransientError():
+            return End(code=CRASH, message=f"error: {error}; run the same command to continue")
+        case WillNotSucceedError():
+            return End(code=WILL_NOT_SUCCEED, message=f"error: {error}")
+        case KeyboardInterrupt():
+            return End(code=exit_code_of(error), message="interrupted; run the same command to start again")
+        case AssertionError() | TypeError() | AttributeError() | LookupError():
+            message = "this is a bug in patchline; please report it with the lines below"
+            return End(code=OUR_BUG, message=message, has_traceback=True)
+        case BrokenExecutor():
+            message = f"error: a worker process was killed ({error}); did memory run out?"
+            todo = "Run the same command to continue, with fewer --workers"
+            return End(code=CRASH, message=f"{message} {todo}")
+        case BrokenPipeError() if has_no_reader(sys.stdout):  # `| head` has seen enough
+            return End(code=_SHELL_ADDS + signal.SIGPIPE, message="")
+        case OSError(errno=number) if number in _TO_DO:
+            where = f" at {error.filename}" if error.filename else ""
+            return End(code=CRASH, message=f"error: {error.strerror}{where}; {_TO_DO[number]}")
+        case OSError(errno=number, filename=str() | bytes() as name) if number in _WRONG_PATHS:
+            where = printable_name(os.fsdecode(error.filename2 or name))
+            return End(code=USER_MISTAKE, message=f"error: {error.strerror} at {where}; {_WRONG_PATHS[number]}")
+        case OSError():
+            message = "a system call failed; run the same command to continue"
+        case _:
+            message = "ended by an unexpected error; run the same command to continue"
+    return End(code=CRASH, message=message, has_traceback=True)
+
+
+def _end_of_mistake(error: UserError) -> End:
+    """Returns the end for a UserError. It is a fault outside if the error was made from a disk's answer."""
+    if fault := disk_fault(error):
+        what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
+        return End(code=CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
+    return End(code=USER_MISTAKE, message=f"error: {error}")

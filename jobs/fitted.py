@@ -1,9 +1,9 @@
-"""Fits the default of a command to what it names: the folder of its record; for training, the weights, the dataset and
-the batch.
+"""Fits the default of a command to what it names: the folder of its record; for training, the weights, the dataset, the
+batch and the length of the run.
 
 The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
-recipe takes fewer lanes if its own do not divide the batch. What a flag gives is left alone, and so is a run that is
-continued: it goes on as it was recorded.
+recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-up for a shorter run, as with `--steps
+3` of 300. Fields that a flag gives are left alone. A run that is continued goes on as it was recorded.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.recipes.photos import FINETUNE_RECIPES, RECIPES, steps_for, with_batch, with_steps
+from jobs.recipes.shorter import in_steps, scaled, with_warmup_steps
 from jobs.resolve import file_job, is_file
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import UnreachableError, UserError
+from shards.config_values import whole_number
+from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -30,24 +32,34 @@ _OF_HEADS = (
     *("masked_patches", "masked_target", "masked_share"),
 )
 _MANIFEST = "manifest.json"
+_WARMUP = "schedule.warmup-steps"
 
 
-def fitted(recipe: str, default: Any, values: Mapping[str, Any]) -> tuple[Any, str]:
-    """The job that a command with these flags starts from, and a line for each choice, none if nothing was chosen.
-    `recipe`: the command's second word, which may also be a run or its record."""
-    default, notes = _in_its_folder(recipe, default, values)
-    if not isinstance(default, TrainingJob):
-        return default, "\n".join(notes)
-    if type(default) is TrainingJob and (recipe in FINETUNE_RECIPES or recipe in RECIPES):  # not a trial of resuming
-        default, chosen = _of_photos(recipe, default, values)
+def fitted(
+    stage: str, word: str, job: Any, values: Mapping[str, Any], *, extends: bool = False
+) -> tuple[Any, list[str]]:
+    """Returns the job that a command starts from, and messages that say what was chosen. `word` is the command's second
+    word, `values` has those of its flags, and `extends` says whether it continues a run with more steps.
+
+    1. The run directory of a record is the folder that holds the record.
+    2. A recipe for photographs takes its model from the weights, and its steps from the dataset.
+    3. The lanes divide the batch.
+    4. The warm-up fits the number of steps.
+    """
+    job, notes = _in_its_folder(word, job, values)
+    if isinstance(job, TrainingJob):
+        if type(job) is TrainingJob and (word in FINETUNE_RECIPES or word in RECIPES):  # not a trial of resuming
+            job, chosen = _of_photos(word, job, values)
+            notes += chosen
+        job, chosen = _with_lanes(job, values)
         notes += chosen
-    job, said = _with_lanes(default, values)
-    return job, "\n".join([*notes, *said])
+    job, warmup = with_warmup(stage, job, values, extends=extends)
+    return job, [message for message in ("\n".join(notes), warmup) if message]
 
 
 def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """The job of a run's record with the folder that holds the record as its run directory: the run may have been moved
-    or copied, and a relative path may be of another working directory."""
+    """Makes the folder that holds a run's record the job's run directory: the run may have been moved or copied, and a
+    relative path may have been written in another working directory."""
     if "--run-dir" in values or not getattr(job, "run_dir", ""):
         return job, []
     from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
@@ -124,8 +136,8 @@ def _is_dataset(url: str) -> bool:
 
 
 def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
-    """The model of the weights, without what belongs to their head and their training. The note of a flag that says
-    otherwise is the error of the weights, which no longer fit."""
+    """Returns the model of the weights, without what belongs to their head and their training. If a flag asks for
+    another model, the weights no longer fit, and their own error says so."""
     found, plain = weights.config, ModelConfig()
     size = values.get("--model.image-size")
     if size and not found.is_bit and "--model.patch" not in values and size % found.stride:
@@ -139,8 +151,8 @@ def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
-    """The job with lanes that divide its batch, and with windows that are longer by as much as the lanes are fewer: the
-    shuffle reaches as far."""
+    """Returns the job with lanes that divide its batch. With fewer lanes its windows are longer, so that the shuffle
+    reaches as far."""
     batch, lanes = values.get("--global-batch", job.global_batch), job.data.lanes
     if "--data.lanes" in values or batch < 1 or batch % lanes == 0:
         return job, []
@@ -148,3 +160,50 @@ def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJo
     window = values.get("--data.window-blocks", job.data.window_blocks * lanes // fitting)
     note = f"{plural(fitting, 'lane')} instead of {lanes}, which do not divide a batch of {batch} (--data.lanes)"
     return replace(job, data=replace(job.data, lanes=fitting, window_blocks=window)), [note]
+
+
+def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends: bool = False) -> tuple[Any, str]:
+    """Returns the job with a warm-up that fits the `values` of the flags, and a note for the user (empty if nothing
+    changed). A warm-up in the flags wins; jobs without a schedule stay as they are.
+
+    An existing run keeps its warm-up if the command has the same steps or `extends` it.
+    """
+    if stage == "plan":
+        training, note = _scaled_by_flags(default.training, values, prefix="--training.")
+        return (replace(default, training=training), note) if note else (default, "")
+    if not isinstance(default, TrainingJob):
+        return default, ""
+    run_dir = values.get("--run-dir") or default.run_dir
+    steps, warmup = _recorded(Path(run_dir) / "job.yaml")
+    if warmup is not None and (extends or (steps or 0) == values.get("--steps")):
+        return _kept(default, warmup, values, run_dir=run_dir)
+    return (default, "") if extends else _scaled_by_flags(default, values)
+
+
+def _scaled_by_flags(recipe: TrainingJob, values: Mapping[str, Any], *, prefix: str = "--") -> tuple[TrainingJob, str]:
+    steps, flag = values.get(f"{prefix}steps"), f"{prefix}{_WARMUP}"
+    if steps is None or flag in values:
+        return recipe, ""
+    return scaled(recipe, steps=steps, keep=f"{flag} {recipe.schedule.warmup_steps}")
+
+
+def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_dir: str) -> tuple[TrainingJob, str]:
+    """Returns the recipe with the warm-up of the run in the run directory."""
+    own = recipe.schedule.warmup_steps
+    if warmup == own or warmup >= recipe.steps or f"--{_WARMUP}" in values:
+        return recipe, ""
+    note = f"warm-up {in_steps(warmup)}, as the run in {run_dir} began (the recipe: {own})"
+    return with_warmup_steps(recipe, warmup), note
+
+
+def _recorded(path: Path) -> tuple[int | None, int | None]:
+    """Returns the steps and the warm-up in a run's record, or None for what it does not say."""
+    if not path.is_file():
+        return None, None
+    from jobs.record import read_leaves  # noqa: PLC0415 - YAML, only for runs that are continued
+
+    try:
+        leaves = read_leaves(path)
+    except (OSError, InvalidDataError):
+        return None, None
+    return whole_number(leaves.get("job.steps", "")), whole_number(leaves.get("job.schedule.warmup_steps", ""))

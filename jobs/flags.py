@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from shards.schema.config_values import without_none, without_range
+from shards.config_values import without_none, without_range
 
 _PLACES = {
     **dict.fromkeys(("run_dir", "run", "dir", "folder"), "DIR"),
@@ -26,7 +26,8 @@ _ENDINGS = {"_url": "URL", "_file": "FILE", "_csv": "FILE", "files": "FILE"}
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """`--data.url URL`: `takes` is empty for a switch (`--deep`, `--no-deep`), `default` is the value in the job.
+    """A flag such as `--data.url URL`. `takes` is empty for a switch (`--deep`, `--no-deep`), and `default` is the
+    value in the job.
 
     `kind` is the type of one value, with its range.
     """
@@ -42,7 +43,7 @@ class Flag:
 
     @property
     def off(self) -> str:
-        """The name that switches a switch off: `--data.augment.no-flip`."""
+        """The name that turns a switch off, such as `--data.augment.no-flip`."""
         return self._with("no-")
 
     @property
@@ -69,7 +70,7 @@ class Flag:
 
 
 def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
-    """Every flag of a job, in the order of its fields: its own first, then those of the parts inside it."""
+    """Yields every flag of a job, in the order of its fields: its own first, then those of the parts inside it."""
     inner = []
     for field in fields(job):
         value = getattr(job, field.name)
@@ -96,7 +97,7 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
 
 
 def groups_of(job: Any, prefix: str = "") -> dict[str, str]:
-    """The groups of flags in a job, as `Flag.group` names them, with their sentences."""
+    """Returns the groups of flags in a job, as `Flag.group` names them, with their sentences."""
     found: dict[str, str] = {}
     for field in fields(job):
         inner = getattr(job, field.name)
@@ -107,7 +108,7 @@ def groups_of(job: Any, prefix: str = "") -> dict[str, str]:
 
 
 def default_text(flag: Flag) -> str:
-    """The value as help shows it; empty if there is none."""
+    """Returns the value as help shows it, or an empty text if there is none."""
     value = flag.default
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -117,7 +118,7 @@ def default_text(flag: Flag) -> str:
 
 
 def sentences(kind: type) -> dict[str, str]:
-    """Field -> its sentence, for a dataclass and those that it inherits from."""
+    """Returns each field's sentence, for a dataclass and those that it inherits from."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
         found |= _in_module(one.__module__).get(one.__name__, {})
@@ -126,7 +127,7 @@ def sentences(kind: type) -> dict[str, str]:
 
 @cache
 def _in_module(module: str) -> dict[str, dict[str, str]]:
-    """Class -> field -> sentence, of a module's source (empty if there is no source)."""
+    """Returns the sentences in a module's source, by class and field. Without the source there are none."""
     file = getattr(sys.modules[module], "__file__", None)
     if not file or not Path(file).is_file():
         return {}

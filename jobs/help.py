@@ -9,7 +9,7 @@ from typing import Any
 from jobs.arguments import run_flags_of, shown_run_flags
 from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.mistakes import required_flags
-from jobs.recipes.smoke import SUFFIX
+from jobs.recipes.shorter import SUFFIX
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE
 
 _PIPE_COLUMNS = 100
@@ -21,13 +21,13 @@ Row = tuple[str, str]
 
 
 def columns() -> int:
-    """The terminal's width within limits; without a terminal, that of a page."""
+    """Returns the terminal's width within limits, or that of a page if there is no terminal."""
     wide = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
     return max(_LEAST_COLUMNS, min(wide, _MOST_COLUMNS))
 
 
 def overview(width: int) -> str:
-    """`patchline --help`: every stage with its summary."""
+    """Returns the text of `patchline --help`: every stage with its summary."""
     blocks = [
         "usage: patchline STAGE RECIPE|FILE.yaml|URL|PATH [--any.flag VALUE ...]",
         _rows([(name, stage.summary) for name, stage in COMMANDS.items()], width),
@@ -52,7 +52,7 @@ def overview(width: int) -> str:
 
 
 def second_words(name: str, recipes: Recipes, width: int) -> str:
-    """`patchline STAGE`: what the second word can be."""
+    """Returns the text of `patchline STAGE`: what the second word can be."""
     stage = COMMANDS[name]
     flags = " [--any.flag VALUE ...]" if name in STAGES or TOOLS[name].is_about_jobs else ""
     usage = _filled(f"usage: patchline {name} {stage.usage}{flags}", width, indent=" " * len("usage: "))
@@ -70,9 +70,9 @@ def second_words(name: str, recipes: Recipes, width: int) -> str:
 
 
 def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, width: int) -> str:
-    """`patchline STAGE RECIPE --help`: the flags of a job, with the values that it has.
+    """Returns the text of `patchline STAGE RECIPE --help`: the flags of a job, with the values that it has.
 
-    `about`: the recipe's docstring; `everything`: all flags by group instead of only the usual ones.
+    `about` is the recipe's docstring. `everything` asks for all flags by group instead of only the usual ones.
     """
     stage, flags = STAGES[name], [*flags_of(job), *shown_run_flags(name)]
     required = required_flags(flags, stage.required)
@@ -111,7 +111,7 @@ def _usage(name: str, word: str, required: Sequence[Flag], width: int) -> str:
 
 
 def _paragraphs_and_commands(docstring: str) -> tuple[list[str], list[str]]:
-    """A recipe's docstring: its paragraphs, and its commands, without the word `patchline`."""
+    """Splits a recipe's docstring into its paragraphs and its commands, without the word `patchline`."""
     text, _, after = docstring.partition("Command")
     paragraphs = [" ".join(one.split()).replace("`", "") for one in text.split("\n\n") if one.strip()]
     line = " ".join(after.split())
@@ -135,12 +135,12 @@ def _with_default(flag: Flag) -> str:
 
 
 def _indent(lefts: Iterable[str]) -> int:
-    """The column at which the right side begins."""
+    """Returns the column at which the right side begins."""
     return 2 + max((len(left) for left in lefts if len(left) <= _MOST_LEFT), default=_MOST_LEFT) + 2
 
 
 def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
-    """Two columns; a left side that is too long gets a line of its own, or two if not even that is long enough."""
+    """Formats two columns. A left side that is too long gets its own line, or two."""
     indent = indent or _indent(left for left, _ in rows)
     lines = []
     for left, right in rows:
@@ -155,13 +155,13 @@ def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
 
 
 def _examples(commands: Iterable[str], width: int) -> str:
-    """Each command on one line, or on several that a shell reads as one."""
+    """Writes each command on one line, or on several that a shell reads as one."""
     lines = [_wrapped(f"patchline {command}", width - 4) for command in dict.fromkeys(commands)]
     return "\n".join(["examples:", *("  " + " \\\n      ".join(words) for words in lines)])
 
 
 def _wrapped(command: str, width: int) -> list[str]:
-    """The command in pieces of at most `width`, cut before a flag."""
+    """Cuts the command before flags into pieces of at most `width`."""
     first, *flags = re.split(r" (?=--)", command)
     pieces = [first]
     for flag in flags:

@@ -15,10 +15,106 @@ from pipeline.models.config import NAMES, RESNETS, SIZES, ModelConfig
 from shards.errors import UserError
 from shards.output.url_secrets import has_secret, without_secrets
 
+_CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
+Required = Sequence[str | tuple[str, ...]]  # as `Stage.required`
+HELP_WORDS = ("-h", "--help", "--help-all")
+_MOST_LISTED = 16
+_INSTEAD = {"--data.url": "--data.mix"}  # either will do
+_TAKES_FOLDER = {  # the folder that a stage takes, for a folder given instead of a recipe
+    "pack": "--source.root",
+    "pretrain": "--data.url",
+    "finetune": "--data.url",
+    "evaluate": "--weights",
+}
+# Our flags, of which a job has at least one -> their names in other programs.
+_SYNONYMS = {
+    name: flags
+    for flags, names in {
+        ("--schedule.learning-rate",): "lr",
+        ("--schedule.warmup-steps",): "warmup",
+        ("--schedule.final-learning-rate",): "min-lr",
+        ("--schedule.decay",): "scheduler",
+        ("--global-batch", "--data.batch-size"): "batch batch-size bs",
+        ("--micro-batch",): "grad-accum gradient-accumulation-steps",
+        ("--steps",): "epochs num-epochs max-steps iterations",
+        ("--optimizer.weight-decay",): "wd",
+        ("--optimizer.name",): "opt optimizer",
+        ("--model.name",): "model arch",
+        ("--model.image-size", "--image-size"): "img-size resolution",
+        ("--model.num-classes", "--num-classes"): "classes",
+        ("--engine.precision",): "dtype amp bf16 fp16",
+        ("--engine.float8",): "fp8",
+        ("--engine.zero-stage",): "zero",
+        ("--clip-norm",): "clip clip-grad grad-clip max-grad-norm",
+        ("--ema-decay",): "ema average-factor",
+        ("--data.mixup.alpha",): "mixup",
+        ("--data.mixup.cutmix-alpha",): "cutmix",
+        ("--data.augment.color-jitter",): "color-jitter",
+        ("--label-smoothing",): "smoothing",
+        ("--data.url",): "data dataset",
+        ("--data.url", "--source.root"): "data-dir data-path train-dir",
+        ("--evaluation.url", "--data.url"): "val",
+        ("--evaluation.every-steps",): "eval-every",
+        ("--checkpoint.every-steps",): "save-every save-interval",
+        ("--log-every-steps",): "log-every log-interval",
+        ("--out", "--run-dir"): "output output-dir out-dir",
+        ("--run-dir",): "out logdir workdir resume",
+        ("--run-dir", "--out"): "save-dir",
+        ("--initial.weights", "--weights", "--checkpoint.url"): "checkpoint",
+        ("--initial.weights", "--weights"): "ckpt pretrained",
+        ("--workers", "--data.num-threads"): "num-workers",
+        ("--data.num-threads",): "workers",
+        ("--workers",): "jobs",
+        ("--data.num-threads", "--workers"): "threads",
+        ("--device",): "gpu cuda",
+        ("--source.root", "--source.files", "--source.path"): "input source",
+        ("--source.root", "--source.files"): "images",
+        ("--source.root", "--run-dir"): "dir",
+        ("--samples-per-shard",): "shard-size",
+    }.items()
+    for name in names.split()
+}
+# Options of sbatch, long and short -> their names in the file of `patchline submit --cluster`; "": submit sets it.
+_SBATCH = {
+    **dict.fromkeys(("partition", "p"), "partition:"),
+    **dict.fromkeys(("account", "A"), "account:"),
+    **dict.fromkeys(("qos", "q"), "qos:"),
+    **dict.fromkeys(("constraint", "C"), "constraint:"),
+    **dict.fromkeys(("gres", "gpus", "G", "gpus-per-node", "ntasks", "n", "ntasks-per-node"), "gpus_per_node:"),
+    **dict.fromkeys(("cpus-per-task", "c", "cpus-per-gpu"), "cpus_per_rank:"),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "options: [--mem=...]"),
+    **dict.fromkeys(("exclude", "x"), "options: [--exclude=...]"),
+    **dict.fromkeys(("nodelist", "w"), "options: [--nodelist=...]"),
+    **{name: f"options: [--{name}=...]" for name in ("reservation", "licenses", "mail-user", "mail-type")},
+    **dict.fromkeys(
+        ("exclusive", "job-name", "J", "dependency", "d", "array", "a", "signal", "chdir", "D", "error", "o"), ""
+    ),
+}
+# Our commands -> their names in other programs.
+_STAGES = {
+    name: stage
+    for stage, names in {
+        "pretrain": "train training fit",
+        "finetune": "ft",
+        "evaluate": "eval test val",
+        "predict": "infer",
+        "verify": "check validate",
+        "export": "convert save",
+        "weights": "extract consolidate",
+        "import": "load",
+        "plan": "cost flops",
+        "pack": "create prepare",
+        "show": "config",
+        "ls": "list runs status",
+        "doctor": "env info",
+    }.items()
+    for name in names.split()
+}
+
 
 def kept_sizes(job: Any, words: Sequence[str]) -> str:
-    """What to tell a user who gave `--model.name` to a recipe with sizes of its own; empty if there is nothing to tell.
-    The words may give these sizes, too."""
+    """Returns what to tell a user who gave `--model.name` to a recipe that sets the sizes itself, or an empty text. The
+    words may give these sizes, too."""
     training = getattr(job, "training", job)  # that of a plan
     model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
     given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
@@ -53,11 +149,9 @@ def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-_CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
-
-
 def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """The dotted name of every field, each group before its fields; if there is a choice of groups, of all of them."""
+    """Yields the dotted name of every field, each group before its fields. If there is a choice of groups, the fields
+    of all of them are named."""
     hints = get_type_hints(kind)
     for each in fields(kind):
         yield f"{prefix}{each.name}"
@@ -67,7 +161,8 @@ def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def known_instead(given: str, prefix: str, root: type) -> str:
-    """`; did you mean ...?` for a name that `root` does not have below `prefix`; empty if none is similar."""
+    """Returns `; did you mean ...?` for a name that `root` does not have below `prefix`, or an empty text if no name is
+    similar."""
     word = given.replace("-", "_").lower()
     every = list(dict.fromkeys(field_names(root)))
     if word in every and "." in word:
@@ -86,149 +181,20 @@ def known_instead(given: str, prefix: str, root: type) -> str:
 
 
 def nested(name: str) -> str:
-    """A dotted name as YAML has it: `a.b` is `a: {b: ...}`."""
+    """Writes a dotted name as YAML does: `a.b` is `a: {b: ...}`."""
     *groups, last = name.split(".")
     return "".join(f"{group}: {{" for group in groups) + f"{last}: ..." + "}" * len(groups)
 
 
-Required = Sequence[str | tuple[str, ...]]  # as `Stage.required`
-HELP_WORDS = ("-h", "--help", "--help-all")
-_MOST_LISTED = 16
-_INSTEAD = {"--data.url": "--data.mix"}  # either will do
-_TAKES_FOLDER = {  # the folder that a stage takes, for a folder given instead of a recipe
-    "pack": "--source.root",
-    "pretrain": "--data.url",
-    "finetune": "--data.url",
-    "evaluate": "--weights",
-}
-
-# Names in other programs -> our flags; a job has at least one of them.
-_SYNONYMS: dict[str, tuple[str, ...]] = {
-    "lr": ("--schedule.learning-rate",),
-    "warmup": ("--schedule.warmup-steps",),
-    "min-lr": ("--schedule.final-learning-rate",),
-    "scheduler": ("--schedule.decay",),
-    "batch": ("--global-batch", "--data.batch-size"),
-    "batch-size": ("--global-batch", "--data.batch-size"),
-    "bs": ("--global-batch", "--data.batch-size"),
-    "grad-accum": ("--micro-batch",),
-    "gradient-accumulation-steps": ("--micro-batch",),
-    "epochs": ("--steps",),
-    "num-epochs": ("--steps",),
-    "max-steps": ("--steps",),
-    "iterations": ("--steps",),
-    "wd": ("--optimizer.weight-decay",),
-    "opt": ("--optimizer.name",),
-    "optimizer": ("--optimizer.name",),
-    "model": ("--model.name",),
-    "arch": ("--model.name",),
-    "img-size": ("--model.image-size", "--image-size"),
-    "resolution": ("--model.image-size", "--image-size"),
-    "classes": ("--model.num-classes", "--num-classes"),
-    "dtype": ("--engine.precision",),
-    "amp": ("--engine.precision",),
-    "bf16": ("--engine.precision",),
-    "fp16": ("--engine.precision",),
-    "fp8": ("--engine.float8",),
-    "zero": ("--engine.zero-stage",),
-    "clip": ("--clip-norm",),
-    "clip-grad": ("--clip-norm",),
-    "grad-clip": ("--clip-norm",),
-    "max-grad-norm": ("--clip-norm",),
-    "ema": ("--ema-decay",),
-    "average-factor": ("--ema-decay",),  # its name in the first versions
-    "mixup": ("--data.mixup.alpha",),
-    "cutmix": ("--data.mixup.cutmix-alpha",),
-    "color-jitter": ("--data.augment.color-jitter",),
-    "smoothing": ("--label-smoothing",),
-    "data": ("--data.url",),
-    "dataset": ("--data.url",),
-    "data-dir": ("--data.url", "--source.root"),
-    "data-path": ("--data.url", "--source.root"),
-    "train-dir": ("--data.url", "--source.root"),
-    "val": ("--evaluation.url", "--data.url"),
-    "eval-every": ("--evaluation.every-steps",),
-    "save-every": ("--checkpoint.every-steps",),
-    "save-interval": ("--checkpoint.every-steps",),
-    "log-every": ("--log-every-steps",),
-    "log-interval": ("--log-every-steps",),
-    "output": ("--out", "--run-dir"),
-    "output-dir": ("--out", "--run-dir"),
-    "out": ("--run-dir",),
-    "out-dir": ("--out", "--run-dir"),
-    "logdir": ("--run-dir",),
-    "save-dir": ("--run-dir", "--out"),
-    "workdir": ("--run-dir",),
-    "checkpoint": ("--initial.weights", "--weights", "--checkpoint.url"),
-    "ckpt": ("--initial.weights", "--weights"),
-    "resume": ("--run-dir",),
-    "pretrained": ("--initial.weights", "--weights"),
-    "num-workers": ("--workers", "--data.num-threads"),
-    "workers": ("--data.num-threads",),
-    "jobs": ("--workers",),
-    "threads": ("--data.num-threads", "--workers"),
-    "gpu": ("--device",),
-    "cuda": ("--device",),
-    "input": ("--source.root", "--source.files", "--source.path"),
-    "source": ("--source.root", "--source.files", "--source.path"),
-    "images": ("--source.root", "--source.files"),
-    "dir": ("--source.root", "--run-dir"),
-    "shard-size": ("--samples-per-shard",),
-}
-# Options of sbatch, long and short -> their names in the file of `patchline submit --cluster`; "": submit sets it.
-_SBATCH = {
-    **dict.fromkeys(("partition", "p"), "partition:"),
-    **dict.fromkeys(("account", "A"), "account:"),
-    **dict.fromkeys(("qos", "q"), "qos:"),
-    **dict.fromkeys(("constraint", "C"), "constraint:"),
-    **dict.fromkeys(("gres", "gpus", "G", "gpus-per-node", "ntasks", "n", "ntasks-per-node"), "gpus_per_node:"),
-    **dict.fromkeys(("cpus-per-task", "c", "cpus-per-gpu"), "cpus_per_rank:"),
-    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "options: [--mem=...]"),
-    **dict.fromkeys(("exclude", "x"), "options: [--exclude=...]"),
-    **dict.fromkeys(("nodelist", "w"), "options: [--nodelist=...]"),
-    **{name: f"options: [--{name}=...]" for name in ("reservation", "licenses", "mail-user", "mail-type")},
-    **dict.fromkeys(
-        ("exclusive", "job-name", "J", "dependency", "d", "array", "a", "signal", "chdir", "D", "error", "o"), ""
-    ),
-}
-_STAGES = {
-    "train": "pretrain",
-    "training": "pretrain",
-    "fit": "pretrain",
-    "ft": "finetune",
-    "eval": "evaluate",
-    "test": "evaluate",
-    "val": "evaluate",
-    "infer": "predict",
-    "check": "verify",
-    "validate": "verify",
-    "convert": "export",
-    "extract": "weights",
-    "consolidate": "weights",
-    "load": "import",
-    "save": "export",
-    "cost": "plan",
-    "flops": "plan",
-    "create": "pack",
-    "prepare": "pack",
-    "config": "show",
-    "list": "ls",
-    "runs": "ls",
-    "status": "ls",
-    "env": "doctor",
-    "info": "doctor",
-}
-
-
 def unknown_stage(word: str, stages: Sequence[str]) -> UserError:
-    """The error for a first word that is not a stage."""
+    """Returns the error for a first word that is not a stage."""
     meant = _STAGES.get(word.lower(), "")
     near = [meant] if meant in stages else similar(word, stages)
     return UserError(f"unknown stage {word!r}; {_meant(near)}allowed: {', '.join(stages)}")
 
 
 def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
-    """The error for a second word that is neither a recipe nor a file."""
+    """Returns the error for a second word that is neither a recipe nor a file."""
     near = [name for name in recipes if len(word) > 2 and word in name][:3] or similar(word, recipes)
     listed = ", ".join(recipes) if len(recipes) <= _MOST_LISTED else f"what 'patchline {stage}' lists"
     taker = _TAKES_FOLDER.get(stage, "") if word and Path(word).is_dir() else ""
@@ -240,7 +206,7 @@ def unknown_recipe(word: str, stage: str, recipes: Sequence[str]) -> UserError:
 
 
 def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
-    """The error for a flag that a command does not know."""
+    """Returns the error for a flag that a command does not know."""
     meant = _of_sbatch(name) or _meant(similar_flags(name, flags))
     if "--steps" in flags and name.endswith("epochs"):
         meant += "steps are epochs x images of the dataset / --global-batch; "
@@ -248,14 +214,14 @@ def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
 
 
 def unexpected_word(word: str, *, command: str) -> UserError:
-    """The error for a word behind a recipe that no flag takes."""
+    """Returns the error for a word behind a recipe that no flag takes."""
     taker = _TAKES_FOLDER.get(command.split()[1], "") if Path(word).is_dir() else ""
     meant = f"it is a folder, which {taker} takes" if taker else "a value follows its flag, as in --flag VALUE"
     return UserError(f"unexpected word {word!r}; {meant}. See {command} --help")
 
 
 def _of_sbatch(name: str) -> str:
-    """Returns where an option of sbatch belongs; empty for any other flag."""
+    """Returns where an option of sbatch belongs, or an empty text for any other flag."""
     word = name.lstrip("-")
     setting = _SBATCH.get(word if len(word) == 1 else word.replace("_", "-").lower())
     if setting is None:
@@ -266,7 +232,7 @@ def _of_sbatch(name: str) -> str:
 
 
 def required_flags(flags: Sequence[Flag], required: Required) -> list[Flag]:
-    """The flags that a stage requires (see `Stage.required`) and that have no value in this job yet."""
+    """Returns the flags that a stage requires (see `Stage.required`) and that have no value in this job yet."""
     by_name = {flag.name: flag for flag in flags}
     groups = [(names,) if isinstance(names, str) else names for names in required]
     first = [next((name for name in names if name in by_name), "") for names in groups]
@@ -274,7 +240,7 @@ def required_flags(flags: Sequence[Flag], required: Required) -> list[Flag]:
 
 
 def refuse_bytes(words: Sequence[str]) -> None:
-    """UserError for a word that is not UTF-8: records and logs, which are, could not hold it."""
+    """Raises UserError for a word that is not UTF-8: records and logs are UTF-8 and could not hold it."""
     for word in words:
         try:
             word.encode()
@@ -287,7 +253,8 @@ def refuse_bytes(words: Sequence[str]) -> None:
 
 
 def refuse_lost_folder() -> None:
-    """UserError if the current folder has been deleted: libraries could not be loaded, nor child processes started."""
+    """Raises UserError if the current folder has been deleted: libraries could not be loaded, nor child processes
+    started."""
     try:
         Path.cwd()
     except OSError as error:
@@ -295,7 +262,7 @@ def refuse_lost_folder() -> None:
 
 
 def refuse_secrets(flags: Sequence[Flag]) -> None:
-    """UserError for a value with a password or a signature in a URL: records would keep it, which others may read."""
+    """Raises UserError for a URL with a password or a signature: records, which others may read, would keep it."""
     for flag in flags:
         for value in flag.default if isinstance(flag.default, tuple) else (flag.default,):
             if isinstance(value, str) and has_secret(value):
@@ -306,7 +273,7 @@ def refuse_secrets(flags: Sequence[Flag]) -> None:
 
 
 def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
-    """UserError that names every required flag which has no value in the job."""
+    """Raises UserError that names every required flag without a value in the job."""
     given = {flag.name for flag in flags if flag.default}
     missing = [flag for flag in required_flags(flags, required) if _INSTEAD.get(flag.name) not in given]
     if missing:
@@ -314,7 +281,7 @@ def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
 
 
 def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
-    """The flags that an unknown one may mean: by the usual words, by its last word, by its letters."""
+    """Returns the flags that an unknown one may mean: by usual names, by its last word, or by its letters."""
     word = name.lstrip("-").replace("_", "-").lower()
     synonyms = [flag for flag in _SYNONYMS.get(word, ()) if flag in flags]
     last = word.rpartition(".")[2]
@@ -326,7 +293,7 @@ def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
 
 
 def similar(word: str, allowed: Sequence[str]) -> list[str]:
-    """The nearest by letters, at most three; those that it begins before all others."""
+    """Returns the nearest names by letters, at most three, those that begin with the word before all others."""
     begins = [other for other in allowed if len(word) > 2 and other.startswith(word)]
     near = get_close_matches(word, allowed, n=3, cutoff=0.6)
     return list(dict.fromkeys([*begins, *near]))[:3]

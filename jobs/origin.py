@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jobs.recipes.smoke import SUFFIX
+from jobs.recipes.shorter import SUFFIX
 from jobs.record import Leaves, leaves_of, open_job
 from jobs.resolve import has_recipe, is_file, is_own, recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
@@ -26,8 +26,8 @@ _Fact = tuple[str, str | float]  # a field's name and value
 
 
 def origin_of(stage: str, word: str) -> Origin:
-    """The origin that follows from the second word of `patchline STAGE`, which names a recipe, a YAML file, or a run
-    whose record is replayed."""
+    """Returns the origin that follows from the second word of `patchline STAGE`, which names a recipe, a YAML file, or
+    a run whose record is replayed."""
     if is_own(word) or has_recipe(stage, word):
         return Origin(recipe=word)
     if not is_file(word):
@@ -39,15 +39,15 @@ def origin_of(stage: str, word: str) -> Origin:
 
 
 def shown_origin(origin: Origin) -> str:
-    """Such as `digits_smoke`, `my_recipes.py:my_vit` or `my.yaml`, without the folder."""
+    """Returns a short name such as `digits_smoke`, `my_recipes.py:my_vit` or `my.yaml`, without the folder."""
     return Path(origin.recipe).name if is_own(origin.recipe) else origin.recipe or Path(origin.file).name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """A recipe's name (empty: no recipe is near), and how many fields differ from it. `file`: the FILE.py:FUNCTION or
-    the YAML file without a recipe that the job is from instead, if there is one. `is_recorded`: the run says so
-    itself."""
+    """The nearest recipe's name (empty: no recipe is near), and how many fields differ from it. `file` is the
+    FILE.py:FUNCTION or the YAML file without a recipe that the job is from instead, if there is one. `is_recorded` says
+    that the run names its recipe itself."""
 
     recipe: str
     num_changed: int
@@ -55,7 +55,7 @@ class Nearest:
     is_recorded: bool = False
 
     def words(self) -> str:
-        """Such as `digits_smoke +3`, or `my_recipes.py:my_vit`."""
+        """Returns a text such as `digits_smoke +3`, or `my_recipes.py:my_vit`."""
         if self.file or not self.recipe:
             return self.file or "own"
         return f"{self.recipe} +{self.num_changed}" if self.num_changed else self.recipe
@@ -68,7 +68,7 @@ def prepare_recipes() -> None:
 
 
 def nearest(stage: str, leaves: Leaves, origin: Origin = NO_ORIGIN) -> Nearest:
-    """The recipe of a training stage that a run is compared with. `leaves`: the fields of its record."""
+    """Returns the recipe of a training stage that a run is compared with. `leaves` has the fields of its record."""
     own = _facts({name.removeprefix("job."): text for name, text in leaves.items() if name.startswith("job.")})
     known = _recipes(stage)
     mask = known.mask_of(own)
@@ -83,19 +83,19 @@ def nearest(stage: str, leaves: Leaves, origin: Origin = NO_ORIGIN) -> Nearest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipes:
-    """The fields of recipes as bits of integers: a thousand runs are compared with sixty recipes each."""
+    """The fields of recipes as bits of integers, since a thousand runs are compared with sixty recipes each."""
 
     bits: Mapping[_Fact, int]
     masks: Mapping[str, int]
 
     def mask_of(self, facts: Iterable[_Fact]) -> int:
-        """The bits of those that any recipe has."""
+        """Returns the bits of those facts that any recipe has."""
         return sum(1 << self.bits[fact] for fact in facts if fact in self.bits)
 
 
 @cache
 def _recipes(stage: str) -> _Recipes:
-    """Every recipe of a stage, then every smoke size."""
+    """Returns every recipe of a stage, then every smoke size."""
     known = list(recipes_of(stage))
     small = [f"{name}{SUFFIX}" for name in known if not name.endswith(SUFFIX)] if stage in WITH_SMOKE else []
     names = [*known, *(name for name in small if name not in known)]
@@ -115,7 +115,7 @@ def is_place(name: str) -> bool:
 
 
 def _plain(text: str) -> str | float:
-    """Numbers as numbers: 1e-5 and 1.0e-05 are the same."""
+    """Returns numbers as numbers: 1e-5 and 1.0e-05 are the same."""
     if text[:1].isdigit() or text[:1] in "-.":
         try:
             return float(text)

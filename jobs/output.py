@@ -1,17 +1,32 @@
-"""Fits names of files and classes into one line of a terminal."""
+"""What a command shows and writes: lines that fit a terminal, the file of --out, and a run's folder.
 
+A file at --out is whole or absent. Weights replace other content only on request, and nothing is ever deleted.
+
+The umask says who may read and write a run. A folder is shared if its group may write to it and everything in it stays
+with that group (chmod g+ws). A command that works in a shared folder opens what it writes to the group, whatever its
+own umask is, so that colleagues can watch, stop and continue the run. `--shared` makes a run's folder shared.
+"""
+
+import errno
+import filecmp
+import os
 import re
 import select
+import shlex
+import stat
 import sys
+import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from shards.errors import UserError
+from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name, unescaped, wrapped_text
 
 if TYPE_CHECKING:
     from rich.table import Table
-
 
 WIDTH = 80
 _INDENT = "    "
@@ -19,10 +34,18 @@ _PIPE_COLUMNS = 120
 _STATUS_WIDTH = len("warning")
 _COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
 _MORE_WORDS = re.compile(r"[;,`] |; |, then")
+PAGES = (".html", ".htm")
+# The user's mistake; any other fault, such as a full disk, is one outside.
+_NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+_MOST_NAMES = 3
+_PART = ".part"  # of an interrupted write
+_OF_GROUP = stat.S_IRWXG
+_SHARED = stat.S_ISGID | stat.S_IWGRP
 
 
 def fitted(text: str, width: int = WIDTH) -> str:
-    """The text in at most `width` columns, control characters escaped; the middle of a long text is left out."""
+    """Returns the text in at most `width` columns, with control characters escaped. The middle of a long text is left
+    out."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - not needed for help
 
     if len(text) > 16 * width:  # of a text of megabytes only the ends are looked at
@@ -39,8 +62,8 @@ def fitted(text: str, width: int = WIDTH) -> str:
 
 
 def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
-    """The text in as many lines as it needs, but not more than a few, control characters escaped; those below the first
-    are indented. What is left out is at its end."""
+    """Returns the text in at most a few lines, with control characters escaped; lines below the first are indented. The
+    end of a longer text is left out."""
     shown = printable_name(text[: most_lines * width])
     if fitted(shown, width) == shown and shown == printable_name(text):
         return [shown]
@@ -53,8 +76,8 @@ def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
 
 
 def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
-    """What to do, behind `>`; nothing if there is nothing to do. A command alone stays whole, so that it can be pasted:
-    a terminal wraps it without a line break."""
+    """Returns what to do, behind `>`, or nothing if there is nothing to do. A command alone stays whole, so that it can
+    be pasted: a terminal wraps it without a line break."""
     if not todo:
         return []
     is_command = todo.startswith(_COMMANDS) and not _MORE_WORDS.search(todo)
@@ -62,8 +85,8 @@ def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
 
 
 def table_of_checks(rows: Sequence[tuple[str, str, str, str]], *, columns: int) -> str:
-    """A line for each check, and below it what to do. `rows`: its status as shown, its name, what was found, what to
-    do. `columns`: 0 for a pipe."""
+    """Returns a line for each check, and what to do below it. A row is the status as shown, the name, what was found
+    and what to do. `columns` is 0 for a pipe."""
     name_width = max(len(name) for _, name, _, _ in rows)
     indent = " " * (name_width + _STATUS_WIDTH + 4)
     width, lines = columns or _PIPE_COLUMNS, []
@@ -76,7 +99,7 @@ def table_of_checks(rows: Sequence[tuple[str, str, str, str]], *, columns: int) 
 
 
 def put(text: str) -> None:
-    """Writes a result to standard output, at once: if it takes no more, the command ends here and not unnoticed."""
+    """Writes a result to standard output, at once: if it takes no more, the command ends here with an error."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -102,3 +125,114 @@ def has_no_reader(stream: TextIO | None) -> bool:
     except (OSError, ValueError):  # closed, or not a file
         return False
     return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def write_to(out: Path, write: Callable[[Path], None], *, overwrite: bool) -> None:
+    """Calls `write(out)`, which writes a file or a folder. Raises UserError if `out` has content that this command
+    would not have written; with `overwrite`, files of the same names are replaced."""
+    if overwrite or not _has_content(out):
+        write(out)
+        return
+    path = out.absolute()  # `.` has neither a name nor a parent
+    parent = path.parent if os.access(path.parent, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f".{path.name}-") as folder:
+        again = Path(folder) / path.name
+        write(again)
+        others = list(_others(out, again))
+        if not others and _files(again) == _files(out):
+            return
+    if others:
+        more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+        raise UserError(
+            f"--out is {str(out)!r}, which has other content: {', '.join(others[:_MOST_NAMES])}{more}; give another "
+            "--out, or --overwrite, which replaces files of the same names and leaves the others as they are"
+        )
+    write(out)
+
+
+def _has_content(out: Path) -> bool:
+    return any(out.iterdir()) if out.is_dir() else out.exists()
+
+
+def _others(out: Path, again: Path) -> Iterator[str]:
+    """Yields the files in `out` that the command would not have written, or with other content."""
+    if not (out.is_dir() and again.is_dir()):
+        if out.is_dir() or again.is_dir() or not filecmp.cmp(out, again, shallow=False):
+            yield f"{out.name} ({'a folder' if out.is_dir() else 'a file'})"
+        return
+    for name in sorted(_files(out)):
+        if not name.endswith(_PART):
+            same = (again / name).is_file() and filecmp.cmp(out / name, again / name, shallow=False)
+            if not same:
+                yield name
+
+
+def _files(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return {folder.name}
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def write_out(path: Path, data: bytes, *, todo: str) -> None:
+    """Writes a whole file. Raises UserError with `todo` if it cannot be there, and OSError for a fault of the
+    storage."""
+    try:
+        write_whole(path, data)
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; {todo}") from error
+
+
+def write_page(path: Path, page: bytes) -> None:
+    """Writes an HTML page as `write_out` does."""
+    write_out(path, page, todo="give --out FILE.html in a folder that this user may write to")
+
+
+def refuse_no_page(out: Path, *, name: str) -> None:
+    """Raises UserError if a page cannot have this path, or would replace something else. `name` is a page's usual name,
+    for the message."""
+    if out.is_dir():
+        raise UserError(f"--out is the folder {str(out)!r}; give the name of a file, such as {str(out / name)!r}")
+    if not out.parent.is_dir():
+        raise UserError(f"--out is {str(out)!r}, and there is no folder {str(out.parent)!r}; make it first")
+    if out.exists() and not (out.is_file() and out.suffix.lower() in PAGES):
+        raise UserError(f"--out is {str(out)!r}, which is there and is no .html file; give another name")
+
+
+def work_in(folder: Path, *, is_shared: bool = False) -> None:
+    """Sets this process's umask for its work in a folder: it is opened to the group if the folder is shared, or is to
+    become so. Raises UserError if the folder exists and is not shared."""
+    is_there = folder.is_dir()
+    is_already = is_there and folder.stat().st_mode & _SHARED == _SHARED
+    if is_shared and is_there and not is_already:
+        quoted = shlex.quote(str(folder))
+        raise UserError(
+            f"--shared makes folders, and {printable_name(str(folder))} is there and is not shared; to share it, do: "
+            f"chmod -R g+rwX {quoted} && find {quoted} -type d -exec chmod g+s {{}} +"
+        )
+    if is_shared or is_already:
+        os.umask(_umask() & ~_OF_GROUP)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it, by the umask. If its group may write to it, everything in it stays with the
+    group."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        folder.mkdir(exist_ok=True)  # an error if it is a file
+        return
+    if not _umask() & _OF_GROUP:
+        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID)
+
+
+def private_mode() -> int:
+    """Returns the mode of a file for its owner alone, or for the group too in a shared folder."""
+    return 0o600 if _umask() & _OF_GROUP else 0o660
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Self
 
 from jobs import exit_codes
-from jobs.folders import make_folder
+from jobs.output import make_folder
 from pipeline.ranks.host import free_port
 from shards.errors import UserError
 from shards.output.terminal import message_text
@@ -38,12 +38,16 @@ _CODES_BY_WEIGHT = (
     exit_codes.CONTINUE,
     exit_codes.OUR_BUG,
 )
+log = logging.getLogger(__name__)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
+_TAIL_LINES, _MOST_TAILS = 20, 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The running processes of one stage, in rank order; a context manager that kills them at its end. `failed`: ranks
-    that did not end with 0, in the order in which `wait` found them."""
+    """The running processes of one stage, in rank order; a context manager that kills them at its end. `failed` has the
+    ranks that did not end with 0, in the order in which `wait` found them."""
 
     processes: tuple[subprocess.Popen[bytes], ...]
     failed: list[int] = field(default_factory=list)
@@ -98,8 +102,8 @@ class Ranks:
 def start_ranks(
     words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path, is_quiet: bool = False
 ) -> Ranks:
-    """`patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, unless `is_quiet`; the others write to
-    log_dir/rank-N.log.
+    """Starts `patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, unless `is_quiet`; the others write
+    to log_dir/rank-N.log.
 
     Each rank has its own session, so Ctrl-C does not reach it: the caller passes signals on. If the caller is killed,
     the ranks get a TERM, save and end.
@@ -124,7 +128,7 @@ def start_ranks(
 def _start(
     words: list[str], *, rank: int, environ: Mapping[str, str], log_file: Path | None, preexec: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
-    """One rank, in a session of its own. Interrupts are held back."""
+    """Starts one rank in its own session. Interrupts are held back."""
     own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
     with log_file.open("ab") if log_file else nullcontext() as log:
@@ -140,9 +144,9 @@ def _start(
 
 @contextmanager
 def _later_signals() -> Iterator[None]:
-    """Holds interrupts back while a process is started: half way, its copy of this program would handle them, too. The
-    mask is inherited by the new process, but binds this thread alone, so handlers wait as well: a signal that another
-    thread has taken would run them here."""
+    """Holds interrupts back while a process is started: its copy of this program would handle them, too. The new
+    process inherits the mask, which binds this thread alone, so handlers wait as well: Python would run them here for a
+    signal that another thread has taken."""
     heard: list[int] = []
     handlers = {number: handler for number in _INTERRUPTS if callable(handler := signal.getsignal(number))}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
@@ -159,13 +163,13 @@ def _later_signals() -> Iterator[None]:
 
 
 def log_of(log_dir: Path, rank: int) -> Path:
-    """The log of a rank that has not the terminal."""
+    """Returns the log of a rank that does not have the terminal."""
     return log_dir / f"rank-{rank}.log"
 
 
 def _end_with(parent: int) -> Callable[[], None]:
-    """A function for the child process, before it becomes the command: requests a TERM when the parent dies, and lets
-    interrupts through, which end it."""
+    """Returns a function for the child process, before it becomes the command: it requests a TERM when the parent dies,
+    and lets interrupts through, which end the child."""
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
@@ -180,15 +184,9 @@ def _end_with(parent: int) -> Callable[[], None]:
     return ask
 
 
-log = logging.getLogger(__name__)
-_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
-_TAIL_LINES, _MOST_TAILS = 20, 2
-
-
 def must_start(processes: int, environ: Mapping[str, str]) -> bool:
-    """Whether this process has to start the ranks; if not, it is the only rank or one of several. UserError if torchrun
-    or srun has started another number."""
+    """Whether this process has to start the ranks; if not, it is the only rank or one of several. Raises UserError if
+    torchrun or srun has started another number."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         starter, size = "torchrun", environ["WORLD_SIZE"]
     elif "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
@@ -256,7 +254,7 @@ def _heard() -> Iterator[deque[int]]:
 
 @contextmanager
 def _log_dir(run_dir: str) -> Iterator[Path]:
-    """RUN/logs, or a temporary folder if the command has no run directory."""
+    """Makes RUN/logs, or a temporary folder if the command has no run directory."""
     if not run_dir:
         with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
             yield Path(folder)
@@ -284,8 +282,8 @@ def _size(path: Path) -> int:
 
 
 def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
-    """The last lines of the ranks that failed first. Rank 0's lines are on the terminal, and so is a mistake that
-    rank 0 has found, too."""
+    """Yields the last lines of the ranks that failed first. Rank 0's lines are on the terminal, and so is a mistake
+    that rank 0 has found, too."""
     codes = [process.returncode for process in ranks.processes]
     for rank in ranks.failed[:_MOST_TAILS]:
         is_said = codes[rank] == codes[0] == exit_codes.USER_MISTAKE

@@ -2,50 +2,353 @@
 
 `patchline STAGE RUN/job.yaml` replays a record. A record has the two entries `stage` and `job`, with every field. A
 user's file has its fields at the top level, beside `recipe:` and, optionally, `stage:`; without a recipe it must have
-every field.
+every field. A record with other fields, written by another version of Patchline, is refused: nothing fills them in.
 
-A record of another version of Patchline, which has other fields, is refused: nothing fills in what it lacks.
+Each value is read strictly by the type of its field, and each fault is reported with its line. The file becomes a tree
+that keeps line numbers and the spelling of every value: PyYAML itself reads YAML 1.1, in which `1e-3` is a text, `on`
+is true and `010` is eight. Numbers may be written as in YAML or in Python (`1e-3`, `16_000_000_000`); nothing is
+converted from another type. Files are bounded in size and depth. Aliases, tags and duplicate keys are refused, so that
+no value grows or is dropped.
 
-For lists of many runs, the values of a record are read as text by the path of their field, a hundred times faster than
-as a job: only the YAML is checked.
+Lists of many runs read the values of a record as text, by the path of their field. This is a hundred times faster than
+reading a job, and checks only the YAML.
 """
 
 import errno
+import itertools
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 
-from jobs.folders import make_folder
-from jobs.job_files import MOST_BYTES, MOST_DEPTH, Fields, Report, Scalar, Tree, job_from, read_tree
+from jobs.mistakes import known_instead
+from jobs.output import make_folder
+from jobs.recipes.shorter import scaled
 from jobs.stages import STAGES
-from jobs.warmup import scaled
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import allowed_instead, shown_text, whole_number, without_range
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import read_local_file, write_whole
+from shards.files.local_files import at_home, read_local_file, write_whole
 from shards.output.terminal import printable_name
-from shards.schema.config_values import whole_number
 
-_MOST_LEAVES = 4096  # a job has about 120
+MOST_BYTES = 256 * 1024  # a job has 4 kB
+MOST_DEPTH = 16
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_MOST_DIGITS = 400  # of a whole number: any with more is far out of range, and Python reads no more than 4,300
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_MOST_FAULTS = 8  # that a message lists
+Config = TypeVar("Config")
+_WRONG = object()  # in place of a faulty value, until the whole file is read
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, unless PyYAML was built without it
 Leaves = dict[str, str]
+log = logging.getLogger(__name__)
+Job = TypeVar("Job")
+_MOST_SHOWN = 8
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Scalar(NamedTuple):  # of which a record has a hundred: a dataclass would take as long as reading the YAML
+    """A single value as it is written; `is_plain`: without quotes."""
+
+    text: str
+    is_plain: bool
+    line: int
+
+    @property
+    def is_nothing(self) -> bool:
+        """YAML's null: an empty value, `~` or `null`."""
+        return self.is_plain and self.text in ("", "~", "null", "Null", "NULL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """A list."""
+
+    items: "tuple[Tree, ...]"
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fields:
+    """A mapping; `lines` says where each name is."""
+
+    entries: "dict[str, Tree]"
+    lines: dict[str, int]
+    line: int
+
+
+Tree = Scalar | Items | Fields
+
+
+def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") -> Tree:
+    """Returns the only document of a file. Raises UserError if it cannot be read (`todo` says what to give instead), is
+    not YAML, or is larger than a job may be."""
+    try:
+        content = read_local_file(path, most_bytes=MOST_BYTES)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; {todo}") from error
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{error}; a job is a YAML file of about 4 KiB") from error
+    try:
+        return _tree_of(content, yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"{path} is not YAML that a job can be read from: {line}{error.problem}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+
+
+def _tree_of(content: bytes, loader: Any) -> Tree:
+    """Returns the only document of a YAML text. Raises yaml.YAMLError if it has aliases, tags or duplicate keys, or is
+    nested deeper than a job may be."""
+    events = yaml.parse(content, Loader=loader)
+    next(events)  # the start of the stream
+    if isinstance(next(events), yaml.StreamEndEvent):
+        return Scalar(text="", is_plain=True, line=1)
+    tree = _tree(next(events), events, depth=0)
+    next(events)  # the end of the document
+    if not isinstance(after := next(events), yaml.StreamEndEvent):
+        raise _problem("but found another document", after)
+    return tree
+
+
+def _tree(event: Any, events: Iterator[Any], *, depth: int) -> Tree:
+    """Returns the value that begins with this event; its other events are taken from `events`."""
+    line = event.start_mark.line + 1
+    if isinstance(event, yaml.AliasEvent):
+        raise _problem(f"the alias *{event.anchor}; write out what it stands for", event)
+    if event.tag is not None:
+        raise _problem(f"the tag {event.tag}; leave it out", event)
+    if depth == MOST_DEPTH:
+        raise _problem(f"nested deeper than {MOST_DEPTH} levels", event)
+    if isinstance(event, yaml.ScalarEvent):
+        text = at_home(event.value) if "/" in event.value else event.value  # `~` alone is YAML's null
+        return Scalar(text=text, is_plain=not event.style, line=line)
+    if isinstance(event, yaml.SequenceStartEvent):
+        own = itertools.takewhile(lambda one: not isinstance(one, yaml.SequenceEndEvent), events)
+        return Items(items=tuple(_tree(one, events, depth=depth + 1) for one in own), line=line)
+    return _fields(events, line, depth=depth + 1)
+
+
+def _fields(events: Iterator[Any], line: int, *, depth: int) -> Fields:
+    entries: dict[str, Tree] = {}
+    lines: dict[str, int] = {}
+    while not isinstance(key := next(events), yaml.MappingEndEvent):
+        name = _tree(key, events, depth=depth)
+        if not isinstance(name, Scalar):
+            raise _problem("a field's name is a word, here it is a list or a group", key)
+        if key.value in entries:
+            raise _problem(f"{key.value} is given on line {lines[key.value]} already; remove one", key)
+        entries[key.value], lines[key.value] = _tree(next(events), events, depth=depth), name.line
+    return Fields(entries=entries, lines=lines, line=line)
+
+
+def _problem(problem: str, event: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What reading a tree found: faults by line, among them the unknown fields, and missing fields."""
+
+    root: type
+    optional: Mapping[str, tuple[str, ...]]
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def fault(self, tree: Tree, message: str) -> Any:
+        """Records a fault, and returns the placeholder of the value."""
+        self.faults.append((tree.line, message))
+        return _WRONG
+
+
+def job_from(
+    tree: Fields, *, kind: type, base: Any, optional: Mapping[str, tuple[str, ...]] = _NOTHING
+) -> tuple[Any, Report]:
+    """Returns the job in `tree`, and the report. The job is valid only if the report has no faults and no missing
+    fields.
+
+    `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `optional` (by class) may
+    be missing: they get their defaults.
+    """
+    report = Report(root=kind, optional=optional)
+    return _group(kind, tree, base=base, name="", report=report), report
+
+
+def read_config(
+    path: Path,
+    kind: type[Config],
+    *,
+    example: str,
+    todo: str,
+    base: Config | None = None,
+    optional: Mapping[str, tuple[str, ...]] = _NOTHING,
+) -> Config:
+    """Returns the dataclass in a YAML file that is no job; `base` and `optional` are as for `job_from`. Raises
+    UserError with the lines of what is wrong. `example` is a file to copy, and `todo` says what to give instead of a
+    file that cannot be read."""
+    tree = read_tree(path, todo=todo)
+    if not isinstance(tree, Fields):
+        raise UserError(f"{path} has no fields; copy {example} and change it")
+    found, report = job_from(tree, kind=kind, base=base, optional=optional)
+    faults = [
+        f"{path}, line {line}: {message}" if line else f"{path}: {message}" for line, message in sorted(report.faults)
+    ]
+    faults += [f"{path}: {name} is missing" for name in report.missing]
+    if faults:
+        raise UserError("\n".join(faults[:_MOST_FAULTS]))
+    config: Config = found
+    return config
+
+
+def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    if not isinstance(tree, Fields):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
+    prefix = f"{name}." if name else ""
+    known = {each.name for each in fields(kind)}
+    for given, line in tree.lines.items():
+        if given not in known:
+            own, instead = f"{prefix}{given}", known_instead(given, prefix, report.root)
+            report.faults.append((line, f"unknown field {own}{instead}"))
+            report.unknown.append(f"{own} (line {line}{instead})")
+    values = {}
+    for each in fields(kind):
+        own = f"{prefix}{each.name}"
+        if each.name in tree.entries:
+            inner = getattr(base, each.name, None)
+            values[each.name] = _value(each.type, tree.entries[each.name], base=inner, name=own, report=report)
+        elif base is not None:
+            values[each.name] = getattr(base, each.name)
+        elif each.name not in report.optional.get(kind.__name__, ()):
+            report.missing.append(own)
+    if report.faults or report.missing:
+        return _WRONG
+    try:
+        return kind(**values)
+    except UserError as error:
+        report.faults.append((tree.line if name else 0, str(error)))  # a whole job has no line of its own
+        return _WRONG
+
+
+def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    if is_dataclass(kind):
+        return _group(kind, tree, base=base, name=name, report=report)  # type: ignore[arg-type]
+    if get_origin(kind) in (Union, UnionType):
+        return _one_of(get_args(kind), tree, base=base, name=name, report=report)
+    if get_origin(kind) is tuple:
+        return _items(get_args(kind), tree, name=name, report=report)
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind), tree, name=name, report=report)
+    return _single(kind, tree, name=name, report=report)
+
+
+def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report: Report) -> Any:
+    """Reads a value or null, or a group whose `kind` says which of several it is (by default, that of the base)."""
+    if NoneType in kinds:
+        if isinstance(tree, Scalar) and tree.is_nothing:
+            return None
+        (only,) = (kind for kind in kinds if kind is not NoneType)
+        return _value(only, tree, base=base, name=name, report=report)
+    if not isinstance(tree, Fields):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a group of fields")
+    by_name = {kind.kind: kind for kind in kinds}
+    given = tree.entries.get("kind")
+    if given is None and base is None:
+        report.missing.append(f"{name}.kind")
+        return _WRONG
+    wanted = given.text if isinstance(given, Scalar) else _spelt(given) if given else base.kind
+    if wanted not in by_name:
+        return report.fault(given or tree, f"{name}.kind is {wanted}; allowed: {', '.join(by_name)}")
+    base = base if isinstance(base, by_name[wanted]) or base is None else by_name[wanted]()
+    return _group(by_name[wanted], tree, base=base, name=name, report=report)
+
+
+def _items(kinds: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
+    if not isinstance(tree, Items):
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: a list, as [a, b]")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(tree.items)
+    elif len(kinds) != len(tree.items):
+        return report.fault(tree, f"{name} has {len(tree.items)} entries; allowed: {len(kinds)}")
+    pairs = zip(kinds, tree.items, strict=True)
+    return tuple(
+        _value(kind, item, base=None, name=f"{name}.{number}", report=report)
+        for number, (kind, item) in enumerate(pairs)
+    )
+
+
+def _choice(options: tuple[Any, ...], tree: Tree, *, name: str, report: Report) -> Any:
+    for option in options:
+        if isinstance(tree, Scalar) and tree.text == str(option) and (tree.is_plain or isinstance(option, str)):
+            return option
+    return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: {', '.join(map(str, options))}")
+
+
+def _single(kind: Any, tree: Tree, *, name: str, report: Report) -> Any:
+    plain = without_range(kind)
+    value = _read(plain, tree)
+    if value is _WRONG:
+        return report.fault(tree, f"{name} is {_spelt(tree)}; allowed: {_allowed(plain, tree)}")
+    instead = allowed_instead(value, kind)
+    return report.fault(tree, f"{name} is {_spelt(tree)}; {instead}") if instead else value
+
+
+def _read(kind: type, tree: Tree) -> Any:
+    if isinstance(tree, Scalar):
+        text, is_plain = tree.text, tree.is_plain
+        if kind is str and not (is_plain and (tree.is_nothing or _is_of_another_type(text))):
+            return text
+        if kind is bool and is_plain and text.lower() in _TRUTHS:
+            return _TRUTHS[text.lower()]
+        if kind is int and is_plain and _WHOLE.fullmatch(text):
+            return int(text) if len(text) <= _MOST_DIGITS else _WRONG
+        if kind is float and is_plain and _DECIMAL.fullmatch(text):
+            return float(text)
+    return _WRONG
+
+
+def _is_of_another_type(text: str) -> bool:
+    return bool(_WHOLE.fullmatch(text) or _DECIMAL.fullmatch(text)) or text.lower() in ("true", "false")
+
+
+def _allowed(kind: type, tree: Tree) -> str:
+    if kind is str:
+        is_word = isinstance(tree, Scalar) and not tree.is_nothing
+        return (
+            f"a text, in quotes: '{shown_text(tree.text)}'"
+            if is_word and isinstance(tree, Scalar)
+            else "a text ('' for none)"
+        )
+    return {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+
+
+def _spelt(tree: Tree) -> str:
+    if isinstance(tree, Scalar):
+        return "empty" if tree.is_nothing else shown_text(tree.text if tree.is_plain else f"the text {tree.text!r}")
+    return "a list" if isinstance(tree, Items) else "a group of fields"
 
 
 def read_leaves(path: Path) -> Leaves:
-    """`stage` and the fields of the job, such as `job.model.name`, items of lists by number. A null is "null".
+    """Returns `stage` and the fields of the job by path, such as `job.model.name`, with items of lists by number. A
+    null is "null".
 
-    Raises OSError, and InvalidDataError if it is not a record.
+    Raises OSError, and InvalidDataError if the file is not a record.
     """
-    data = read_local_file(path, most_bytes=MOST_BYTES)
+    data, leaves = read_local_file(path, most_bytes=MOST_BYTES), Leaves()
     try:
-        leaves = dict(_leaves(data))
+        _put_leaves(leaves, "", _tree_of(data, _Loader))
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InvalidDataError(f"it is not YAML: {line}{error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise InvalidDataError(f"it is not YAML: {str(error).partition(chr(10))[0]}") from error
     if "stage" not in leaves or not any(name.startswith("job.") for name in leaves):
         raise InvalidDataError("it has no stage and job, as a run's record has")
@@ -59,49 +362,18 @@ def is_scored(leaves: Leaves) -> bool:
 
 
 def leaves_of(job: Any) -> Leaves:
-    """The same of a job in memory, without the first word `job.`."""
+    """Returns the same for a job in memory, without the first word `job.`."""
     return dict(_of_values("", asdict(job)))
 
 
-@dataclass
-class _Open:
-    """A mapping or a list that is being read. `name`: of its current item, a number in a list."""
-
-    is_list: bool
-    name: str
-    wants_name: bool
-
-    def next_item(self) -> None:
-        """The current item is complete."""
-        self.name = str(int(self.name) + 1) if self.is_list else ""
-        self.wants_name = not self.is_list
-
-
-def _leaves(data: bytes) -> Iterator[tuple[str, str]]:
-    """The scalars, with their paths. ValueError if they are too many or too deep; nothing here recurs."""
-    opened: list[_Open] = []
-    num_leaves = 0
-    for event in yaml.parse(data, Loader=_Loader):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it has an alias")
-        if isinstance(event, yaml.CollectionEndEvent):
-            opened.pop()
-        elif opened and opened[-1].wants_name and isinstance(event, yaml.ScalarEvent):
-            opened[-1].name, opened[-1].wants_name = event.value, False
-            continue
-        elif isinstance(event, yaml.ScalarEvent):
-            num_leaves += 1
-            if num_leaves > _MOST_LEAVES:
-                raise ValueError(f"it has more than {_MOST_LEAVES:,} values")
-            yield ".".join(one.name for one in opened), event.value
-        elif isinstance(event, yaml.CollectionStartEvent):
-            is_list = isinstance(event, yaml.SequenceStartEvent)
-            if len(opened) == MOST_DEPTH or (opened and opened[-1].wants_name):
-                raise ValueError("it is nested too deeply, or has a group as a name")
-            opened.append(_Open(is_list=is_list, name="0" if is_list else "", wants_name=not is_list))
-            continue
-        if opened:
-            opened[-1].next_item()
+def _put_leaves(found: Leaves, path: str, tree: Tree) -> None:
+    """Puts the single values in a tree into `found`, by their paths."""
+    if isinstance(tree, Scalar):
+        found[path] = tree.text
+        return
+    items = tree.entries.items() if isinstance(tree, Fields) else enumerate(tree.items)
+    for name, inner in items:
+        _put_leaves(found, f"{path}.{name}" if path else str(name), inner)
 
 
 def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -113,12 +385,6 @@ def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, "null" if value is None else str(value).lower()
     else:
         yield path, str(value)
-
-
-log = logging.getLogger(__name__)
-Job = TypeVar("Job")
-_MOST_SHOWN = 8
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +399,14 @@ class JobFile:
 
 
 def record_text(stage: str, job: Any) -> str:
-    """A job as YAML with every field: what read_record reads back."""
+    """Returns a job as YAML with every field, which read_record reads back."""
     return str(yaml.safe_dump({"stage": stage, "job": _plain(asdict(job))}, sort_keys=False))
 
 
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
-    """Write run_dir/job.yaml, completely or not at all; who may read the run directory is up to the umask.
+    """Writes run_dir/job.yaml, completely or not at all. The umask decides who may read the run directory.
 
-    UserError if the folder cannot be made or written to.
+    Raises UserError if the folder cannot be made or written to.
     """
     path = run_dir / "job.yaml"
     try:
@@ -155,7 +421,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
 
 def open_job(path: Path) -> JobFile:
-    """The record or the user's file at `path`. UserError if it is neither."""
+    """Returns the record or the user's file at `path`. Raises UserError if it is neither."""
     tree = read_tree(path)
     if not isinstance(tree, Fields):
         raise UserError(f"{path} has no fields; add a line such as `recipe: digits_smoke`, and your changes")
@@ -181,9 +447,9 @@ def open_job(path: Path) -> JobFile:
 
 
 def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[str], Job] | None = None) -> Job:
-    """The job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
+    """Returns the job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
 
-    UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
+    Raises UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
     """
     file = open_job(path)
     if file.stage and file.stage != stage:
@@ -210,7 +476,8 @@ def _job_in(file: JobFile, *, stage: str, kind: type[Job], base: Job | None) -> 
 
 
 def _warmed_up(given: Fields, base: Job | None) -> Any:
-    """The recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up itself."""
+    """Returns the recipe's job, with a warm-up that fits the steps in the file, unless the file gives a warm-up
+    itself."""
     steps, schedule = given.entries.get("steps"), given.entries.get("schedule")
     has_warmup = isinstance(schedule, Fields) and "warmup_steps" in schedule.entries
     number = whole_number(steps.text) if isinstance(steps, Scalar) else None
@@ -224,7 +491,7 @@ def _warmed_up(given: Fields, base: Job | None) -> Any:
 
 
 def _refuse_other_fields(path: Path, report: Report) -> None:
-    """UserError if a record has other fields than this version writes."""
+    """Raises UserError if a record has other fields than this version writes."""
     found = (("unknown", report.unknown), ("missing", report.missing))
     others = [f"{what} {_listed(names)}" for what, names in found if names]
     if others:

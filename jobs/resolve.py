@@ -1,11 +1,11 @@
 """Turns the second word of a command into a job: a recipe, a YAML file, a user's own recipe, a URL or a path.
 
 `my_recipes.py:my_vit` is the function my_vit of that file, which returns a job. The file is executed, like any script
-that a user names, and is found only by its path.
+that a user names, and is found only by its path. `patchline show` and `patchline diff` also take a word without a
+stage.
 """
 
 import importlib.util
-import inspect
 import re
 import sys
 import traceback
@@ -16,15 +16,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jobs.mistakes import similar, unknown_recipe
-from jobs.recipes.smoke import SUFFIX, smoke
+from jobs.mistakes import unknown_recipe
+from jobs.recipes import recipes_in
+from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
-from jobs.warmup import shortened
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # no module of this name exists, whatever the file is called
+PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
+_TRAINING = WITH_SMOKE
+_TRIAL_STEPS = 20  # of verify-resume, without --steps
+WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
+SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
 
 def is_own(word: str) -> bool:
@@ -33,15 +38,16 @@ def is_own(word: str) -> bool:
 
 
 def own_job(word: str, *, kinds: tuple[type, ...], has_smoke: bool) -> Any:
-    """The job that FILE.py:FUNCTION returns. `has_smoke`: FUNCTION_smoke is its smoke size.
+    """Returns the job that FILE.py:FUNCTION returns. With `has_smoke`, FUNCTION_smoke is its smoke size.
 
-    UserError if there is no such file or function, if it fails, or if it returns anything but one of the `kinds`.
+    Raises UserError if there is no such file or function, if it fails, or if it returns anything but one of the
+    `kinds`.
     """
     match = _WORD.fullmatch(word)
     if match is None:
         raise UserError(f"{word} is not FILE.py:FUNCTION")
     path, name = Path(match["file"]), match["name"] or ""
-    recipes = _recipes(_loaded(path))
+    recipes = recipes_in(vars(_loaded(path)))
     is_small = has_smoke and name not in recipes and name.removesuffix(SUFFIX) in recipes
     recipe = recipes.get(name.removesuffix(SUFFIX) if is_small else name)
     if recipe is None:
@@ -68,23 +74,8 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-def _recipes(module: ModuleType) -> dict[str, Callable[[], Any]]:
-    """The functions that the file defines and that need no arguments."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-        if all(_is_optional(parameter) for parameter in inspect.signature(value).parameters.values())
-    }
-
-
-def _is_optional(parameter: inspect.Parameter) -> bool:
-    is_rest = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return is_rest or parameter.default is not inspect.Parameter.empty
-
-
 def _run(function: Callable[[], Any], path: Path) -> Any:
-    """What the user's code returns. If it fails, UserError with a traceback of the user's file only."""
+    """Returns what the user's code returns. If it fails, raises UserError with a traceback of the user's file only."""
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -93,28 +84,22 @@ def _run(function: Callable[[], Any], path: Path) -> Any:
         raise UserError(f"{path} failed:\n{lines.replace(str(path.absolute()), str(path))}") from error
 
 
-PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
-_TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # of verify-resume, without --steps
-WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
-
-
 def default_job(stage: str, word: str) -> Any:
-    """The job that a stage's second word stands for; of an empty one, the job without it, as help shows. UserError if
-    it stands for no job of this stage."""
+    """Returns the job that a stage's second word stands for, or for an empty word the job without it, as help shows.
+    Raises UserError if the word stands for no job of this stage."""
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
         return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
+    record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
-        record = Path(word) / "job.yaml"  # RUN stands for RUN/job.yaml, unless a recipe has this name
-        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()
-        is_job = is_own(word) or is_file(word) or has_recipe(stage, word)
-        if stage == "evaluate" and not is_job and not (is_run and _is_evaluation(record)):
-            return _evaluation_of(word)
+        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe may have its name
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
+    if stage == "evaluate" and word:
+        is_evaluation = record.is_file() and _is_evaluation(record)
+        return _read(stage, record, recipe=None) if is_evaluation else _evaluation_of(word)
     field = STAGES[stage].field
     return job_class(stage)(**({field: word} if field and word else {}))
 
@@ -127,20 +112,15 @@ def _is_evaluation(record: Path) -> bool:
 
 
 def _evaluation_of(weights: str) -> Any:
-    """The evaluation of these weights: images are prepared, and logits read, as they say."""
-    job = job_class("evaluate")(weights=weights)
-    if not weights:
-        return job
+    """Returns the evaluation of these weights: they say how images are prepared and logits are read."""
     from pipeline.models.conversion.open_any import usage_for  # noqa: PLC0415 - torch, which help can do without
 
-    if not Path(weights).exists() and "/" not in weights and similar(weights, list(recipes_of("evaluate"))):
-        raise unknown_recipe(weights, "evaluate", list(recipes_of("evaluate")))
-    usage = usage_for(weights)
+    job, usage = job_class("evaluate")(weights=weights), usage_for(weights)
     return replace(job, loss=usage.loss, data=replace(job.data, transform=usage.transform))
 
 
 def stages_of(word: str) -> tuple[str, ...]:
-    """The stages with recipes that a recipe, a YAML file or an own recipe may be of; empty if there is none."""
+    """Returns the stages with recipes that a recipe, a YAML file or a user's own recipe may belong to."""
     if is_file(word):
         from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
 
@@ -159,28 +139,23 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 
 def _job_of_training(of: str, word: str) -> Any:
-    """The job of a plan or a trial, of any training job."""
-    recipes = recipes_of(of)
-    if word in recipes:
-        return recipes[word]()
+    """Returns the job of a plan or a trial, for any training job."""
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
+        from jobs.recipes.of_training import plan_of, trial_of  # noqa: PLC0415 - loads every recipe's module
+
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
-        if of == VERIFY_RESUME:
-            from jobs.recipes.verify_resume import of_training as trial_of  # noqa: PLC0415 - loads every recipe
-
-            return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
-        from jobs.recipes.plan import of_training  # noqa: PLC0415 - loads every recipe's module
-
-        return of_training(word, job)
+        if of == PLAN:
+            return plan_of(word, job)
+        return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
     if stages:
         what = "record" if is_file(word) else "recipe"
         wanted = "a plan is" if of == PLAN else "verify-resume takes those"
         raise UserError(f"{word} is a {what} of the stage {stages[0]!r}; {wanted} of {' or '.join(_TRAINING)}")
     if is_file(word):
         raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: {_TRAINING[0]}`")
-    raise unknown_recipe(word, of, list(recipes))
+    raise unknown_recipe(word, of, list(recipes_of(of)))
 
 
 def is_file(word: str) -> bool:
@@ -189,12 +164,13 @@ def is_file(word: str) -> bool:
 
 
 def file_job(stage: str, path: Path) -> Any:
-    """The job in a YAML file of a stage with recipes."""
+    """Returns the job in a YAML file of a stage with recipes."""
     return _read(stage, path, recipe=partial(recipe_job, stage))
 
 
 def recipe_job(stage: str, word: str) -> Any:
-    """The job of a recipe, of its smoke size, or of FILE.py:FUNCTION. UserError if the stage has no such recipe."""
+    """Returns the job of a recipe, of its smoke size, or of FILE.py:FUNCTION. Raises UserError if the stage has no such
+    recipe."""
     if is_own(word):
         return own_job(word, kinds=(job_class(stage),), has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
@@ -217,3 +193,38 @@ def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any
     from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
 
     return read_record(path, stage=stage, kind=job_class(stage), recipe=recipe)
+
+
+def split_stage(words: list[str]) -> tuple[str, list[str]]:
+    """Returns the stage in the first word (empty: none), and the words after it."""
+    if words and words[0] in OF_TRAINING:
+        what = "a plan" if words[0] == PLAN else words[0]
+        raise UserError(f"{what} has no job of its own; leave out the word {words[0]}")
+    return (words[0], words[1:]) if words and words[0] in SHOWN else ("", words)
+
+
+def job_of(word: str, stage: str) -> Any:
+    """Returns the job that a word means in a known stage."""
+    if stage not in SHOWN:
+        raise UserError(f"{word} is of the stage {stage!r}; allowed: {', '.join(SHOWN)}")
+    return default_job(stage, file_of(word))
+
+
+def stages_found(word: str) -> tuple[str, ...]:
+    """Returns the stages that a word can belong to. Raises UserError if there is none."""
+    stages = stages_of(file_of(word))
+    if stages:
+        return stages
+    if is_file(file_of(word)):
+        raise UserError(f"{word} names neither a stage nor a recipe; add `recipe: NAME`, or `stage: pretrain`")
+    raise UserError(
+        f"{word!r} is neither a recipe of any stage nor a YAML file, a run directory or FILE.py:FUNCTION; "
+        "`patchline STAGE` lists the recipes of a stage"
+    )
+
+
+def file_of(word: str) -> str:
+    """Returns the word itself, or the job.yaml of a run directory. Other folders do not count: a dataset may have the
+    name of its recipe."""
+    record = Path(word) / "job.yaml"
+    return str(record) if word and record.is_file() else word

@@ -10,6 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+WITH_SMOKE = ("pretrain", "finetune")
+_TRAINING = (
+    "--steps",
+    "--global-batch",
+    "--micro-batch",
+    "--schedule.learning-rate",
+    "--schedule.warmup-steps",
+    "--model.image-size",
+    "--engine.precision",
+    "--checkpoint.every-steps",
+    "--evaluation.url",
+    "--evaluation.every-steps",
+    "--device",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
@@ -23,7 +38,7 @@ class Stage:
     recipes: str = ""
     """Where RECIPES is, name -> function that returns a job, if the second word is a recipe or a YAML file."""
     field: str = ""
-    """The job's field that the second word sets if it is no recipe. With `recipes`, these are of earlier versions."""
+    """The job's field that the second word sets, in a stage without recipes."""
     takes_file: bool = False
     """Whether the second word may be a YAML file with every field instead."""
     is_optional: bool = False
@@ -42,7 +57,7 @@ class Stage:
     @property
     def usage(self) -> str:
         """What follows the command, as its usage shows it."""
-        if self.recipes and not self.field:
+        if self.recipes:
             return "RECIPE|FILE.yaml"
         if not self.field or self.is_optional:
             return ""
@@ -64,23 +79,6 @@ class Tool:
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
-
-WITH_SMOKE = ("pretrain", "finetune")
-
-
-_TRAINING = (
-    "--steps",
-    "--global-batch",
-    "--micro-batch",
-    "--schedule.learning-rate",
-    "--schedule.warmup-steps",
-    "--model.image-size",
-    "--engine.precision",
-    "--checkpoint.every-steps",
-    "--evaluation.url",
-    "--evaluation.every-steps",
-    "--device",
-)
 
 STAGES = {
     "pack": Stage(
@@ -153,7 +151,7 @@ STAGES = {
     ),
     "finetune": Stage(
         summary="fine-tune a run's weights, usually at higher resolution",
-        module="jobs.train.finetune",
+        module="jobs.train.pretrain",
         job=("pipeline.training.settings.job", "TrainingJob"),
         recipes="jobs.recipes.finetune",
         loads_torch=True,
@@ -167,7 +165,6 @@ STAGES = {
         summary="measure the accuracy of a run's weights on a dataset",
         module="jobs.models.evaluate",
         job=("jobs.settings.models", "EvaluateJob"),
-        recipes="jobs.recipes.evaluate",
         field="weights",
         takes_file=True,
         loads_torch=True,
@@ -212,7 +209,7 @@ STAGES = {
         summary="show what a recipe costs: parameters, operations, memory, days",
         module="jobs.planning.plan",
         job=("jobs.settings.models", "PlanJob"),
-        recipes="jobs.recipes.plan",
+        recipes="jobs.recipes.of_training",
         usual=(
             *("--gpu", "--num-gpus", "--nodes", "--gpus-per-node", "--max-time", "--price"),
             *("--failures-per-node-day", "--simulate", "--out", "--days", "--num-images", "--num-classes"),
@@ -231,7 +228,7 @@ STAGES = {
         summary="kill a short run of a recipe, continue it, and compare every bit",
         module="jobs.train.verify_resume",
         job=("jobs.settings.models", "VerifyResumeJob"),
-        recipes="jobs.recipes.verify_resume",
+        recipes="jobs.recipes.of_training",
         loads_torch=True,
         required=("--data.url",),
         usual=(
@@ -318,7 +315,7 @@ STAGES = {
     "preflight": Stage(
         summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
         module="jobs.cluster.preflight",
-        job=("jobs.settings.cluster", "PreflightJob"),
+        job=("jobs.settings.models", "PreflightJob"),
         examples=(
             "preflight --cluster cluster.yaml --run-dir /shared/runs --url s3://bucket/prefix --nodes 8",
             "preflight --cluster cluster.yaml --nodes 8 --deep",
@@ -347,6 +344,7 @@ STAGES = {
         examples=('completion bash  # eval "$(patchline completion bash)" in ~/.bashrc', "completion zsh"),
     ),
 }
+
 
 TOOLS = {
     "show": Tool(
@@ -443,6 +441,7 @@ TOOLS = {
         examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),
 }
+
 
 COMMANDS: Mapping[str, Stage | Tool] = {**STAGES, **TOOLS}
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from jobs.arguments import take_run_flags
 from jobs.flags import flags_of
-from jobs.lookup import file_of
 from jobs.mistakes import refuse_missing, refuse_secrets, similar
-from jobs.resolve import default_job
+from jobs.resolve import default_job, file_of
 from jobs.stages import STAGES
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 Override = Callable[[Any, list[str], str], Any]
 SECOND = "the second word"
@@ -47,7 +46,7 @@ SUBMITTED = {
 
 
 def submitted_stage(stage: str) -> Submitted:
-    """The row of a stage. UserError if submit does not know it."""
+    """Returns the row of a stage. Raises UserError if submit does not know it."""
     if stage not in SUBMITTED:
         if stage.startswith("-"):
             raise UserError(f"the stage comes first, then its flags: patchline submit STAGE RECIPE {stage} ...")
@@ -58,7 +57,8 @@ def submitted_stage(stage: str) -> Submitted:
 
 
 def job_of_words(words: list[str], override: Override) -> Any:
-    """The job of a command's words, the stage first. UserError for whatever the stage itself would refuse."""
+    """Returns the job of a command's words, the stage first. Raises UserError for whatever the stage itself would
+    refuse."""
     stage, second = words[:2]
     word = file_of(second) if STAGES[stage].recipes else second
     fields, _ = take_run_flags(stage, words[2:])
@@ -69,30 +69,30 @@ def job_of_words(words: list[str], override: Override) -> Any:
 
 
 def comment_of(work: list[str]) -> str:
-    """The name by which the jobs of one work are found in the queue: of its folder, and of its words if these tell it
-    apart."""
+    """Returns the name by which the jobs of one work are found in the queue, made of the words that identify it."""
     return f"patchline-{hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]}"
 
 
 def submit_folder(run_dir: str, stage: str) -> Path:
-    """The folder of the script and the log: RUN/submit, or ./patchline-STAGE for a stage without a run directory.
-    Without links and `..`: one folder, by whatever path it is named."""
+    """Returns the folder of the script and the log: RUN/submit, or ./patchline-STAGE for a stage without a run
+    directory. The path has no links and no `..`, so that a folder has one name."""
     return (Path(run_dir) / SUBMIT_FOLDER if run_dir else Path(f"patchline-{stage}")).resolve()
 
 
 def run_name(run_dir: str) -> str:
-    """The name of a run's jobs in the queue."""
+    """Returns the name of a run's jobs in the queue."""
     return comment_of([str(submit_folder(run_dir, ""))])
 
 
 def output_name(out: str) -> str:
-    """The name in the queue of the job that writes all of a folder or URL, of a stage without a run directory."""
+    """Returns the name in the queue of the job that writes all of a folder or URL, for a stage without a run
+    directory."""
     return comment_of(["output", place_of(out)])
 
 
 def work_name(words: Sequence[str], job: Any) -> str:
-    """The name in the queue of the job of a command: of its run directory, else of what it writes, else of its fields
-    and the current folder. However the words are written, one work has one name."""
+    """Returns the name of a command's job in the queue: of its run directory, else of what it writes, else of its
+    fields and the current folder. One work has one name, however the words are written."""
     if run_dir := getattr(job, "run_dir", ""):
         return run_name(run_dir)
     flag = submitted_stage(words[0]).out
@@ -103,5 +103,5 @@ def work_name(words: Sequence[str], job: Any) -> str:
 
 
 def place_of(path: str) -> str:
-    """One text for a folder or a URL, even if it is spelled differently."""
+    """Returns one text for a folder or a URL, even if the path is spelled differently."""
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())

@@ -33,12 +33,9 @@ from typing import TYPE_CHECKING, Any
 
 # Without __all__, help(patchline) is the text above instead of many pages about every class.
 if TYPE_CHECKING:
-    import jobs.recipes.evaluate
     import jobs.recipes.finetune
     import jobs.recipes.pack
-    import jobs.recipes.plan
-    import jobs.recipes.pretrain
-    import jobs.recipes.verify_resume  # noqa: F401 - a type checker then knows recipes.STAGE
+    import jobs.recipes.pretrain  # noqa: F401 - a type checker then knows recipes.STAGE
     from jobs import recipes as recipes
     from jobs.data.index import index_tars as index_tars
     from pipeline.data.config import AugmentConfig as AugmentConfig
@@ -91,7 +88,7 @@ _MODULES = {
     "train_batches": "pipeline.data.stream",
 }
 _MARK_BYTES = 100  # within which the docstring of each of our packages names Patchline
-_STAGES = ("evaluate", "finetune", "pack", "plan", "pretrain", "verify_resume")
+_STAGES = ("finetune", "pack", "pretrain")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,8 +6,8 @@ This module loads no torch, since the command line reads it.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values
 
 Device = Literal["auto", "cpu", "cuda"]
 LossName = Literal["softmax", "sigmoid"]

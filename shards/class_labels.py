@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from shards.class_names import MOST_LABELS, class_name
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, UserError
-from shards.schema.config_values import refuse_wrong_values, shown_value
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ _ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;|'"]+)""")
 _NUMBERS = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[\s,;|]+-?[0-9]+(?:\.[0-9]*)?)+")
 _SEPARATORS = ("|", ";", ",")
 _MOST_SHOWN = 3
-_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5  # of the images, above which lists of 0 and 1 seem to be vectors
+_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5  # lists of 0 and 1 are taken for vectors above this share of the images
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRules:
-    """How labels are read that could be meant two ways. Names in folders and tars are always names."""
+    """How labels are read if they could mean two things. Names in folders and tars are always names."""
 
     numbers: Literal["auto", "from-0", "from-1", "names"] = "auto"
     """Whole numbers where classes have names: ids that count from 0, ids that count from 1, or names; auto: from 0,
@@ -58,13 +58,13 @@ class LabelRules:
 
 
 class UnknownLabelError(ImageRefusedError):
-    """The image has a label that is none of the known classes."""
+    """The image has a label that is not one of the known classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenLabels:
-    """All labels of a collection as they are written. `num_vectors` counts the images whose labels are a list of
-    nothing but 0 and 1, by its length, and `num_labelled` those with any label."""
+    """All labels of a collection as they are written. `num_vectors` counts, by length, the images whose labels are a
+    list of zeros and ones; `num_labelled` counts the images with any label."""
 
     labels: frozenset[str]
     num_labelled: int
@@ -86,7 +86,7 @@ class WrittenLabels:
 
     @staticmethod
     def joined(several: Iterable["WrittenLabels"]) -> "WrittenLabels":
-        """The labels of several parts of a collection."""
+        """Adds up the labels of several parts of a collection."""
         labels, num_labelled, num_vectors = set[str](), 0, Counter[int]()
         for some in several:
             labels |= some.labels
@@ -96,8 +96,8 @@ class WrittenLabels:
 
     @property
     def vector_length(self) -> int:
-        """The length of the vectors that the labels seem to be; 0 if they seem to be lists of classes. Two tags may
-        well be 0 and 1; in a longer list, one of them would stand twice."""
+        """The length of the vectors that the labels seem to be; 0 if they seem to be lists of classes. Two labels may
+        well be 0 and 1; a longer list of zeros and ones would name a class twice."""
         length = self.commonest_length
         share = self.num_vectors.get(length, 0) / max(1, self.num_labelled)
         return length if share > (_PAIRS_SHARE if length == 2 else _VECTORS_SHARE) else 0
@@ -127,7 +127,8 @@ class Meaning:
     are_names: bool = False
 
     def of(self, written: Sequence[str], weights: Sequence[float] = ()) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """The classes of an image, each once, and their weights. Raises ImageRefusedError for labels that are none."""
+        """The classes of an image, each once, and their weights. Raises ImageRefusedError for labels that cannot be
+        read."""
         if self.vector_length:
             return self._of_vector(written, weights)
         pairs = zip(written, weights or [0.0] * len(written), strict=True)
@@ -142,7 +143,7 @@ class Meaning:
         return labels_found, tuple(weight for _, weight in found)
 
     def is_same(self, written: Iterable[str]) -> bool:
-        """Whether each of these labels means itself, and no list is more than its labels."""
+        """Whether each of these labels means itself, so that lists of them need no translation."""
         try:
             return not self.vector_length and all(self._outcomes(label) == (label,) for label in written)
         except ImageRefusedError:
@@ -161,7 +162,7 @@ class Meaning:
         )
 
     def _outcomes(self, label: str) -> tuple[str, ...]:
-        """The classes that a label names: none, one, or those of a list in a text."""
+        """The classes that one label names: none, one, or those of a list in a text."""
         if (known := self._known.get(label)) is None:
             listed = self.text == "lists" and not self.are_names and label not in self._name_set
             items = split_text(label) if listed else (label,)
@@ -177,7 +178,7 @@ class Meaning:
         return frozenset(self.names or ())
 
     def _name(self, label: str) -> str:
-        """One class; empty: none."""
+        """The class that one label names; empty if it names none."""
         number = None if self.are_names else _WHOLE.fullmatch(label)
         is_listed = label in self._name_set
         if is_listed and (number is None or self.names_first):
@@ -214,15 +215,16 @@ class Meaning:
 
 
 def are_names(names: tuple[str, ...] | None) -> Meaning:
-    """The meaning of labels that are names as they are, such as those of folders."""
+    """Returns the meaning of labels that are names as they are, such as those of folders."""
     return Meaning(names=names, are_names=True)
 
 
 def settle(
     rules: LabelRules, written: WrittenLabels, *, listed: tuple[str, ...] | None = None, numbered: tuple[str, ...] = ()
 ) -> Meaning:
-    """What the labels of a collection mean. `listed`: the names of a labels file; `numbered`: the names that a source
-    gives to its numbers. Raises UserError for what could be meant two ways, with the flag that settles it."""
+    """Decides what the labels of a collection mean. `listed` are the names of a labels file; `numbered` are the names
+    that a source gives to its numbers. Raises UserError for labels that could mean two things, with the flag that
+    settles it."""
     length = _vector_length(rules, written)
     by_number, names = numbered or listed or (), listed or numbered or None
     if length:
@@ -256,8 +258,8 @@ def settle(
 
 
 def split_text(text: str) -> tuple[str, ...]:
-    """The items of a list that is written as a text: JSON, Python's or NumPy's form, or divided by | ; or , or, if all
-    are numbers, by spaces. A text that is no list is one item."""
+    """Returns the items of a list that is written as text: in JSON's, Python's or NumPy's form, separated by | ; or ,
+    or, if all are numbers, by spaces. A text that is not a list is one item."""
     if (inner := _in_brackets(text)) is not None:
         items = _json_items(text)
         return tuple(filter(None, _bracketed_items(inner) if items is None else items))
@@ -303,7 +305,8 @@ def _bracketed_items(inner: str) -> list[str]:
 
 
 def _in_brackets(text: str) -> str | None:
-    """What is inside the brackets of a list; None if a text has none, or is a name such as `(other)`."""
+    """Returns what is inside the brackets of a list; None for a text without brackets, or for a name such as
+    `(other)`."""
     array = _ARRAY.fullmatch(text)
     found = _BRACKETS.fullmatch(array[1] if array else text)
     if found is None:
@@ -314,7 +317,8 @@ def _in_brackets(text: str) -> str | None:
 
 
 def _bits(written: Sequence[str]) -> tuple[bool | None, ...] | None:
-    """The values of a vector of 0 and 1, None for one that is missing; None if the labels are something else."""
+    """Returns the values of a vector of zeros and ones, with None for a missing value; None if the labels are not such
+    a vector."""
     if len(written) == 1:
         written = split_text(written[0])
     if len(written) < 2:
@@ -401,5 +405,5 @@ def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: b
 
 
 def _number(digits: str) -> int:
-    """A whole number; those of twenty digits or more are all as good as one."""
+    """The whole number. More than twenty digits are cut to twenty, which is out of every range anyway."""
     return int(digits[:20])

@@ -1,4 +1,4 @@
-"""Names of classes: the form in which sources, datasets and evaluations compare them, and what is wrong with some."""
+"""Names of classes: the normal form in which all rooms compare them, and the checks that they pass."""
 
 import json
 import logging
@@ -7,10 +7,10 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 
 MOST_LABELS = 10_000  # of one image
 MOST_LABEL_CHARACTERS = 1024
@@ -30,7 +30,7 @@ def class_name(text: str) -> str:
 
 
 def labels_fault(labels: Sequence[str]) -> str:
-    """Why an image cannot have these labels; empty if it can."""
+    """Returns why an image cannot have these labels; empty if it can."""
     if len(labels) > MOST_LABELS:
         return f"too many labels: {len(labels)}, allowed: {MOST_LABELS}"
     for label in labels:
@@ -42,7 +42,7 @@ def labels_fault(labels: Sequence[str]) -> str:
 
 
 def repeated_fault(names: Sequence[str]) -> str:
-    """Which name two classes share, and the ids of both; empty if all names differ."""
+    """Returns which name two classes share, with the ids of both; empty if all names differ."""
     ids: dict[str, int] = {}
     for number, name in enumerate(names):
         if ids.setdefault(name, number) != number:
@@ -51,8 +51,8 @@ def repeated_fault(names: Sequence[str]) -> str:
 
 
 def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Names that differ only in case, in spaces, in characters that nobody sees, in Unicode's compatibility forms, such
-    as a ligature, or in how a number is written, such as 7, 007 and 7,0: each such group once."""
+    """Groups of names that differ only in case, spaces, invisible characters, Unicode's compatibility forms (such as
+    ligatures), or the way a number is written (7, 007 and 7,0)."""
     groups = defaultdict(list)
     for name in names:
         seen = "".join(one for one in unicodedata.normalize("NFKC", name) if unicodedata.category(one) not in _UNSEEN)
@@ -70,7 +70,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _is_a_name(text: str) -> bool:
-    """Whether the first line of a file is one of several names in brackets, and no JSON."""
+    """Whether a file that begins with a bracket has a class name in brackets on its first line, rather than JSON."""
     first = text.lstrip().split("\n", 1)[0].strip()
     try:
         json.loads(text)

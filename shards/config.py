@@ -1,10 +1,10 @@
-"""How training reads its dataset, and which part of it. Configurations only: the command line loads no NumPy."""
+"""Settings for how training reads its dataset, and which part of it. They load no NumPy, for the command line."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,10 @@ class ReadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetConfig:
-    """A part of the samples: of those in a range, a share, a number, or a number per class.
+    """A part of the samples: a range of them, and of that range a share, a number, or a number per class.
 
-    Chosen by a keyed hash, so 10 % are among the 30 % of the same seed, and no sample is in it for its class or place.
+    Samples are chosen by a keyed hash, so the 10 % of a seed are among its 30 %, and the choice does not depend on
+    class or place.
     """
 
     share: Annotated[float, Range(above=0, most=1)] = 1.0
@@ -51,7 +52,7 @@ class SubsetConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is every sample."""
+        """Whether the subset is every sample."""
         return not any(self._has(name) for name in ("share", "count", "per_class", "first", "end"))
 
     def _has(self, name: str) -> bool:
@@ -60,7 +61,7 @@ class SubsetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutConfig:
-    """A part of the samples that is not trained on, to choose a model or a recipe by: a share or a number of them.
+    """A share or a number of samples that is held out of training, to choose a model or a recipe by.
 
     It is taken before the subset, so that subsets of any size have the same held-out part.
     """

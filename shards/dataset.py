@@ -1,4 +1,4 @@
-"""A packed dataset, opened for reading. Only what is small for any dataset is held: manifest, blocks, labels."""
+"""A packed dataset, opened for reading. What is small for any dataset stays in memory: manifest, blocks, labels."""
 
 import copy
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -37,30 +37,52 @@ from shards.manifest import (
 )
 from shards.manifest_table import array_of, manifest_from, read_manifest, table_of
 from shards.output.terminal import printable_name
-from shards.sample_rows import BlockTable, SampleRows
+from shards.sample_rows import BlockTable, SampleRows, refuse_blocks, refuse_count, refuse_labels, refuse_rows
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import numbers, refuse_blocks, refuse_count, refuse_labels, refuse_rows
+from shards.tables import numbers
 from shards.what_is_there import advice
 
-HELD_ROWS_BYTES = 128 << 20  # of what reading needs: 37 bytes a sample, so all of a dataset of 3 million samples
-_SAMPLES_A_READ = 1024  # of rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
+Value = TypeVar("Value")
+HELD_ROWS_BYTES = 128 << 20  # 37 bytes a sample, so a dataset of 3 million samples fits as a whole
+_SAMPLES_A_READ = 1024  # from rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
 _MOST_READ_BYTES = 1 << 20
 _FINGERPRINT = b"fingerprint"
-_OTHER_TARS = 8  # looked for where one is missing
+_OTHER_TARS = 8  # how many other tars are looked for if one is missing
+
+
+class _Kept(Generic[Value]):
+    """Values by number, of which those used last stay in memory, up to HELD_ROWS_BYTES. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: OrderedDict[int, tuple[Value, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, number: int, make: Callable[[], Value], size_of: Callable[[Value], int]) -> Value:
+        """The value of this number, which `make` makes if it is not in memory. That is done outside the lock: two
+        threads may make one value, and none waits for another's."""
+        with self._lock:
+            if number in self._values:
+                self._values.move_to_end(number)
+                return self._values[number][0]
+        value = make()
+        with self._lock:
+            self._num_bytes += size_of(value) - self._values.pop(number, (value, 0))[1]
+            self._values[number] = value, size_of(value)
+            while self._num_bytes > HELD_ROWS_BYTES and len(self._values) > 1:
+                self._num_bytes -= self._values.popitem(last=False)[1][1]
+        return value
 
 
 class _Held:
-    """The parts of indices in memory, shared by all readers."""
+    """The parts of indices that are in memory, shared by all readers."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.sample_rows: OrderedDict[int, SampleRows] = OrderedDict()
-        self.sample_rows_bytes = 0
-        self.block_rows: OrderedDict[int, bytes] = OrderedDict()  # of rows.bin, by the first block of each read
-        self.block_rows_bytes = 0
-        self.sources: tuple[int, list[str]] = (-1, [])  # of the shard asked for last
+        self.sample_rows = _Kept[SampleRows]()  # by shard
+        self.block_rows = _Kept[bytes]()  # of rows.bin, by the first block of each read
+        self.sources: tuple[int, list[str]] = (-1, [])  # of the shard that was asked for last
         self.missing_tars: set[int] = set()  # found missing while others were there
         self.has_found_tar = False
 
@@ -71,9 +93,9 @@ class Dataset:
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str, ranks: LocalRanks | None = None) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
-        self._ranks = ranks  # with which it shares its tables
+        self._ranks = ranks  # the ranks that share its tables
         self.url = store.url
-        self.packed_fingerprint = fingerprint  # of the whole dataset, also where this is a part of it
+        self.packed_fingerprint = fingerprint  # of the whole dataset, even if this is a part of it
         self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes
@@ -83,8 +105,8 @@ class Dataset:
         self._tars: Readable = self.shard_store
 
     def read_by(self, reads: RangeReads) -> "Dataset":
-        """The same dataset and all that is held of it, whose bytes `reads` reads: they are counted there, and whoever
-        waits for them gets a CancelledError once those reads are closed."""
+        """Returns the same dataset, sharing all that is in memory, whose bytes `reads` reads and counts. Whoever waits
+        for them gets a CancelledError once `reads` is closed."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
         stream._tars = reads.of(self.shard_store)
@@ -97,7 +119,7 @@ class Dataset:
 
     @cached_property
     def packed_blocks(self) -> BlockTable:
-        """Every block's place in the dataset as packed: others than `blocks` only where this is a part of it."""
+        """Every block's place in the dataset as packed. Differs from `blocks` only if this is a part of it."""
         return block_table(self._one_copy(BLOCKS_PATH, self._checked_blocks))
 
     def _checked_blocks(self) -> pa.Table:
@@ -111,8 +133,8 @@ class Dataset:
         return one_copy(self._ranks, f"{path} of {self.packed_fingerprint} at {self.url}", read)
 
     def of_host(self, name: str, make: Callable[[], tuple[NDArray[np.int64], ...]]) -> tuple[NDArray[np.int64], ...]:
-        """The int64 arrays of equal length that `make` computes from this dataset alone, of which the ranks of a host
-        have one copy. `name` tells them from others. Each rank asks once."""
+        """Returns the int64 arrays of equal length that `make` computes from this dataset alone, as one copy for all
+        ranks of a host. `name` tells them from other arrays. Each rank asks once."""
 
         def table() -> pa.Table:
             arrays = [array_of(values) for values in make()]
@@ -130,7 +152,7 @@ class Dataset:
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The name of each label id, in the form that all names are compared in, which older packings did not write."""
+        """The name of each label id, in the normal form in which all names are compared."""
         return tuple(map(class_name, self.label_table.column("name").to_pylist()))
 
     @cached_property
@@ -146,11 +168,13 @@ class Dataset:
         return labels
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids that samples have in the dataset as packed: others than here only where this is a part of it."""
+        """The ids that samples have in the dataset as packed. They differ from the ids here only if this is a part of
+        it."""
         return sample_ids
 
     def packed_row(self, shard: int, row: int) -> int:
-        """The row that a sample has in its shard's index: another than here only where this is a part."""
+        """The row of a sample in its shard's index. It differs from the row here only if this is a part of the
+        dataset."""
         packed = self.packed_ids(self.first_sample_ids[shard : shard + 1] + row)[0]
         return int(packed) - self.manifest.shards[shard].first_sample_id
 
@@ -169,26 +193,13 @@ class Dataset:
         return data
 
     def tar_was_found(self) -> None:
-        """A tar was there, so its address is right: `check_others_than` then takes missing ones for a fault outside."""
+        """Records that a tar was there, so its address is right: `check_others_than` then takes missing tars for a
+        fault outside."""
         self._held.has_found_tar = True
 
     def sample_rows(self, shard: int) -> SampleRows:
         """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""
-        held = self._held
-        with held.lock:
-            if shard in held.sample_rows:
-                held.sample_rows.move_to_end(shard)
-                return held.sample_rows[shard]
-        rows = self._read_rows(
-            shard
-        )  # outside the lock: two threads may read one index, none waits for another's shard
-        with held.lock:
-            if shard not in held.sample_rows:
-                held.sample_rows[shard] = rows
-                held.sample_rows_bytes += rows.num_bytes
-            while held.sample_rows_bytes > HELD_ROWS_BYTES and len(held.sample_rows) > 1:
-                held.sample_rows_bytes -= held.sample_rows.popitem(last=False)[1].num_bytes
-        return rows
+        return self._held.sample_rows.get(shard, lambda: self._read_rows(shard), lambda rows: rows.num_bytes)
 
     @property
     def _has_block_rows(self) -> bool:
@@ -196,8 +207,8 @@ class Dataset:
         return ROWS_PATH in self.manifest.files
 
     def rows_of(self, first_sample_id: int, num_samples: int) -> SampleRows:
-        """The rows of consecutive samples of one shard. Reads no more than the blocks that they are in, if the dataset
-        has rows.bin, and else the shard's index. Thread-safe."""
+        """The rows of consecutive samples of one shard. If the dataset has rows.bin, only the blocks with these samples
+        are read, else the shard's index. Thread-safe."""
         if not self._has_block_rows:
             shard = int(np.searchsorted(self.first_sample_ids, first_sample_id, side="right")) - 1
             row = first_sample_id - int(self.first_sample_ids[shard])
@@ -211,7 +222,7 @@ class Dataset:
         )
 
     def read_together(self, sample_id: int) -> int:
-        """A number that two samples share if one read brings the rows of both."""
+        """Returns a number that two samples share if one read brings the rows of both."""
         if not self._has_block_rows:
             return int(np.searchsorted(self.first_sample_ids, sample_id, side="right"))
         packed = self.packed_ids(np.array([sample_id], dtype=np.int64))[0]
@@ -219,19 +230,9 @@ class Dataset:
 
     def _block_rows(self, block: int) -> SampleRows:
         """All rows of a block, checked."""
-        blocks, held = self.packed_blocks, self._held
+        blocks = self.packed_blocks
         begin, end = self._rows_read(block)
-        with held.lock:
-            data = held.block_rows.get(begin)
-            if data is not None:
-                held.block_rows.move_to_end(begin)
-        if data is None:
-            data = self._read_block_rows(begin, end)
-            with held.lock:
-                held.block_rows_bytes += len(data) - len(held.block_rows.pop(begin, b""))
-                held.block_rows[begin] = data
-                while held.block_rows_bytes > HELD_ROWS_BYTES and len(held.block_rows) > 1:
-                    held.block_rows_bytes -= len(held.block_rows.popitem(last=False)[1])
+        data = self._held.block_rows.get(begin, lambda: self._read_block_rows(begin, end), len)
         edges = self._rows_edges(begin, end) - self._rows_edges(begin, begin)[0]
         own = memoryview(data)[edges[block - begin] : edges[block - begin + 1]]
         shard, num_samples = int(blocks.shard[block]), int(blocks.num_samples[block])
@@ -242,7 +243,8 @@ class Dataset:
         return rows
 
     def _rows_read(self, block: int) -> tuple[int, int]:
-        """The blocks whose rows one read brings: those of 1,024 samples of a shard, unless they are large."""
+        """The first and end block of the read that brings a block's rows: 1,024 samples of a shard, or one block if
+        they are large."""
         shards = self.packed_blocks.shard
         first, last = (int(np.searchsorted(shards, shards[block], side=side)) for side in ("left", "right"))
         at_once = max(1, _SAMPLES_A_READ // self.manifest.samples_per_block)
@@ -257,8 +259,8 @@ class Dataset:
         return np.concatenate([ends[begin - 1 : begin] if begin else [0], ends[begin:end]]).astype(np.int64)
 
     def _read_block_rows(self, begin: int, end: int) -> bytes:
-        """The bytes of the rows of blocks begin..end-1 whose checksums are those of the block table, read at most
-        twice. Raises as `checked_file`."""
+        """Reads the rows of blocks begin..end-1 and compares them with the checksums in the block table, at most twice.
+        Raises as `checked_file`."""
         edges, expected = self._rows_edges(begin, end), cast("NDArray[np.uint32]", self.packed_blocks.rows_crc32)
         for _ in range(2):
             try:
@@ -292,8 +294,8 @@ class Dataset:
         return sources[self.packed_row(shard, row)]
 
     def check_others_than(self, shard: int) -> None:
-        """Raises StorageError if other tars are missing besides this shard's: a folder that is no longer mounted, say,
-        must not pass for damaged samples. UnreachableError if no tar was ever found. Looks once per shard."""
+        """Raises StorageError if tars of other shards are missing too, so that a folder that is no longer mounted does
+        not pass for damaged samples; UnreachableError if no tar was ever found. Looks once per shard."""
         if shard in self._held.missing_tars:
             return
         step = max(1, len(self.manifest.shards) // _OTHER_TARS)
@@ -336,7 +338,7 @@ class Dataset:
 
     @contextmanager
     def naming(self, path: str) -> Iterator[None]:
-        """InvalidDataError, which names the file, for a ValueError about what it says."""
+        """Turns a ValueError about the contents of a file into an InvalidDataError that names the file."""
         try:
             yield
         except ValueError as error:
@@ -354,9 +356,9 @@ class Dataset:
 
 
 def open_dataset(url: str, *, ranks: LocalRanks | None = None) -> Dataset:
-    """The dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete one, and
-    InvalidDataError if its manifest says what cannot be. `ranks`: those of this host that open it, too; one of them
-    reads its tables for all."""
+    """Opens the dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete dataset, and
+    InvalidDataError if its manifest has values that cannot be right. `ranks` are the ranks of this host that open it
+    too: one of them reads the tables for all."""
     store = open_store(url)
     if ranks is None or ranks.num_ranks == 1:
         manifest, fingerprint = _read_manifest(store, url)

@@ -1,4 +1,4 @@
-"""Errors that end a command with a message instead of a traceback. jobs/endings.py gives each family its exit code."""
+"""Errors that end a command with a message instead of a traceback; jobs/exit_codes.py gives each its exit code."""
 
 import errno
 
@@ -9,7 +9,11 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 class PrintableError(Exception):
     """The message may quote names from data. As text it holds no control character, so that it can be printed by a
-    loop of the user's own, whose output nobody else escapes."""
+    loop of the user's own, whose output nobody else escapes. `todo`, what to do about it, ends the message."""
+
+    def __init__(self, what: object = "", *, todo: str = "") -> None:
+        super().__init__(f"{what}; {todo}" if todo else what)
+        self.what, self.todo = what, todo
 
     def __str__(self) -> str:
         return printable(super().__str__())

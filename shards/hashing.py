@@ -76,80 +76,21 @@ class Purpose:
 
 
 BLOCKS = Purpose(1, ("seed", "epoch"), "the order of an epoch's blocks")
-
-
 WINDOWS = Purpose(2, ("seed", "epoch"), "the order of a window's samples")
-
-
 CROPS = Purpose(3, ("seed", "epoch"), "the crop and flip of a sample")
-
-
 SUBSTITUTES = Purpose(4, ("seed", "sample", "number"), "the sample that replaces a damaged one")
-
-
 ROTATIONS = Purpose(5, ("seed",), "where each lane group starts in the period of a mixture")
-
-
 DROPOUT = Purpose(5, ("seed", "step", "micro_step", "rank"), "the dropout masks of a micro-batch")
-
-
 MIXUP = Purpose(6, ("seed", "step"), "the mixup weights of a batch")
-
-
 DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of a mixture")
-
-
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
-
-
 STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
-
-
 MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
-
-
 COLOURS = Purpose(0x636F6C72, ("seed", "epoch"), "3-Augment and the colour jitter of a sample")  # "colr"
-
-
 CUTMIX = Purpose(0x6375746D, ("seed", "step"), "which pairs of a batch get CutMix, and their boxes")  # "cutm"
-
-
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
-
-
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
-
-
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
-
-
 EXAMPLES = Purpose(0x6578616D, ("seed",), "the right answers that are shown beside scores")  # "exam"
-
-
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
-
-
 TEST_SPLIT = Purpose(0x74657374, ("seed",), "the images that packing sets aside as a test split")  # "test"
-
-
-PURPOSES = (
-    BLOCKS,
-    WINDOWS,
-    CROPS,
-    SUBSTITUTES,
-    ROTATIONS,
-    DROPOUT,
-    MIXUP,
-    DATASETS,
-    OPERATIONS,
-    STOCHASTIC_DEPTH,
-    MASKED_PATCHES,
-    COLOURS,
-    CUTMIX,
-    SHOTS,
-    SUBSETS,
-    HELD_OUT,
-    EXAMPLES,
-    PACKING,
-    TEST_SPLIT,
-)

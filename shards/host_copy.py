@@ -33,10 +33,13 @@ _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
 @dataclass(kw_only=True)
 class LocalRanks:
-    """The ranks that one start has on this host. `launch`: tells this start from others, and is the same on all of
-    them. `num_ranks`: how many they are. `is_starting`: all of them open the same tables at about this time; later,
-    each rank reads what it needs by itself. `is_alone`: another rank holds a table up, so this one reads all that is
-    to come by itself. `opened`: the tables that this rank has."""
+    """The ranks that one start has on this host.
+
+    `launch` tells this start from others, and is the same on all of them. `num_ranks` is their number. While
+    `is_starting`, all of them open the same tables at about the same time; later, each rank reads what it needs by
+    itself. `is_alone`: another rank has held up a table, so this rank reads all further tables by itself. `opened` has
+    the tables of this rank.
+    """
 
     launch: str
     num_ranks: int
@@ -58,8 +61,8 @@ def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) 
 
 
 def passing_copy(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """The same for several ranks and a table that each asks for once, at any time of the run, and drops when it has
-    moved on."""
+    """Like `one_copy`, for several ranks and a table that each asks for once, at any time of the run, and drops
+    afterwards."""
     return _shared(ranks, name, make)
 
 
@@ -73,14 +76,14 @@ def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Ta
         _sweep(folder)
         with _locked(folder / f"{key}{_LOCK}", seconds=_MOST_WAIT_SECONDS) as lock:
             owners = _owners(lock)
-            if not any(map(_is_alive, owners)):  # of an earlier start with the same name: its data may be another's now
+            if not any(map(_is_alive, owners)):  # an earlier start had the same name: its data may be outdated
                 owners = set()
                 (folder / f"{key}{_TABLE}").unlink(missing_ok=True)
             path = folder / f"{key}{_TABLE}"
             if not path.exists():
                 made = _made(make)
                 _write(path, made)
-            table, made = _mapped(path), None
+            table, made = pa.ipc.open_file(pa.memory_map(str(path))).read_all(), None
             pa.default_memory_pool().release_unused()
             owners.add(_mark(os.getpid()))
             if len(owners) >= ranks.num_ranks:
@@ -133,8 +136,8 @@ def _own_folder() -> Path:
 
 @contextmanager
 def _locked(path: Path, *, seconds: float = 0.0) -> Iterator[int]:
-    """The open lock file, which nobody else has while the block lasts. BlockingIOError if somebody has for that many
-    seconds."""
+    """Yields the open lock file, which no other process holds while the block lasts. Raises BlockingIOError if another
+    process holds it for `seconds`."""
     deadline, pause = time.monotonic() + seconds, 0.0
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -149,7 +152,7 @@ def _locked(path: Path, *, seconds: float = 0.0) -> Iterator[int]:
 
 
 def _is_free(lock: int, *, is_last_try: bool) -> bool:
-    """Whether nobody had the lock, so that this process has it now."""
+    """Takes the lock if no other process holds it, and returns whether it did."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -172,7 +175,7 @@ def _owners(lock: int) -> set[str]:
 
 
 def _mark(pid: int) -> str:
-    """The process and when it began, since the numbers of dead processes are given again; empty if it is dead."""
+    """The process and when it began, since the numbers of dead processes are used again; empty if it is dead."""
     with suppress(OSError, IndexError):
         values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "" if values[_STATE] in "XZ" else f"{pid}-{values[_BEGAN]}"
@@ -188,15 +191,11 @@ def _write(path: Path, table: pa.Table) -> None:
     unfinished = path.with_suffix(_UNFINISHED)
     try:
         with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table.combine_chunks())  # else each rank would copy them together
+            writer.write_table(table.combine_chunks())  # otherwise each rank would copy the chunks together
         unfinished.rename(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def _mapped(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
 def _sweep(folder: Path) -> None:

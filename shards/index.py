@@ -1,6 +1,5 @@
-"""The Parquet tables of a dataset: index of a shard, blocks, labels, quarantine (design.md section 2)."""
+"""The Parquet tables of a dataset: the index of each shard, blocks, labels and quarantine, with their readers."""
 
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,11 +11,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from shards.config_values import Range
 from shards.files.typed_json import read_record
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
 from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
-from shards.schema.config_values import Range
-from shards.tables import MOST_ROWS, TableSchema, arrow_faults, list_lengths, numbers, read_checked, refuse_outside
+from shards.tables import (
+    MOST_ROWS,
+    TableSchema,
+    arrow_faults,
+    list_lengths,
+    numbers,
+    read_checked,
+    refuse_outside,
+    table_bytes,
+)
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -35,6 +43,8 @@ INDEX_SCHEMA = pa.schema(
         ("orientation", pa.int8()),  # as in EXIF: 1 to 8, 1 is upright; height and width are before it is applied
     ]
 )
+
+
 BLOCKS_SCHEMA = pa.schema(
     [
         ("shard", pa.int32()),
@@ -44,11 +54,21 @@ BLOCKS_SCHEMA = pa.schema(
         ("num_samples", pa.int64()),
     ]
 )
-# What the block table also has where there is a rows.bin: where a block's rows end in it, and their checksum.
+
+
+# Further columns if there is a rows.bin: where a block's rows end in it, and their checksum.
 BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
+
+
 KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # of images that the plan leaves out
+
+
 KINDS = ("refused", "unlabeled", *KINDS_BY_PLAN)
+
+
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
+
+
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("position", pa.int64()),
@@ -60,9 +80,17 @@ QUARANTINE_SCHEMA = pa.schema(
         ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
     ]
 )
+
+
 _COMMIT_KEY = b"patchline"
+
+
 _MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
+
+
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
+
+
 INDEX_RULES = TableSchema(
     schema=INDEX_SCHEMA,
     ranges={
@@ -76,8 +104,10 @@ INDEX_RULES = TableSchema(
         "weights": Range(0),
         "orientation": Range(1, 8),
     },
-    may_be_null=frozenset({"labels", "weights"}),  # as in tables made by others: no labels, no weights
+    may_be_null=frozenset({"labels", "weights"}),  # tables made by others may have no labels or weights
 )
+
+
 BLOCKS_RULES = TableSchema(
     schema=BLOCKS_SCHEMA,
     ranges={
@@ -88,21 +118,33 @@ BLOCKS_RULES = TableSchema(
         "num_samples": Range(1, MOST_SHARD_SAMPLES),
     },
 )
+
+
 BLOCK_ROWS_RULES = TableSchema(
     schema=pa.unify_schemas([BLOCKS_SCHEMA, BLOCK_ROWS_SCHEMA]), ranges={**BLOCKS_RULES.ranges, "rows_end": _BYTES}
 )
+
+
 LABELS_RULES = TableSchema(
     schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
 )
+
+
 QUARANTINE_RULES = TableSchema(
     schema=QUARANTINE_SCHEMA,
     ranges={"position": Range(0, MOST_SAMPLES)},
     may_be_null=frozenset({"match", "distance"}),
 )
+
+
 # "list.csv row 27: the weight 'x': allowed: numbers": a reason about a table's row begins with it.
 _ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
+
+
 # Details of one image are quoted as Python's repr does it. No quote opens within a word: "the source's root".
 _QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""
+
+
 # Numbers and the like come last, or what is allowed: "too large: 70000000 bytes", "a label is a dict; allowed: text".
 _DETAIL = r"(?s)(?:[;,] allowed)?: .*"
 
@@ -118,7 +160,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCommit:
-    """The footer of an index file, which commits its shard: what its tar is, and by which plan.
+    """The footer of an index file, which commits its shard: size and sha256 of its tar, and the hash of the plan.
 
     `data_end` is where the last sample ends in the tar, before the end-of-archive marker.
     """
@@ -147,13 +189,6 @@ class IndexRow:
     orientation: int = 1
 
 
-def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
-    """`table` as one Parquet file."""
-    file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd", row_group_size=row_group_size, write_page_checksum=True)
-    return file.getvalue()
-
-
 def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> bytes:
     """The index file of one shard, its commit record in the footer."""
     records = [vars(item) for item in rows]
@@ -175,13 +210,13 @@ def read_commit(data: bytes) -> ShardCommit:
 
 
 def read_index(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """These columns of an index file (None: all). ValueError for values that cannot be right, as from all readers
-    here."""
+    """These columns of an index file (None: all). Like all readers here, raises ValueError for values that cannot be
+    right."""
     return read_checked(data, INDEX_RULES, columns, most_rows=MOST_SHARD_SAMPLES)
 
 
 def read_rows(data: bytes) -> list[IndexRow]:
-    """All that an index file says of its samples."""
+    """All rows of an index file as Python objects."""
     records = read_index(data).select(INDEX_SCHEMA.names[2:]).to_pylist()
     lists = ("labels", "weights")
     return [IndexRow(**record | {name: tuple(record[name] or ()) for name in lists}) for record in records]
@@ -229,12 +264,12 @@ def read_blocks(data: bytes, *, has_rows: bool = False) -> BlockTable:
 
 
 def read_block_columns(data: bytes, *, has_rows: bool) -> pa.Table:
-    """The same as columns."""
+    """The block table as Arrow columns."""
     return read_checked(data, BLOCK_ROWS_RULES if has_rows else BLOCKS_RULES, most_rows=MOST_ROWS)
 
 
 def block_table(columns: pa.Table) -> BlockTable:
-    """The block table in these columns, without a copy of them."""
+    """Wraps these columns as a block table, without copying them."""
     return BlockTable(**{name: numbers(columns.column(name)) for name in columns.column_names})
 
 
@@ -252,17 +287,18 @@ def read_block_rows(data: bytes | memoryview, num_samples: int) -> SampleRows:
 
 
 def read_labels(data: bytes) -> pa.Table:
-    """The classes."""
+    """The table of classes."""
     return read_checked(data, LABELS_RULES, most_rows=MOST_CLASSES)
 
 
 def read_quarantine(data: bytes) -> pa.Table:
-    """The images left out."""
+    """The table of images that were left out."""
     return read_checked(data, QUARANTINE_RULES, most_rows=MOST_ROWS)
 
 
 def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """Each reason without the details of one image; null becomes empty."""
+    """Each reason without the details of one image, so that equal kinds of reasons are equal texts; null becomes
+    empty."""
     general = pc.fill_null(reasons, "")
     # Quoted parts go first: they may contain what looks like a row or a detail.
     for pattern, replacement in ((_QUOTED, "…"), (_ROW, ""), (_DETAIL, "")):

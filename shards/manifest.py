@@ -1,4 +1,4 @@
-"""manifest.json: written last, so a dataset that has one is complete. It fixes every byte by sha256."""
+"""manifest.json, which is written last, so that a dataset with one is complete. It fixes every byte by sha256."""
 
 import hashlib
 import json
@@ -10,9 +10,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any
 
+from shards.config_values import Range, allowed_instead, shown_value
 from shards.files.typed_json import is_unicode, not_plain, not_sha256, parse_json, record_from, records_from
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
-from shards.schema.config_values import Range, allowed_instead, shown_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ class ShardRecord:
 
 
 class ShardColumns(Sequence[ShardRecord]):
-    """The shards as columns, of which a record is made when it is asked for: 300,000 records take 200 MB."""
+    """The shards as columns. A record is made only when it is asked for, since 300,000 records take 200 MB."""
 
     @abstractmethod
     def column(self, name: str) -> "NDArray[np.int64]":
@@ -121,9 +121,11 @@ class Manifest:
 
     @staticmethod
     def from_bytes(data: bytes, *, read_table: ReadTable | None = None) -> "Manifest":
-        """Raises ValueError for anything but a manifest of these format versions whose every value can be right, and
-        what `read_table` raises, which datasets of many shards need: it gives the shards and the sha256 of every file,
-        from those that manifest.json has."""
+        """Reads manifest.json. Raises ValueError for another format version or values that cannot be right.
+
+        A dataset of many shards has them in a second file: `read_table` reads it, given the `files` of manifest.json,
+        and returns the shards and the sha256 of every file. What it raises is passed on.
+        """
         found = parse_json(data)
         if not isinstance(found, dict):
             raise ValueError(f"not a manifest: it is {shown_value(found)}; allowed: an object")
@@ -147,7 +149,8 @@ class Manifest:
 
 
 def fingerprint_of(manifest: bytes) -> str:
-    """sha256 of manifest.json without description and licence: changing these does not make another dataset."""
+    """The sha256 of manifest.json without description and licence, since changing these does not make another
+    dataset."""
     return sha256_hex(_LINE_FOR_PEOPLE.sub(b"", manifest))
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.config_values import Range
 from shards.images.config import ImageLimits
-from shards.index import table_bytes
 from shards.manifest import (
     MANIFEST_PATH,
     MOST_SHARD_SAMPLES,
@@ -29,9 +29,8 @@ from shards.manifest import (
     refuse_paths,
     sha256_hex,
 )
-from shards.schema.config_values import Range
 from shards.store import Store
-from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked
+from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked, table_bytes
 
 MOST_LISTED_SHARDS = 4096  # in manifest.json: 1.3 MB, read in a tenth of a second
 _SHA256 = pa.binary(32)
@@ -96,8 +95,8 @@ def write_manifest(store: Store, manifest: Manifest) -> Manifest:
 
 
 def read_manifest(store: Store) -> tuple[Manifest, str]:
-    """The manifest and its fingerprint. Raises MissingObjectError without one, and ValueError for one that cannot be
-    right."""
+    """The manifest and its fingerprint. Raises MissingObjectError if there is none, and ValueError for values that
+    cannot be right."""
     data = store.read(MANIFEST_PATH)
     manifest = Manifest.from_bytes(data, read_table=lambda files: shards_and_files(store.read(SHARDS_PATH), files))
     return manifest, fingerprint_of(data)
@@ -105,7 +104,7 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
 
 def shards_and_files(data: bytes, files: Mapping[str, str]) -> tuple[ShardTable, Mapping[str, str]]:
     """The shards, and the sha256 of every file, from the bytes of shards.parquet and the `files` of manifest.json.
-    ValueError if they are others than these files say, or cannot be right."""
+    Raises ValueError if the bytes do not match `files`, or have values that cannot be right."""
     if sha256_hex(data) != files.get(SHARDS_PATH):
         raise ValueError(f"{SHARDS_PATH} is not the file that the manifest has the sha256 of")
     try:
@@ -117,8 +116,8 @@ def shards_and_files(data: bytes, files: Mapping[str, str]) -> tuple[ShardTable,
 
 
 def table_of(manifest: Manifest) -> pa.Table:
-    """The manifest as one table, everything but the shards in its metadata. Only ranks of one start exchange it
-    (shards/host_copy.py): it was checked when the manifest was read."""
+    """The manifest as one table, with everything but the shards in its metadata. It is passed only between ranks of one
+    start (shards/host_copy.py), so it is not checked again."""
     table = manifest.shards.table if isinstance(manifest.shards, ShardTable) else _columns_of(manifest)
     files = manifest.files.others if isinstance(manifest.files, _Files) else _other_files(manifest)
     rest = {
@@ -135,7 +134,7 @@ def manifest_from(table: pa.Table) -> Manifest:
 
 
 def array_of(values: NDArray[Any]) -> pa.Array:
-    """An array as Arrow's, without a copy. Arrow's own way loads pandas if it is installed, as for texts."""
+    """A NumPy array as an Arrow array, without a copy. Arrow's own conversion loads pandas if it is installed."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, pa.py_buffer(values)])
 
@@ -169,7 +168,7 @@ def _hashes(hashes: Sequence[bytes]) -> pa.Array:
 
 
 class _Files(Mapping[str, str]):
-    """The sha256 of every file: those of indices are in a column."""
+    """The sha256 of every file. Those of index files are in a column of the shards' table."""
 
     def __init__(self, others: Mapping[str, str], of_index: pa.ChunkedArray) -> None:
         self.others, self._of_index = others, of_index

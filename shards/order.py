@@ -94,7 +94,7 @@ class _Epoch:
 
 
 def _permuted(block_sizes: NDArray[np.int64], *, key: int) -> Arrays:
-    """What an `_Epoch` is made of, in the order of this key."""
+    """The arrays that an `_Epoch` is made of, with the blocks in the order of this key."""
     hashed = hash_array(np.arange(block_sizes.size, dtype=np.int64), key=key)
     # No two hashes are equal (each step of the hash can be undone), so every way of sorting gives this order, and the
     # fastest is twice as fast as a stable one.
@@ -123,7 +123,7 @@ class SampleOrder:
         self.block_sizes = np.asarray(block_sizes, dtype=np.int64)
         if self.block_sizes.ndim != 1 or self.block_sizes.size == 0 or int(self.block_sizes.min()) < 1:
             raise ValueError("block_sizes must be a non-empty list of sizes of 1 or more; repack the dataset")
-        if self.block_sizes.sum(dtype=np.float64) >= MOST_SAMPLES:  # 64-bit sums would begin again below zero
+        if self.block_sizes.sum(dtype=np.float64) >= MOST_SAMPLES:  # 64-bit sums would overflow
             raise ValueError(f"block_sizes add up to more than {MOST_SAMPLES:,} samples; repack the dataset")
         self.num_samples = int(self.block_sizes.sum())
         if not 1 <= lanes <= self.num_samples:
@@ -200,18 +200,18 @@ class SampleOrder:
             ids = np.concatenate([one.ids() for one in self.window_slices(window)])
             found = ids[self.shuffle(window, ids)]
             with self._lock:
-                if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: drop the oldest, they are passed
+                if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: the oldest are over
                     del self._windows[next(iter(self._windows))]
                 self._windows[window] = found
         return found
 
     def shuffle(self, window: WindowId, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in `ids`, the samples of a window block by block, each sample of the shuffled window is."""
+        """Positions in `ids`, which has the samples of a window block by block, in the order of the shuffled window."""
         hashed = hash_array(ids, key=WINDOWS.key(self.seed, window.epoch))
         return np.argsort(hashed, kind="stable")
 
     def window_slices(self, window: WindowId) -> tuple[BlockSlice, ...]:
-        """The blocks of a window, in permuted order; of a block that two lanes share, the slice in this lane."""
+        """The blocks of a window, in permuted order. Of a block that two lanes share, only this lane's slice."""
         table = self._epoch(window.epoch)
         start, end = table.window_bounds(window.lane, window.window)
         slices = []
@@ -234,8 +234,8 @@ class SampleOrder:
         return WindowId(epoch=window.epoch + 1, lane=lane, window=0)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        """Made once, by whoever asks first; only those who need this very epoch wait for it: of millions of blocks it
-        takes a second."""
+        """The table of an epoch, which the first thread that asks for it makes. Only threads that need this epoch wait
+        for it: for millions of blocks it takes a second."""
         with self._lock:
             found, is_ours = self._epochs.get(epoch), False
             if found is None:

@@ -14,7 +14,8 @@ _NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT by the standard; some programs write
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """Rows and columns are swapped, then mirrored. `transpose` is Pillow's name for it (None: nothing to do)."""
+    """How an image is turned upright: rows and columns are swapped, then mirrored. `transpose` is Pillow's name for it
+    (None: nothing to do)."""
 
     is_exchanged: bool
     is_upside_down: bool
@@ -38,9 +39,10 @@ TURNS = {
 
 
 def orientation_of(exif: bytes) -> int:
-    """1 to 8; 1 (upright) if the block, given without its EXIF_PREFIX, has no orientation or is damaged.
+    """The orientation, 1 to 8, in an EXIF block given without its EXIF_PREFIX; 1 (upright) if it has none or is
+    damaged.
 
-    XMP may have an orientation too. Few decoders read it, and neither do we.
+    XMP may have an orientation too. Few decoders read it, and neither does Patchline.
     """
     order = _BYTE_ORDERS.get(exif[:4])
     if order is None:

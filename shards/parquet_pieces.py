@@ -14,13 +14,13 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shards.schema.config_values import shown_value
+from shards.config_values import shown_value
 
 _MOST_DEPTH = 12
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _STRUCT = 1, 2, 3, 7, 8, 9, 12
 Fields = dict[int, Any]
 Data = bytes | memoryview
-# The fields of a struct that are wanted: of a struct, its own; of a list, those of its items. `made` takes each struct.
+# The wanted fields, by number: of a struct, its own fields; of a list, those of its items.
 Wanted = Mapping[int, "Want"]
 FOOTER_END_BYTES = 8  # the footer's length and the magic word
 MOST_FOOTER_BYTES = 1 << 25
@@ -29,23 +29,24 @@ _ENCRYPTED = "it is encrypted; give a copy that is not"
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: no value repeats parts of the one before
 _HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}  # a kind's own header, and the encoding's field in it
-_FREE_PAGE_BYTES = 64 << 20  # of a column of others, whatever it declares: writers may count otherwise
-_MOST_RATIO = 1024  # of a larger page's bytes to those that it has in the file
+_FREE_PAGE_BYTES = 64 << 20  # allowed to any column of others, since writers count the declared bytes differently
+_MOST_RATIO = 1024  # of a larger page's decompressed bytes to its bytes in the file
 _MOST_HEADER_BYTES = 16 << 20  # as Arrow allows
-MOST_BATCH_BYTES = 1 << 30  # what a batch may take, even if all its values are the longest of a dictionary
-_HEADER_BYTES = 4096  # most headers of pages have fewer
+MOST_BATCH_BYTES = 1 << 30  # that a batch may take, even if all its values are the longest of a dictionary
+_HEADER_BYTES = 4096  # more than most headers of pages have
 
 
 class Want:
-    """A field that is kept; others are passed over without taking memory."""
+    """A field that is kept; `made` turns its struct into something else. Other fields are passed over without taking
+    memory."""
 
     def __init__(self, fields: Wanted | None = None, made: Callable[[Fields], Any] | None = None) -> None:
         self.fields, self.made = fields or {}, made
 
 
 def read_struct(data: Data, at: int, wanted: Wanted, *, depth: int = 0) -> tuple[Fields, int]:
-    """The wanted fields of a struct by their numbers, and where it ends. IndexError if the data ends first; ValueError
-    for anything else that cannot be right."""
+    """Returns the wanted fields of a struct by their numbers, and where it ends. Raises IndexError if the data ends
+    first, and ValueError for anything else that cannot be right."""
     if depth > _MOST_DEPTH:
         raise ValueError("it is nested too deep")
     fields: Fields = {}
@@ -128,7 +129,7 @@ _PAGE = {1: Want(), 2: Want(), 3: Want()} | {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """A column's part of a row group; `column` is the name of the whole column, without those of lists in it."""
+    """A column's part of a row group; `column` is the name of the whole column, without the names of lists in it."""
 
     column: str
     num_values: int
@@ -147,7 +148,7 @@ class Group:
     chunks: tuple[Chunk, ...]
 
     def chunks_of(self, columns: Sequence[str]) -> list[Chunk]:
-        """Those of these columns."""
+        """Returns the chunks of these columns."""
         return [chunk for chunk in self.chunks if chunk.column in columns]
 
 
@@ -162,8 +163,8 @@ class _Page:
 
 
 class PageCheck:
-    """Looks at the headers of a column's pages as its bytes pass, from the first on. ValueError for the first page that
-    declares more than the column, or more than can be in its bytes.
+    """Looks at the headers of a column's pages as its bytes pass, from the first on. Raises ValueError for the first
+    page that declares more than the column, or more than can be in its bytes.
 
     `ours`: the file is written by us, so its pages have simple encodings and add up to what the column declares.
     """
@@ -175,7 +176,7 @@ class PageCheck:
         self._kept = b""  # the beginning of a header that is cut off
 
     def add(self, data: bytes | memoryview) -> None:
-        """The bytes that follow those seen."""
+        """Looks at the bytes that follow those seen."""
         begin = self.seen - len(self._kept)
         if self._kept:
             data, self._kept = self._kept + bytes(data), b""
@@ -193,8 +194,8 @@ class PageCheck:
             raise self._fault(str(error)) from error
 
     def repeated_bytes(self, data: bytes) -> int:
-        """Reads from the column's first bytes the most bytes that a value may have which the file holds only once; 0 if
-        each value is there as often as it is used."""
+        """Reads from the column's first bytes the most bytes of a value that the file may hold only once, although it
+        is used often. Returns 0 if each value is there as often as it is used."""
         try:
             page = _page(data, 0)
         except (LookupError, TypeError, ValueError):  # add() says what is wrong
@@ -221,8 +222,8 @@ class PageCheck:
 
 
 def footer_bytes(end: bytes, most: int = MOST_FOOTER_BYTES) -> int:
-    """Bytes of a file's footer, from the file's last FOOTER_END_BYTES. ValueError if it is no Parquet file, or if they
-    are more than `most`."""
+    """Returns the number of bytes of a file's footer, read from the file's last FOOTER_END_BYTES. Raises ValueError if
+    it is no Parquet file, or if they are more than `most`."""
     if len(end) >= FOOTER_END_BYTES and end[-4:] == _ENCRYPTED_MAGIC:
         raise ValueError(_ENCRYPTED)
     if len(end) < FOOTER_END_BYTES or end[-4:] != _MAGIC:
@@ -234,7 +235,7 @@ def footer_bytes(end: bytes, most: int = MOST_FOOTER_BYTES) -> int:
 
 
 def read_groups(footer: bytes) -> tuple[int, tuple[Group, ...]]:
-    """The rows that a footer declares, and its row groups. ValueError if it is damaged."""
+    """Returns the number of rows that a footer declares, and its row groups. Raises ValueError if it is damaged."""
     try:
         fields, _ = read_struct(footer, 0, _FOOTER)
         if not all(isinstance(group, Group) for group in fields[4]):
@@ -245,7 +246,8 @@ def read_groups(footer: bytes) -> tuple[int, tuple[Group, ...]]:
 
 
 def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -> None:
-    """ValueError if a page of these columns of our own file is not within the column's part of it, or declares more."""
+    """Raises ValueError if a page of these columns of our own file is not within the column's part of it, or declares
+    more."""
     for group in groups:
         for chunk in group.chunks_of(columns):
             refuse_place(chunk, len(data))
@@ -253,7 +255,7 @@ def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -
 
 
 def refuse_place(chunk: Chunk, num_bytes: int) -> None:
-    """ValueError if a column's pages are not within the file's bytes, or cannot be read."""
+    """Raises ValueError if a column's pages are not within the file's bytes, or cannot be read."""
     refuse_encrypted(chunk)
     if chunk.num_values and not 0 < chunk.begin <= chunk.end <= num_bytes:  # without values it has no pages
         what = f"its pages are said to be at bytes {chunk.begin} to {chunk.end} of {num_bytes}"
@@ -261,7 +263,7 @@ def refuse_place(chunk: Chunk, num_bytes: int) -> None:
 
 
 def refuse_encrypted(chunk: Chunk) -> None:
-    """ValueError if a column cannot be read without a key."""
+    """Raises ValueError if a column cannot be read without a key."""
     if chunk.is_encrypted:
         raise ValueError(f"column {shown_value(chunk.column)}: {_ENCRYPTED}")
 
@@ -326,7 +328,7 @@ def _whole(value: object) -> int:
 
 
 class ParquetPieces:
-    """The footer of an open file, and batches of its rows. Everything raises ValueError or what Arrow raises.
+    """The footer of an open file, and batches of its rows. All methods raise ValueError or the errors of Arrow.
 
     `ours`: the file is written by us. With `buffer_size`, columns are read in such pieces instead of whole.
     """
@@ -352,7 +354,8 @@ class ParquetPieces:
     def batches(
         self, columns: Sequence[str], *, rows: int, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Up to `rows` rows at a time: fewer where a dictionary has values so long that a batch could be too large."""
+        """Yields up to `rows` rows at a time: fewer if a dictionary has values so long that a batch could be too
+        large."""
         opened = self._opened()
         for number in range(len(self.groups)) if groups is None else groups:
             chunks = [chunk for chunk in self.groups[number].chunks_of(columns) if chunk.num_values]
@@ -365,7 +368,7 @@ class ParquetPieces:
             yield from opened.iter_batches(size, row_groups=[number], columns=list(columns), use_threads=False)
 
     def read(self, columns: Sequence[str], *, rows: int, groups: Sequence[int] | None = None) -> pa.Table:
-        """All of it. ValueError if it is too large for memory."""
+        """Reads all rows. Raises ValueError if they are too large for memory."""
         batches, num_bytes = [], 0
         for batch in self.batches(columns, rows=rows, groups=groups):
             batches.append(batch)
@@ -388,7 +391,8 @@ class ParquetPieces:
         return read_groups(self._file.read(num_bytes))
 
     def _longest(self, chunk: Chunk, rows: int) -> int:
-        """Bytes that no value of a column has more of, unless `rows` rows of it fit in any case."""
+        """Returns the most bytes that a value of a column may have. They are read from its first page only if `rows`
+        such values might be too many."""
         if rows * chunk.num_bytes <= MOST_BATCH_BYTES:
             return chunk.num_bytes
         self._file.seek(chunk.begin)
@@ -406,8 +410,8 @@ class _PagesFile(io.RawIOBase):
         self._checks: dict[int, PageCheck] = {}
 
     def watch(self, chunks: Sequence[Chunk]) -> None:
-        """Lets only these columns be read from now on. ValueError if they overlap; without any, everything can be
-        read."""
+        """Lets only these columns be read from now on, or everything if there are none. Raises ValueError if they
+        overlap."""
         self._watched = sorted(chunks, key=lambda chunk: chunk.begin) or None
         self._checks = {}
         for before, after in zip(self._watched or (), (self._watched or ())[1:], strict=False):
@@ -415,24 +419,24 @@ class _PagesFile(io.RawIOBase):
                 raise ValueError(f"columns {shown_value(before.column)} and {shown_value(after.column)} overlap")
 
     def readable(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """The next byte to be read."""
+        """Returns the position of the next byte to be read."""
         return int(self._file.tell())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a byte of the file."""
+        """Moves to a byte of the file."""
         self._file.seek(offset, whence)
         return self.tell()
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to `size` bytes, all that is left where it is negative."""
+        """Reads up to `size` bytes, or all that are left if `size` is negative or None."""
         most = None if size is None or size < 0 else size
         if self._watched is None:
             return bytes(self._file.read(most))

@@ -26,44 +26,6 @@ Ids = NDArray[np.int64]
 PART_VERSION = 1
 
 
-def labels_of(dataset: Dataset, *, what: str) -> Ids:
-    """int64[N]: the label of every sample. UserError if a sample has several or none, which `what` needs.
-
-    Reads the index of every shard, and no image; the ranks of a host do so once.
-    """
-    [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
-    return labels
-
-
-def _labels_of(dataset: Dataset, *, what: str) -> Ids:
-    found = []
-    for shard in range(len(dataset.manifest.shards)):
-        rows = dataset.sample_rows(shard)
-        nums = np.diff(rows.label_ends)
-        if (nums != 1).any():
-            num = int(nums[nums != 1][0])
-            raise UserError(
-                f"{dataset.url} has a sample with {num or 'no'} label{'s' * (num > 1)}; {what} needs images with "
-                "exactly one label: give another dataset"
-            )
-        found.append(rows.label_values.astype(np.int64))
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
-
-
-def refuse_too_few(labels: Ids, names: Sequence[str], *, least: int, flag: str, url: str) -> None:
-    """UserError if a class has fewer images than `least`, which `flag` asks for; `names` are those of the classes."""
-    nums = np.bincount(labels, minlength=len(names))
-    short = np.flatnonzero(nums < least)
-    if short.size:
-        fewest = int(short[np.argmin(nums[short])])
-        others = f" ({short.size} of {len(names)} classes have too few)" if short.size > 1 else ""
-        raise UserError(
-            f"{url} has {nums[fewest]} images of class {printable_name(names[fewest])!r}, fewer than {flag}"
-            f"{others}; allowed: at most {nums.min()} here"
-            + ("" if nums.min() else ": none; give a dataset with images of every class")
-        )
-
-
 @dataclass(frozen=True)
 class Runs:
     """Sample ids first[i] .. first[i] + count[i] - 1, rising; int64[n] both."""
@@ -87,7 +49,7 @@ class Runs:
         return np.asarray(np.repeat(self.first - starts, self.count) + np.arange(self.num_samples), dtype=np.int64)
 
     def num_below(self, ids: Ids) -> Ids:
-        """How many are below each of `ids`; same shape."""
+        """The number of ids in the runs that are below each of `ids`; same shape."""
         if not self.first.size:
             return np.zeros_like(ids)
         run = np.maximum(np.searchsorted(self.first, ids, side="left") - 1, 0)
@@ -95,7 +57,7 @@ class Runs:
         return np.asarray(before + np.clip(ids - self.first[run], 0, self.count[run]), dtype=np.int64)
 
     def at(self, places: Ids) -> Ids:
-        """The ids at these places of all, counted from 0; same shape."""
+        """The ids at these places, counted from 0 over all runs; same shape."""
         run = np.searchsorted(self.ends, places, side="right")
         return np.asarray(self.first[run] + places - (self.ends[run] - self.count[run]), dtype=np.int64)
 
@@ -106,7 +68,7 @@ def between(first: int, end: int) -> Runs:
 
 
 def single(ids: Ids) -> Runs:
-    """Each id as a run of its own; `ids` rise."""
+    """Each id as a run of its own. `ids` must be in rising order."""
     return Runs(ids, np.ones_like(ids))
 
 
@@ -119,8 +81,8 @@ def cut(runs: Runs, block_first: Ids) -> Runs:
 
 
 def chosen(runs: Runs, num_samples: int, *, names: Ids, key: int) -> Runs:
-    """The first `num_samples` ids, with the runs in the order of the hash of their `names`, int64[n]. Nested: fewer are
-    among more of the same runs."""
+    """Chooses `num_samples` ids: whole runs, in the order of the hash of their `names` (int64[n]), the last one cut. A
+    smaller choice of the same runs is a part of a larger one."""
     order = np.argsort(hash_array(names, key=key), kind="stable")
     ends = np.cumsum(runs.count[order])
     last = int(np.searchsorted(ends, num_samples))
@@ -139,7 +101,7 @@ def joined(runs: Runs) -> Runs:
 
 
 def without(runs: Runs, others: Runs) -> Runs:
-    """The ids of `runs` but for those of `others`, all of which are among them."""
+    """The ids of `runs` except those of `others`, all of which are among them."""
     edges = np.unique(np.concatenate([runs.first, runs.first + runs.count, others.first, others.first + others.count]))
     first, end = edges[:-1], edges[1:]
     stays = (runs.num_below(end) > runs.num_below(first)) & (others.num_below(end) == others.num_below(first))
@@ -155,8 +117,45 @@ def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
     return np.sort(ids[order[(firsts[:, None] + np.arange(num_samples)).ravel()]])
 
 
+def labels_of(dataset: Dataset, *, what: str) -> Ids:
+    """int64[N]: the label of every sample. Raises UserError if a sample has several or none; `what` says in the message
+    what needs exactly one. Reads the index of every shard, and no image; the ranks of a host do so once."""
+    [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
+    return labels
+
+
+def _labels_of(dataset: Dataset, *, what: str) -> Ids:
+    found = []
+    for shard in range(len(dataset.manifest.shards)):
+        rows = dataset.sample_rows(shard)
+        nums = np.diff(rows.label_ends)
+        if (nums != 1).any():
+            num = int(nums[nums != 1][0])
+            raise UserError(
+                f"{dataset.url} has a sample with {num or 'no'} label{'s' * (num > 1)}; {what} needs images with "
+                "exactly one label: give another dataset"
+            )
+        found.append(rows.label_values.astype(np.int64))
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+
+def refuse_too_few(labels: Ids, names: Sequence[str], *, least: int, flag: str, url: str) -> None:
+    """Raises UserError if a class has fewer images than `least`, which `flag` asks for. `names` are the names of the
+    classes."""
+    nums = np.bincount(labels, minlength=len(names))
+    short = np.flatnonzero(nums < least)
+    if short.size:
+        fewest = int(short[np.argmin(nums[short])])
+        others = f" ({short.size} of {len(names)} classes have too few)" if short.size > 1 else ""
+        raise UserError(
+            f"{url} has {nums[fewest]} images of class {printable_name(names[fewest])!r}, fewer than {flag}"
+            f"{others}; allowed: at most {nums.min()} here"
+            + ("" if nums.min() else ": none; give a dataset with images of every class")
+        )
+
+
 class Part(Dataset):
-    """The samples `runs` of a dataset. `fingerprint`: of the dataset and the runs."""
+    """The samples `runs` of a dataset. Its `fingerprint` is a hash of the dataset's and of the runs."""
 
     def __init__(self, whole: Dataset, runs: Runs, *, is_scattered: bool) -> None:
         digest = hashlib.sha256(whole.fingerprint.encode())
@@ -209,7 +208,7 @@ class Part(Dataset):
         return rows
 
     def _read_bytes(self, blocks: BlockTable) -> Ids:
-        """int64[num_blocks]: what is read of each. Reads the index of every shard."""
+        """int64[num_blocks]: the bytes that are read of each block. Reads the index of every shard."""
         found = []
         for shard in np.unique(blocks.shard).tolist():
             rows = self.sample_rows(shard)
@@ -222,11 +221,11 @@ class Part(Dataset):
 
 
 def opened_parts(dataset: Dataset, subset: SubsetConfig, held_out: HeldOutConfig) -> tuple[Dataset, Dataset | None]:
-    """The part that is trained on, and the one that is held out (None: none). UserError for a part of no samples, for
-    more samples than there are, and for classes with fewer samples than asked for.
+    """Opens the part that is trained on, and the one that is held out (None: none).
 
-    The range is taken first, the held-out part out of it, the subset out of the rest. Reads the index of every shard
-    for a number per class, and for tars made by others; else nothing.
+    Raises UserError for a part without samples, for more samples than there are, and for classes with fewer samples
+    than asked for. The range is taken first, then the held-out part from it, then the subset from the rest. The index
+    of every shard is read only for a number per class, and for tars made by others.
     """
     if subset.is_whole and held_out.is_none:
         return dataset, None
@@ -260,7 +259,7 @@ def _range(dataset: Dataset, subset: SubsetConfig) -> Runs:
 
 
 def _number(what: str, share: float, count: int, available: int, *, url: str) -> int:
-    """How many samples are meant. UserError for none, and for more than there are."""
+    """The number of samples that are asked for. Raises UserError for none, and for more than there are."""
     if count > available:
         raise UserError(f"{what}.count is {count:,}; allowed: at most {available:,}, which {url} has for it")
     number = count or round(share * available)
@@ -291,7 +290,8 @@ def _per_class(dataset: Dataset, runs: Runs, subset: SubsetConfig) -> Runs:
 
 
 def settings_of(config: SubsetConfig | HeldOutConfig) -> dict[str, int | float]:
-    """What determines a part, to see whether it is still the same; what has its default is left out."""
+    """What determines a part, without settings that are at their defaults, to see whether a resumed run has the same
+    part."""
     kind = type(config)()
     given = {name: value for name, value in asdict(config).items() if value != getattr(kind, name)}
     return given | {"version": PART_VERSION}

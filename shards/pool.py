@@ -80,10 +80,10 @@ class Pool:
         self._changed = threading.Condition()
         self._urgent: deque[_Task] = deque()
         self._patient: deque[_Task] = deque()
-        self._later: list[tuple[float, int, _Task]] = []  # a heap; by the time when they become due
+        self._later: list[tuple[float, int, _Task]] = []  # a heap, ordered by the time when tasks become due
         self._running: set[Future[Any]] = set()
         self._threads: set[threading.Thread] = set()
-        self._num_threads = 0  # without those whose task no longer counts
+        self._num_threads = 0  # not counting threads whose task no longer counts
 
     @property
     def is_closed(self) -> bool:
@@ -105,7 +105,7 @@ class Pool:
     def submit(
         self, run: Callable[[], Result], *, urgent: bool = False, future: Future[Result] | None = None
     ) -> Future[Result]:
-        """The task's future, `future` itself if given. Raises CancelledError if the pool is closed.
+        """Returns the task's future, which is `future` if given. Raises CancelledError if the pool is closed.
 
         The future raises CancelledError if the pool is closed before the task ends, and StorageError if this process
         can start no thread.
@@ -165,7 +165,7 @@ class Pool:
         return CancelledError(f"the pool {self._name!r} is closed")
 
     def _leave(self, future: Future[Any]) -> None:
-        """A task whose future somebody else has set no longer counts."""
+        """Stops counting a task whose future somebody else has set."""
         with self._changed:
             left = [entry for entry in self._later if entry[2].future is not future]
             if len(left) < len(self._later):
@@ -206,7 +206,7 @@ class Pool:
         return max(min(self._most_urgent(), urgent), patient) + bool(self._later)
 
     def _most_urgent(self) -> int:
-        """How many tasks may run at a time if they are urgent. A lower limit means these, too."""
+        """The number of urgent tasks that may run at a time. It falls with `limit`."""
         return self._limit + min(self._reserve, self._limit)
 
     def _take_waiting(self) -> list[_Task]:
@@ -218,7 +218,7 @@ class Pool:
         return waiting
 
     def _work(self) -> None:
-        """One task after another."""
+        """Runs one task after another: the body of every thread."""
         try:
             while task := self._next():
                 if self._later:
@@ -229,7 +229,7 @@ class Pool:
                     result = run()
                 except BaseException as raised:
                     error = raised
-                del task, run  # first: whoever waits for the end may count what the task held as freed
+                del task, run  # before the end is known: a waiter may rely on its memory being freed
                 is_counted = self._end(future)
                 _set(future, result, error)
                 del future, result, error
@@ -269,7 +269,7 @@ class Pool:
         return None
 
     def _end(self, future: Future[Any]) -> bool:
-        """Whether the thread of a task that has returned still counts."""
+        """Ends a task that has returned; returns whether its thread still counts."""
         with self._changed:
             is_counted = future in self._running
             self._running.discard(future)

@@ -1,18 +1,36 @@
-"""What reading needs of a dataset's tables, as arrays: the rows of a shard's index, and the places of all blocks."""
+"""The rows of a shard's index and the places of all blocks, as the arrays that reading needs.
+
+The `refuse_` functions compare them, and other columns of a dataset's tables, with the manifest. They are vectorised
+and raise ValueError; the caller, who knows the file's name, adds it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shards.config_values import shown_value
+from shards.images.config import PACKED_FORMATS
+from shards.manifest import Manifest, ShardRecord
+from shards.tables import list_lengths, numbers
+
 NO_WEIGHT = -1.0
-MOST_GAP_BYTES = 256 << 10  # that are read and thrown away to save a request
+MOST_GAP_BYTES = 256 << 10  # gaps up to this size are read and thrown away to save a request
 ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
 # How rows.bin has these columns. An image has less than 2 GiB.
 _STORED = {"offset": "<i8", "size": "<u4", "height": "<i4", "width": "<i4", "crc32": "<u4", "orientation": "i1"}
 _STORED_NUMBER, _STORED_WEIGHT = "<i4", "<f4"
+# Column, the pattern of its texts, and what is allowed in words.
+_OUR_NAMES = (
+    ("key", r"^[0-9]{10,}\z", "ten digits or more"),
+    ("ext", rf"^({'|'.join(PACKED_FORMATS)})\z", ", ".join(PACKED_FORMATS)),
+)
+_OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z", "a suffix without a path"))
+_MOST_ROW_BYTES = 1 << 20  # bytes of a sample in rows.bin: 131,072 labels with weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +53,7 @@ class SampleRows:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the arrays."""
+        """Bytes of memory that the arrays take."""
         return sum(array.nbytes for array in vars(self).values())
 
     def labels_of(self, row: int) -> tuple[int, ...]:
@@ -75,7 +93,8 @@ class SampleRows:
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, num_samples: int) -> "SampleRows":
-        """What `to_bytes` wrote. ValueError if the bytes are not those of as many rows; values are not checked."""
+        """Reads what `to_bytes` wrote. Raises ValueError if the bytes are not those of `num_samples` rows; values are
+        not checked."""
         columns, begin = dict[str, NDArray[Any]](), 0
         for name, kind in (_STORED | {"num_labels": _STORED_NUMBER}).items():
             end = begin + num_samples * np.dtype(kind).itemsize
@@ -96,7 +115,7 @@ class SampleRows:
 
     @staticmethod
     def joined(parts: Sequence["SampleRows"]) -> "SampleRows":
-        """The rows of all parts, one behind the other."""
+        """The rows of all parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         has_weights = any(part.weight_values.size for part in parts)
@@ -119,11 +138,10 @@ class SampleRows:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTable:
-    """Every block's place: bytes first_byte..end_byte-1 of its shard are its samples with their headers. `read_bytes`:
-    how many of them are read at most, if not all.
+    """The place of every block: bytes first_byte..end_byte-1 of its shard are its samples with their headers.
 
-    `rows_end` and `rows_crc32` are of the block's rows in rows.bin, which begin where those of the block before end;
-    None in a dataset without that file.
+    `read_bytes` is set if fewer bytes of a block are read. `rows_end` and `rows_crc32` are about the block's rows in
+    rows.bin, which begin where those of the block before end; they are None in a dataset without that file.
     """
 
     shard: NDArray[np.int32]
@@ -139,3 +157,112 @@ class BlockTable:
     def most_bytes(self) -> NDArray[np.int64]:
         """int64[num_blocks]: bytes of each block that are read at most."""
         return self.end_byte - self.first_byte if self.read_bytes is None else self.read_bytes
+
+
+def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
+    """Refuses a shard's index unless it has as many samples as the manifest says, in rising order in its tar, with
+    labels that are classes."""
+    num_samples = rows.offset.size
+    refuse_count(num_samples, record)
+    ends = rows.offset + rows.size
+    if (row := _first(rows.offset[1:] < ends[:-1])) is not None:
+        what = f"row {row + 1} has offset {rows.offset[row + 1]}, inside or before the image of row {row}"
+        raise ValueError(f"{what}; allowed: {ends[row]} or more")
+    if num_samples and ends[-1] > record.num_bytes:
+        raise ValueError(
+            f"row {num_samples - 1} ends at byte {ends[-1]}; allowed: 0 to {record.num_bytes}, the tar's end"
+        )
+    wrong = _first((rows.label_values < 0) | (rows.label_values >= num_classes))
+    if wrong is not None:
+        row = int(np.searchsorted(rows.label_ends, wrong, side="right")) - 1
+        raise ValueError(f"row {row} has label {rows.label_values[wrong]}; allowed: 0 to {num_classes - 1}")
+
+
+def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
+    """Checks the other columns of a shard's index: rows are numbered, there is one weight per label or none, and names
+    are as packing writes them. Tars made by others have their own keys and suffixes."""
+    rows = np.arange(index.num_rows)
+    _refuse_others(numbers(index.column("shard")), np.full(index.num_rows, shard), "shard")
+    _refuse_others(numbers(index.column("row")), rows, "row")
+    num_labels, num_weights = (list_lengths(index.column(name)) for name in ("labels", "weights"))
+    if (row := _first((num_weights != 0) & (num_weights != num_labels))) is not None:
+        raise ValueError(f"row {row} has {num_weights[row]} weights; allowed: {num_labels[row]}, or none")
+    for name, pattern, allowed in _OUR_NAMES if is_ours else _OTHERS_NAMES:
+        column = index.column(name)
+        if (row := _first(pc.invert(pc.match_substring_regex(column, pattern)).to_numpy())) is not None:
+            raise ValueError(f"row {row} has {name} {shown_value(column[row].as_py())}; allowed: {allowed}")
+
+
+def refuse_count(num_rows: int, record: ShardRecord) -> None:
+    """Refuses a shard's index that does not have one row per sample."""
+    if num_rows != record.num_samples:
+        raise ValueError(f"it has {num_rows} rows; allowed: {record.num_samples}, as the manifest says")
+
+
+def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
+    """Refuses a block table unless it cuts each shard into blocks of `samples_per_block`, one after the other in the
+    tar."""
+    most = manifest.samples_per_block
+    num_samples = manifest.shard_column("num_samples")
+    a_shard = -(-num_samples // most)
+    if blocks.shard.size != a_shard.sum():
+        raise ValueError(f"it has {blocks.shard.size} blocks; allowed: {a_shard.sum()}, for the manifest's shards")
+    shard = np.repeat(np.arange(num_samples.size), a_shard)
+    before = (np.arange(shard.size) - np.repeat(np.cumsum(a_shard) - a_shard, a_shard)) * most
+    _refuse_others(blocks.shard, shard, "shard")
+    _refuse_others(blocks.first_sample_id, manifest.shard_column("first_sample_id")[shard] + before, "first_sample_id")
+    _refuse_others(blocks.num_samples, np.minimum(num_samples[shard] - before, most), "num_samples")
+    most_bytes = manifest.shard_column("num_bytes")[shard]
+    wrong = (blocks.first_byte >= blocks.end_byte) | (blocks.end_byte > most_bytes)
+    wrong[1:] |= (shard[1:] == shard[:-1]) & (blocks.first_byte[1:] < blocks.end_byte[:-1])
+    if (place := _first(wrong)) is not None:
+        found = f"block {place} is bytes {blocks.first_byte[place]} to {blocks.end_byte[place]} of shard {shard[place]}"
+        raise ValueError(f"{found}; allowed: behind the block before it, and up to {most_bytes[place]}")
+    if blocks.rows_end is not None:
+        _refuse_row_places(blocks.rows_end, blocks.num_samples)
+
+
+def _refuse_row_places(rows_end: NDArray[np.int64], num_samples: NDArray[np.int64]) -> None:
+    """Refuses a table by which a block would have no bytes in rows.bin, or more than its rows can have."""
+    if not rows_end.size:
+        return
+    a_sample = np.diff(rows_end, prepend=0) // num_samples
+    if (place := _first((a_sample < 1) | (a_sample > _MOST_ROW_BYTES))) is not None:
+        begin = rows_end[place - 1] if place else 0
+        raise ValueError(
+            f"the rows of block {place} are bytes {begin} to {rows_end[place]} of rows.bin; allowed: 1 to "
+            f"{_MOST_ROW_BYTES:,} bytes for each of its {num_samples[place]} samples"
+        )
+
+
+def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
+    """Refuses the table of classes unless they are numbered from 0, as many as the manifest says, and all named
+    differently."""
+    if labels.num_rows != num_classes:
+        raise ValueError(f"it has {labels.num_rows} rows; allowed: {num_classes}, the classes of the manifest")
+    _refuse_others(numbers(labels.column("label")), np.arange(num_classes), "label")
+    names = labels.column("name").to_pylist()
+    if len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the class {shown_value(twice)} is there twice; allowed: each name once")
+
+
+def refuse_block_reads(blocks: BlockTable, rows: SampleRows, first_sample_id: int) -> None:
+    """Checks that rows of one block, from `first_sample_id` on, have their bytes inside the block, since the block
+    table alone bounds what a reader holds."""
+    block = int(np.searchsorted(blocks.first_sample_id, first_sample_id, side="right")) - 1
+    first, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
+    if first < blocks.first_byte[block] or end > blocks.end_byte[block]:
+        allowed = f"{blocks.first_byte[block]} to {blocks.end_byte[block]}, those of their block"
+        raise ValueError(f"samples from {first_sample_id} on are bytes {first} to {end}; allowed: {allowed}")
+
+
+def _refuse_others(found: NDArray[np.int64] | NDArray[np.int32], expected: NDArray[np.int64], name: str) -> None:
+    if (place := _first(found != expected)) is not None:
+        raise ValueError(f"row {place} has {name} {found[place]}; allowed: {expected[place]}")
+
+
+def _first(wrong: NDArray[np.bool_]) -> int | None:
+    """The first place that is true; None if none is."""
+    return int(wrong.argmax()) if wrong.any() else None

@@ -59,7 +59,8 @@ class Buckets:
     stores: dict[str, "S3Store"] = field(default_factory=dict)
 
     def locate(self, url: str) -> tuple[Store, str]:
-        """The store of a URL's bucket, and the key in it. Raises ImageRefusedError for what is no such URL."""
+        """The store of a URL's bucket, and the key in it. Raises ImageRefusedError if the URL is not an s3:// URL with
+        a bucket and a key."""
         bucket, _, key = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not key or not _BUCKET.fullmatch(bucket):
             raise ImageRefusedError(f"{without_secrets(url)!r} is not s3://bucket/key")
@@ -72,6 +73,6 @@ class Buckets:
 
 
 def trust_addresses() -> None:
-    """Tells this process that the stores of its environment have just been reached: their errors are no sign of a wrong
-    address, and are waited out like those of a store that has answered."""
+    """Tells this process that the stores of its environment have just been reached. Their errors are then not taken for
+    a wrong address, but waited out like those of a store that has answered."""
     RetryBudget.is_known_to_answer = True

@@ -10,11 +10,11 @@ from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.names import names_for, splits_among
 
-_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # looked at, so that a folder of millions of images costs no time
+_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # how many are looked at, so that a folder of millions of images costs no time
 
 
 def advice(url: str) -> str:
-    """What is at `url`, and what to do; for a bucket only what a dataset needs."""
+    """Says what is at `url`, and what to do. For a bucket, it says only what a dataset needs."""
     if "://" in url:
         return _incomplete(url)
     path = Path(at_home(url))

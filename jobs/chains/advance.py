@@ -33,7 +33,7 @@ from jobs.cluster.batch_script import Piece, Request, batch_script, pieces_of, s
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted, submitted_in
-from jobs.folders import make_folder, work_in
+from jobs.output import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
 from shards.errors import TransientError, UnreachableError, UserError, WillNotSucceedError, disk_fault

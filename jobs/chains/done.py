@@ -23,14 +23,14 @@ from pipeline.checkpoints.manifest import STEPS
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import differences, whole_number
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
-from shards.packing.missing import unpacked_parts, unscanned_parts
 from shards.packing.plan import read_plan
-from shards.schema.config_values import whole_number
-from shards.schema.differences import differences
+from shards.packing.survey import unscanned_parts
+from shards.packing.write_shard import unpacked_parts
 from shards.store import open_store
 
 log = logging.getLogger(__name__)

@@ -13,16 +13,15 @@ from typing import Annotated
 
 from jobs.arguments import value_in
 from jobs.cluster.settings import refuse_wrong_limit
-from jobs.job_files import read_config
 from jobs.mistakes import similar
+from jobs.record import read_config
 from jobs.resolve import default_job
 from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, submitted_stage
-from jobs.train.sweep import swept_fields
+from jobs.train.sweep import best_of, swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
-from jobs.train.sweep_results import best_of
 from jobs.train.trials import make_room, refuse_others, score_of
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError, WillNotSucceedError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 STATE = "chain"  # the folder of the chain's own state, in the folder of the chain
 INPUTS = ("data", "weights", "run")
@@ -263,10 +262,7 @@ def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
 
 def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tuple[str, ...], ...]:
     """The arguments of each of the step's runs. `last`: the last unit of each step before it."""
-    row, second = SUBMITTED[step.stage], step.recipe
-    takes = dict(row.takes)
-    if step.stage == "evaluate" and second:  # evaluate RECIPE --weights W, as in earlier versions
-        takes["weights"] = "--weights"
+    row, second, takes = SUBMITTED[step.stage], step.recipe, SUBMITTED[step.stage].takes
     given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
     for name in INPUTS:
         source = getattr(step, name)

@@ -45,14 +45,13 @@ from jobs.cluster.submit_checks import (
     refuse_unreachable,
     refuse_wrong_place,
 )
-from jobs.folders import make_folder, work_in
-from jobs.output import put
+from jobs.output import make_folder, put, work_in
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
+from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.local_files import append_or_say
 from shards.output.terminal import printable_name
-from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
 _FLAG_OF_RUNS = re.compile(r"(?<=lower |raise | give )--(time|nodes)\b")  # in what a message says to do

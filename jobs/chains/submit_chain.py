@@ -41,8 +41,7 @@ from jobs.cluster.submit_checks import (
     refuse_unreachable,
     refuse_wrong_place,
 )
-from jobs.folders import make_folder, work_in
-from jobs.output import put
+from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.local_files import write_whole

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.cluster.settings import ClusterConfig, asked_seconds
-from jobs.folders import private_mode
+from jobs.output import private_mode
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 

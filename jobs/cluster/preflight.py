@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from jobs import exit_codes
 from jobs.cluster.folder_lock import has_flock
@@ -21,7 +20,7 @@ from jobs.cluster.preflight_nodes import deep_checks, options_of, shared_checks
 from jobs.cluster.settings import ClusterConfig, asked_seconds, read_cluster, seconds_of, with_command
 from jobs.cluster.slurm import partitions, ran, slurms_answer
 from jobs.output import put, table_of_checks
-from jobs.settings.cluster import PreflightJob
+from jobs.settings.models import PreflightJob
 from pipeline.machine.checks import local_checks
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, size
@@ -43,26 +42,24 @@ def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
     """Prints the table, or one JSON object; 0 if nothing has failed, else 1."""
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     verdicts = environment_checks(cluster, environ)
-    facts: dict[str, Any] = {}
     if job.run_dir:
         verdicts.append(judge_flock(Path(job.run_dir)))
     if job.cluster:
         verdicts += slurm_checks(cluster, nodes=job.nodes, environ=environ)
     if job.url:
-        found, facts = probe_store(job.url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
-        verdicts += found
+        verdicts += probe_store(job.url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
     has_failed = any(one.name in ("Slurm", "partition", "admission") and one.status == "failed" for one in verdicts)
     if job.cluster and not has_failed:
         waits = {"wait_seconds": job.wait_seconds, "environ": environ}
         verdicts += shared_checks(cluster, Path(job.run_dir), **waits) if job.run_dir else []  # type: ignore[arg-type]
         verdicts += deep_checks(cluster, nodes=job.nodes, **waits) if job.deep else []  # type: ignore[arg-type]
-    _tell(job, verdicts, facts)
+    _tell(job, verdicts)
     return exit_codes.FAULTS_FOUND if any(one.status == "failed" for one in verdicts) else exit_codes.DONE
 
 
-def _tell(job: PreflightJob, verdicts: Sequence[Verdict], facts: dict[str, Any]) -> None:
+def _tell(job: PreflightJob, verdicts: Sequence[Verdict]) -> None:
     counts = {status: sum(one.status == status for one in verdicts) for status in _SHOWN}
-    found = {"checks": [asdict(one) for one in verdicts], "counts": counts, "s3": facts}
+    found = {"checks": [asdict(one) for one in verdicts], "counts": counts}
     text = json.dumps(found, allow_nan=False) + "\n"
     if job.out:
         try:

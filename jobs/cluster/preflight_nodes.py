@@ -23,10 +23,10 @@ from jobs.cluster.slurm import ran
 from jobs.cluster.submit_checks import MOUNTS, file_system
 from jobs.output import put
 from pipeline.ranks.environment import place_from
+from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.typed_json import read_record
 from shards.output.terminal import printable_name
-from shards.schema.config_values import Range
 from shards.verifying.verdict import Verdict
 
 SLOW = 1.15  # times the median over all nodes

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jobs.cluster.secret_names import refuse_secret_lines, refuse_wrong_names
-from jobs.job_files import read_config
+from jobs.record import read_config
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.url_secrets import has_secret
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 # What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
 _WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")

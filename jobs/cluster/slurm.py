@@ -17,10 +17,10 @@ from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.secret_names import is_passed_on, is_secret
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import object_in, read_tail
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120

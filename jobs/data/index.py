@@ -1,6 +1,7 @@
 """`patchline index`: indexes WebDataset tars made by others, in place."""
 
 import logging
+from dataclasses import fields
 from pathlib import Path
 
 from jobs import exit_codes
@@ -13,6 +14,7 @@ from shards.adoption.tar_lists import find_tars, split_pattern
 from shards.errors import UserError
 from shards.index import read_labels
 from shards.manifest import LABELS_PATH
+from shards.packing.config import DatasetSettings
 from shards.packing.merge import class_warnings, class_words, describe, empty_words
 from shards.store import open_store
 
@@ -45,7 +47,7 @@ def index_tars(
 
 
 def run(job: IndexJob) -> int:
-    """0 once the manifest is written; the tars stay as they are."""
+    """Indexes the tars, which stay as they are. Returns 0 once the manifest is written."""
     if not job.url:
         raise UserError("the URL of the tars is missing; give a folder or s3://bucket/prefix")
     spec = spec_of(job)
@@ -67,13 +69,7 @@ def run(job: IndexJob) -> int:
 
 
 def spec_of(job: IndexJob) -> AdoptSpec:
-    """All settings that decide what is adopted."""
+    """Returns all settings that decide what is adopted."""
     rules = SampleRules(image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field)
-    return AdoptSpec(
-        rules=rules,
-        split=job.split,
-        samples_per_block=job.samples_per_block,
-        labels_file=job.labels_file,
-        labels=job.labels,
-        limits=job.limits,
-    )
+    shared = {field.name: getattr(job, field.name) for field in fields(DatasetSettings)}
+    return AdoptSpec(rules=rules, **shared)

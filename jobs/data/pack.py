@@ -5,7 +5,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -13,12 +13,11 @@ from jobs import exit_codes
 from jobs.record import write_record
 from jobs.settings.data import PackJob, Phase
 from shards.errors import StorageError, UnreachableError, UserError
-from shards.images.config import PERCEPTUAL_HASH
 from shards.manifest import Manifest
 from shards.manifest_table import read_manifest
 from shards.output.progress import Progress
 from shards.output.quantities import plural
-from shards.packing.config import PackSpec, SetAside
+from shards.packing.config import PackSpec
 from shards.packing.deal import read_dropped
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
@@ -33,11 +32,10 @@ from shards.packing.merge import (
     refused_words,
     write_quarantine_csv,
 )
-from shards.packing.missing import shards_of_part
 from shards.packing.plan import DROPPED_PATH, Plan, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
-from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
+from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard, shards_of_part
 from shards.reading.parallel import run_tasks
 from shards.sources.kinds import DigitsSource, ManifestSource, ParquetSource, Source, VtabSource
 from shards.sources.names import split_in, split_of
@@ -63,14 +61,15 @@ def run(job: PackJob) -> int:
 
 
 def test_side(job: PackJob) -> PackJob:
-    """The packing of the test split that a job sets aside. It writes no record: the job's own says all."""
+    """Returns the packing of the test split that a job sets aside. It writes no record, because the job's own record
+    says everything."""
     out = f"{job.out.rstrip('/')}-test"
     against = tuple(url for url in job.dedup.against if url.rstrip("/") != out)
     return replace(job, out=out, split="test", dedup=replace(job.dedup, against=against), run_dir="")
 
 
 def _refuse_folder_of_images(job: PackJob) -> None:
-    """UserError if the dataset would lie among the images that it is made of."""
+    """Raises UserError if the dataset would lie among the images that it is made of."""
     root = getattr(job.source, "root", "") or getattr(job.source, "originals", "")
     if root and "://" not in root + job.out and Path(root).resolve() == Path(job.out).resolve():
         name = shlex.quote(f"data/{Path(root).resolve().name}")
@@ -108,7 +107,7 @@ def _phases(job: PackJob) -> int:
 
 @contextmanager
 def _was_reachable() -> Iterator[None]:
-    """The scan has read all storage: if a new worker process cannot reach it, it has gone away."""
+    """Turns an unreachable store into a fault of the storage: the scan has read it before."""
     try:
         yield
     except UnreachableError as error:
@@ -116,29 +115,16 @@ def _was_reachable() -> Iterator[None]:
 
 
 def spec_of(job: PackJob) -> PackSpec:
-    """All settings that decide the bytes of the shards; workers and parts do not. A test split that is set aside is of
-    the training split of a source that has splits of its own."""
-    return PackSpec(
-        source=source_of_split(job.source, "train" if job.split_test else job.split),
-        split=job.split,
-        samples_per_shard=job.samples_per_shard,
-        samples_per_block=job.samples_per_block,
-        seed=job.seed,
-        labels_file=job.labels_file,
-        labels=job.labels,
-        limits=job.limits,
-        images=job.images,
-        dedup=job.dedup,
-        resize=job.resize,
-        unlabeled=job.unlabeled,
-        set_aside=SetAside(share=job.split_test, side="test" if job.split == "test" else "train")
-        if job.split_test
-        else SetAside(),
-    )
+    """Returns all settings that decide the bytes of the shards; workers and parts do not. A test split that is set
+    aside is taken from the training split of a source that has splits."""
+    settings = {field.name: getattr(job, field.name) for field in fields(PackSpec)}
+    settings["source"] = source_of_split(job.source, "train" if job.split_test else job.split)
+    return PackSpec(**settings)
 
 
 def source_of_split(source: Source, split: str) -> Source:
-    """The source of this split: a split that the source knows, or its name in place of `{split}` in file names."""
+    """Returns the source of this split: a split that the source knows, or its name in place of `{split}` in file
+    names."""
     if isinstance(source, DigitsSource | VtabSource):
         if isinstance(source, DigitsSource) and split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
@@ -185,7 +171,7 @@ def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
 
 def _hash_evaluation_sets(job: PackJob, spec: PackSpec) -> None:
     part, num_parts = job.share
-    every = list(hash_tasks(job.out, find_sets(spec.dedup.against), hash_name=PERCEPTUAL_HASH))
+    every = list(hash_tasks(job.out, find_sets(spec.dedup.against)))
     tasks: Iterator[HashTask] = iter(every[part::num_parts])
     with Progress("evaluation sets", len(every[part::num_parts]), unit="shards") as progress:
         for count in run_tasks(hash_shard, tasks, workers=job.workers):
@@ -248,7 +234,7 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
 
 
 def complete(store: Store, plan: Plan) -> Manifest | None:
-    """The manifest, if this plan is packed already."""
+    """Returns the manifest, if this plan is packed already."""
     try:
         manifest, _ = read_manifest(store)
     except (MissingObjectError, ValueError):

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges
+from jobs.exit_codes import AnsweredInExchanges
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
-from pipeline.evaluation.examples import Examples, pictures
-from pipeline.evaluation.scores import Scores, evaluate
+from pipeline.evaluation.scores import Examples, Scores, evaluate, pictures
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
 from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
@@ -32,7 +31,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text, write_whole
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
-from shards.reading.read import locate_row
+from shards.reading.samples import locate_row
 
 log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20

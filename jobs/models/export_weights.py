@@ -16,7 +16,7 @@ import yaml
 
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
-from jobs.out_file import write_to
+from jobs.output import write_to
 from jobs.record import read_record, write_record
 from jobs.reports.compare_names import model_name, sizes_of
 from jobs.reports.points import Point, final_run_of, point_of

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.interrupts import AnsweredInExchanges
+from jobs.exit_codes import AnsweredInExchanges
 from jobs.output import put
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob

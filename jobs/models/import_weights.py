@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from jobs import exit_codes
-from jobs.out_file import write_to
+from jobs.output import write_to
 from jobs.record import write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
@@ -13,9 +13,9 @@ from pipeline.models.conversion.open_any import names_of_classes, open_any
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights, usage_at
 from shards.class_names import class_name
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
-from shards.schema.config_values import shown_value
 
 __all__ = ["ImportJob", "labels_in_file", "refuse_misplaced", "run"]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.models.predict import KINDS, images_below
-from jobs.out_file import write_out
-from jobs.output import put
+from jobs.output import put, write_out
 from jobs.settings.models import InspectJob
 from pipeline.runs.facts import read_facts
 from shards.errors import UserError

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 from jobs import exit_codes
 from jobs.output import WIDTH, fitted, put
 from pipeline.shared_settings import Device
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
-from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.entry import IMAGE_SUFFIXES
 
 if TYPE_CHECKING:

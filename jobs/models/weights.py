@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.models.import_weights import labels_in_file, refuse_misplaced
-from jobs.out_file import write_to
+from jobs.output import write_to
 from jobs.record import open_job, read_record
 from jobs.settings.models import WeightsJob
 from jobs.stages import WITH_SMOKE

@@ -18,15 +18,15 @@ from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of
 from jobs.chains.steps import STATE
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.slurm import QueuedJob, cancelled, is_copied, queued_with, submitted_in
-from jobs.folders import work_in
-from jobs.job_files import MOST_BYTES
+from jobs.output import work_in
+from jobs.record import MOST_BYTES
 from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from pipeline.runs.facts import RunFacts
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
 from pipeline.training.watchdog.heartbeat_files import Beat
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, read_local_file, read_tail
 from shards.files.typed_json import read_record
-from shards.schema.config_values import whole_number
 
 _LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096
 _MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16

@@ -23,8 +23,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from jobs import exit_codes
-from jobs.out_file import write_out
-from jobs.output import put
+from jobs.output import put, write_out
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device

@@ -29,10 +29,10 @@ from jobs.cluster.slurm import JobFacts, job_facts, started_in
 from jobs.monitor.ask import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
+from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, read_tail
 from shards.output.terminal import printable_name
-from shards.schema.config_values import Range
 
 _MOST_PATH_BYTES = 4096  # PATH_MAX of Linux
 _MOST_FOLDERS = 64

@@ -33,12 +33,12 @@ from jobs.output import fitted, put, wrapped
 from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
 from pipeline.runs.facts import LEDGER, METRICS
+from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import is_finite, is_step, object_in, read_tail
 from shards.output.quantities import clock
 from shards.output.terminal import columns_of, printable_name, unescaped
 from shards.pool import Pool
-from shards.schema.config_values import Range
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -19,7 +19,7 @@ from jobs.planning.scaling import (
     size_table,
 )
 from jobs.recipes import pretrain
-from jobs.recipes.plan import RECIPES as PLANNED
+from jobs.recipes.of_training import plan_of
 from jobs.settings.models import PlanJob
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.planning.step_time import slow_stage_3
@@ -116,7 +116,7 @@ def _epochs_meant(recipe: str, steps: int) -> int:
     its steps."""
     if recipe not in pretrain.RECIPES:
         return 0
-    own = PLANNED[recipe]()
+    own = plan_of(recipe, pretrain.RECIPES[recipe]())
     if not own.num_images or own.training.steps != steps:
         return 0
     epochs = steps * own.training.global_batch / own.num_images

@@ -1,20 +1,18 @@
 """Fine-tuning of AugReg's B/32: big_vision's configs/transfer.py, the recipe whose results its docstring publishes.
 
-The steps, rates of learning, warm-up, clipping and optimiser are those of "An Image is Worth 16x16 Words" (transfer.py
-here), the images big_vision's: an inception crop, or for CIFAR a random 384 out of a short side of 448; evaluation is
-the central 384 out of a short side of 448 (paper_views.py). The rate is the best on held-out images. No dropout
-(vision_transformer's configs/augreg.py). Expected values are means of 5 runs on the test split, from the weights
-`howto-i21k-B/32`: gs://vit_models/augreg/B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz. big_vision
-trains on 98 % of CIFAR, 99 % of ImageNet and 90 % of Pets and Flowers, and keeps SGD's momentum in bf16 (momentum_hp).
-To evaluate as here: patchline evaluate DIR --data.url URL-test
+The steps, rates of learning, warm-up, clipping and optimiser are those of "An Image is Worth 16x16 Words"
+(paper_finetune.py), the images big_vision's: an inception crop, or for CIFAR a random 384 out of a short side of 448;
+evaluation is the central 384 out of a short side of 448 (paper_images.py). The rate is the best on held-out images. No
+dropout (vision_transformer's configs/augreg.py). Expected values are means of 5 runs on the test split, from the
+weights `howto-i21k-B/32`: gs://vit_models/augreg/B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz.
+big_vision trains on 98 % of CIFAR, 99 % of ImageNet and 90 % of Pets and Flowers, and keeps SGD's momentum in bf16
+(momentum_hp). To evaluate as here: patchline evaluate DIR --data.url URL-test
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
-from collections.abc import Callable
-
-from jobs.recipes.paper_datasets import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PETS
-from jobs.recipes.paper_views import INCEPTION_448, RESMALL_448
-from jobs.recipes.transfer import transfer_job
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_finetune import transfer_job
+from jobs.recipes.paper_images import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, INCEPTION_448, PETS, RESMALL_448
 from pipeline.training.settings.job import TrainingJob
 
 _MODEL = "vit_b32"
@@ -67,10 +65,4 @@ def flowers_augreg() -> TrainingJob:
     return transfer_job(_MODEL, num_images=FLOWERS.num_images, steps=500, learning_rate=0.003, views=INCEPTION_448)
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "imagenet_384_augreg": imagenet_384_augreg,
-    "cifar10_augreg": cifar10_augreg,
-    "cifar100_augreg": cifar100_augreg,
-    "pets_augreg": pets_augreg,
-    "flowers_augreg": flowers_augreg,
-}
+RECIPES = recipes_in(globals())

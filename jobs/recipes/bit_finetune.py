@@ -15,12 +15,11 @@ The model is R50x1: give --model.name for another. Expected values are of ImageN
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes.paper_datasets import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PETS, PaperDataset
-from jobs.recipes.paper_views import PAPER
-from jobs.recipes.transfer import transfer_job, warmup_steps_of
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_finetune import transfer_job, warmup_steps_of
+from jobs.recipes.paper_images import CIFAR10, CIFAR100, FLOWERS, IMAGENET_1K, PAPER, PETS, PaperDataset
 from pipeline.data.config import MixupConfig
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
@@ -105,10 +104,4 @@ def _steps_of(num_images: int) -> tuple[int, tuple[int, int, int]]:
     return 20_000, (6000, 12_000, 18_000)
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "imagenet_bit": imagenet_bit,
-    "cifar10_bit": cifar10_bit,
-    "cifar100_bit": cifar100_bit,
-    "pets_bit": pets_bit,
-    "flowers_bit": flowers_bit,
-}
+RECIPES = recipes_in(globals())

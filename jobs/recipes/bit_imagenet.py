@@ -11,14 +11,13 @@ warm-up, cosine decay, clipping at 1.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_images import IMAGENET_1K, PRETRAINING, PUBLISHED
 from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096
@@ -47,7 +46,8 @@ def bit_r34x1_i1k() -> TrainingJob:
 
 def _bit_s(name: str) -> TrainingJob:
     steps = steps_of(_EPOCHS, num_images=IMAGENET_1K.num_images, global_batch=_BATCH)
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=ModelConfig(name=name, image_size=224, num_classes=0),
         data=DataConfig(augment=PRETRAINING.training),
         steps=steps,
@@ -60,11 +60,7 @@ def _bit_s(name: str) -> TrainingJob:
             warmup_steps=5_000,
             stair_steps=tuple(steps * fall // _EPOCHS for fall in _FALLS),
         ),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
-        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {"bit_r18x1_i1k": bit_r18x1_i1k, "bit_r34x1_i1k": bit_r34x1_i1k}
+RECIPES = recipes_in(globals())

@@ -17,14 +17,15 @@ and the head at zero, theirs all with a deviation of 0.02. Not trained to their 
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_images import IMAGENET_1K, IMAGENET_21K, PUBLISHED, for_many_ranks
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
 from pipeline.shared_settings import EvaluationTransform
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 
 _BATCH = 2048
@@ -70,7 +71,8 @@ def deit3_b16_i21k() -> TrainingJob:
 
 
 def _imagenet_1k(name: str, *, image_size: int, stochastic_depth: float) -> TrainingJob:
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=_model(name, image_size=image_size, stochastic_depth=stochastic_depth),
         data=DataConfig(
             augment=AugmentConfig(
@@ -88,15 +90,13 @@ def _imagenet_1k(name: str, *, image_size: int, stochastic_depth: float) -> Trai
         loss="sigmoid",
         optimizer=OptimizerConfig(name="adamw", epsilon=1e-8 * IMAGENET_1K.num_classes, weight_decay=0.05),
         schedule=_schedule(warmup_steps=5 * _STEPS_PER_EPOCH),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
         evaluation=_evaluation(image_size),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
 
 
 def _imagenet_21k(name: str, *, stochastic_depth: float) -> TrainingJob:
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=_model(name, image_size=224, stochastic_depth=stochastic_depth),
         data=for_many_ranks(
             DataConfig(
@@ -112,10 +112,7 @@ def _imagenet_21k(name: str, *, stochastic_depth: float) -> TrainingJob:
         label_smoothing=0.1,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.02),
         schedule=_schedule(warmup_steps=steps_of(5, num_images=IMAGENET_21K.num_images, global_batch=_BATCH)),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
         evaluation=_evaluation(224),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
 
 
@@ -141,9 +138,4 @@ def _evaluation(image_size: int) -> EvaluationConfig:
     return EvaluationConfig(transform=EvaluationTransform(mode="central_crop", short_side=image_size, filter="bicubic"))
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "deit3_s16_i1k": deit3_s16_i1k,
-    "deit3_b16_i1k": deit3_b16_i1k,
-    "deit3_s16_i21k": deit3_s16_i21k,
-    "deit3_b16_i21k": deit3_b16_i21k,
-}
+RECIPES = recipes_in(globals())

@@ -5,7 +5,7 @@ here, the papers' in paper_finetune.py, augreg_finetune.py, bit_finetune.py and 
 from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import augreg_finetune, bit_finetune, paper_finetune, paper_vtab, photos, pretrain
+from jobs.recipes import augreg_finetune, bit_finetune, paper_finetune, paper_vtab, photos, pretrain, recipes_in
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
@@ -55,9 +55,8 @@ def cifar10_48() -> TrainingJob:
 
 
 RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "photos": photos.photos,
-    "digits_48": digits_48,
-    "cifar10_48": cifar10_48,
+    **photos.FINETUNE_RECIPES,
+    **recipes_in(globals()),
     **paper_finetune.RECIPES,
     **augreg_finetune.RECIPES,
     **bit_finetune.RECIPES,

@@ -1,5 +1,6 @@
 """Recipes of `patchline pack`, one for each kind of source. Flags override any field."""
 
+from jobs.recipes import recipes_in
 from jobs.settings.data import PackJob
 from shards.packing.config import Dedup
 from shards.sources.kinds import (
@@ -114,14 +115,4 @@ def vtab() -> PackJob:
     return PackJob(source=VtabSource(), dedup=Dedup(duplicates="keep"))
 
 
-RECIPES = {
-    "folder": folder,
-    "flat": flat,
-    "class_tars": class_tars,
-    "tar_of_tars": tar_of_tars,
-    "parquet": parquet,
-    "manifest": manifest,
-    "digits": digits,
-    "cifar10": cifar10,
-    "vtab": vtab,
-}
+RECIPES = recipes_in(globals())

@@ -5,10 +5,9 @@ same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fews
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes import paper_jft
+from jobs.recipes import paper_jft, recipes_in
 from pipeline.models.config import Position, PositionAt
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
@@ -183,19 +182,4 @@ def _sgd(job: TrainingJob) -> TrainingJob:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "vit_b16_jft_no_positions": vit_b16_jft_no_positions,
-    "vit_b16_jft_1d_layers": vit_b16_jft_1d_layers,
-    "vit_b16_jft_1d_shared": vit_b16_jft_1d_shared,
-    "vit_b16_jft_2d": vit_b16_jft_2d,
-    "vit_b16_jft_2d_layers": vit_b16_jft_2d_layers,
-    "vit_b16_jft_2d_shared": vit_b16_jft_2d_shared,
-    "vit_b16_jft_relative": vit_b16_jft_relative,
-    "vit_b16_jft_average": vit_b16_jft_average,
-    "vit_shapes_jft": vit_shapes_jft,
-    "bit_r50x1_jft_sgd": bit_r50x1_jft_sgd,
-    "bit_r152x2_jft_sgd": bit_r152x2_jft_sgd,
-    "vit_b32_half_jft": vit_b32_half_jft,
-    "vit_b16_axial_jft": vit_b16_axial_jft,
-    "vit_b32_axial_jft": vit_b32_axial_jft,
-}
+RECIPES = recipes_in(globals())

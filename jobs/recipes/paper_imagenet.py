@@ -1,11 +1,11 @@
 """Pre-training on ImageNet-21k and ImageNet-1k: "An Image is Worth 16x16 Words", Table 3 and appendix B.1. AugReg's
-recipes are in augreg.py and augreg_released.py.
+recipes are in augreg.py.
 
 Batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1, 224 px. ImageNet-21k: linear decay to 1e-5, weight decay 0.03,
 sigmoid loss, head bias -10, hidden layer, no clipping: as the authors confirm for B/16 (vision_transformer, issue 2).
 ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
 Steps are of 14.2 million and 1,281,167 images. For a copy of another size, take the --steps that
-`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_views.py. [unverified], not
+`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_images.py. [unverified], not
 published: whether any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for
 which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer. Section 4.3 says that
 weight decay, dropout and label smoothing were tuned for the smaller datasets, and no value of smoothing is published:
@@ -17,15 +17,13 @@ imagenet_384_paper" is the paper's Table 5: fine-tuned at 384 px, no averaging.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K, IMAGENET_21K, for_many_ranks
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_images import IMAGENET_1K, IMAGENET_21K, PRETRAINING, PUBLISHED, for_many_ranks
 from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096
@@ -127,7 +125,8 @@ def vit_l32_i1k() -> TrainingJob:
 
 
 def _i21k(name: str, *, epochs: int) -> TrainingJob:
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=ModelConfig(name=name, image_size=224, num_classes=0, representation=True, dropout=0.1, head_bias=-10.0),
         data=for_many_ranks(DataConfig(augment=PRETRAINING.training)),
         steps=steps_of(epochs, num_images=IMAGENET_21K.num_images, global_batch=_BATCH),
@@ -136,10 +135,6 @@ def _i21k(name: str, *, epochs: int) -> TrainingJob:
         clip_norm=0.0,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.03),
         schedule=ScheduleConfig(learning_rate=1e-3, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
-        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
 
 
@@ -156,15 +151,4 @@ def _i1k(name: str) -> TrainingJob:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "vit_b16_i21k": vit_b16_i21k,
-    "vit_b32_i21k": vit_b32_i21k,
-    "vit_l16_i21k": vit_l16_i21k,
-    "vit_l16_i21k_30ep": vit_l16_i21k_30ep,
-    "vit_l32_i21k": vit_l32_i21k,
-    "vit_h14_i21k": vit_h14_i21k,
-    "vit_b16_i1k": vit_b16_i1k,
-    "vit_b32_i1k": vit_b32_i1k,
-    "vit_l16_i1k": vit_l16_i1k,
-    "vit_l32_i1k": vit_l32_i1k,
-}
+RECIPES = recipes_in(globals())

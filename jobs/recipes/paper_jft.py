@@ -11,18 +11,17 @@ dropout; that their heads also begin at -10 is our choice.
 Precision differs: the paper's code keeps activations in fp32, of which TPUs take the products in bf16; here activations
 are bf16, with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
 Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. How
-images are prepared is in paper_views.py.
+images are prepared is in paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from jobs.recipes.paper_datasets import JFT, for_many_ranks
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_images import JFT, PRETRAINING, PUBLISHED, for_many_ranks
 from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import BIT_RESNETS, ModelConfig
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096
@@ -194,7 +193,8 @@ def bit_r200x3_jft() -> TrainingJob:
 
 def _jft(name: str, *, epochs: int, learning_rate: float) -> TrainingJob:
     is_bit = name in BIT_RESNETS
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=ModelConfig(name=name, image_size=224, num_classes=0, representation=not is_bit, head_bias=-10.0),
         data=for_many_ranks(DataConfig(augment=PRETRAINING.training)),
         steps=steps_of(epochs, num_images=JFT.num_images, global_batch=_BATCH),
@@ -205,30 +205,7 @@ def _jft(name: str, *, epochs: int, learning_rate: float) -> TrainingJob:
         schedule=ScheduleConfig(
             learning_rate=learning_rate, decay="linear", warmup_steps=10_000, final_learning_rate=1e-5
         ),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
-        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "vit_h14_jft": vit_h14_jft,
-    "vit_l16_jft": vit_l16_jft,
-    "vit_l16_jft_7ep": vit_l16_jft_7ep,
-    "vit_l32_jft": vit_l32_jft,
-    "vit_b16_jft": vit_b16_jft,
-    "vit_b32_jft": vit_b32_jft,
-    "r50_vit_l16_jft": r50_vit_l16_jft,
-    "r50_vit_l16_jft_7ep": r50_vit_l16_jft_7ep,
-    "r50_vit_l32_jft": r50_vit_l32_jft,
-    "r50_vit_b16_jft": r50_vit_b16_jft,
-    "r50_vit_b32_jft": r50_vit_b32_jft,
-    "bit_r50x1_jft": bit_r50x1_jft,
-    "bit_r50x2_jft": bit_r50x2_jft,
-    "bit_r101x1_jft": bit_r101x1_jft,
-    "bit_r152x1_jft": bit_r152x1_jft,
-    "bit_r152x2_jft": bit_r152x2_jft,
-    "bit_r152x2_jft_14ep": bit_r152x2_jft_14ep,
-    "bit_r200x3_jft": bit_r200x3_jft,
-}
+RECIPES = recipes_in(globals())

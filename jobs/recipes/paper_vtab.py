@@ -6,8 +6,8 @@ leaves out what would destroy a label: no flip where it is a direction or a plac
 small NORB's azimuth), no crop where it is a count, a distance or a place (both of CLEVR, DMLab, KITTI, dSprites'
 location); without a crop, the training image is resized to 384 directly. Scenic's configuration for VTAB
 (scenic/projects/baselines/plainvit/configs/vtab_plainvit_config.py) has the same table. `TASKS` is this table.
-Warm-up is BiT's for sets below 20,000 images, 100 steps (transfer.py); the ViT paper does not say its own, and Scenic
-has 200. The model is B/16; L/16 and H/14 take --model.dropout 0.1 (paper_finetune.py). Expected values are Table 9's;
+Warm-up is BiT's for sets below 20,000 images, 100 steps; the ViT paper does not say its own, and Scenic has 200. The
+model is B/16; L/16 and H/14 take --model.dropout 0.1 (paper_finetune.py). Expected values are Table 9's;
 their means over the 19 tasks are Table 2's: 77.63 % with H/14 and 76.28 % with L/16 from JFT, 72.72 % with L/16 from
 ImageNet-21k.
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
@@ -16,9 +16,8 @@ Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.recipes.paper_datasets import PaperDataset
-from jobs.recipes.paper_views import PAPER
-from jobs.recipes.transfer import transfer_job
+from jobs.recipes.paper_finetune import transfer_job
+from jobs.recipes.paper_images import PAPER, PaperDataset
 from pipeline.training.settings.job import TrainingJob
 
 _NUM_IMAGES = 1000

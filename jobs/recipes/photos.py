@@ -4,9 +4,9 @@ They fit themselves to what they are given (jobs/fitted.py): the model is that o
 the number of images, and images that `pack --split-test` set aside at URL-test are scored. Every flag overrides this.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from jobs.recipes import recipes_in
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
@@ -115,8 +115,5 @@ def _scratch(name: str) -> TrainingJob:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "photos_scratch_s16": photos_scratch_s16,
-    "photos_scratch_b16": photos_scratch_b16,
-}
-FINETUNE_RECIPES: dict[str, Callable[[], TrainingJob]] = {"photos": photos}
+RECIPES = recipes_in(globals())
+FINETUNE_RECIPES = {"photos": RECIPES.pop("photos")}

@@ -9,19 +9,18 @@ copy of another size, take the --steps that `patchline plan RECIPE --num-images 
 What differs: big_vision holds out the last 1 % of TFDS's order, we hold out whole blocks by a hash. Its model computes
 in fp32, of which TPUs take the products in bf16, and keeps Adam's first moment in bf16 (--optimizer.first-moment bf16
 does so, too); here activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in
-paper_views.py.
+paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from jobs.recipes.paper_datasets import IMAGENET_1K_99
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_images import IMAGENET_1K_99, PRETRAINING, PUBLISHED
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig, RandAugmentConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import ModelConfig
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 from shards.config import HeldOutConfig
 
@@ -91,7 +90,8 @@ def cifar10_plain() -> TrainingJob:
 
 
 def _plain(*, epochs: int) -> TrainingJob:
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=ModelConfig(
             name="vit_s16",
             image_size=224,
@@ -111,15 +111,8 @@ def _plain(*, epochs: int) -> TrainingJob:
         clip_norm=1.0,
         optimizer=_OPTIMIZER,
         schedule=ScheduleConfig(learning_rate=1e-3, decay="cosine", warmup_steps=10_000),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
-        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation, every_steps=2500),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
+        evaluation=replace(PUBLISHED.evaluation, every_steps=2500),
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "vit_s16_i1k_plain": vit_s16_i1k_plain,
-    "vit_s16_i1k_plain_300ep": vit_s16_i1k_plain_300ep,
-    "cifar10_plain": cifar10_plain,
-}
+RECIPES = recipes_in(globals())

@@ -1,5 +1,5 @@
 """Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, augreg_released.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, those for
+paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, those for
 photographs of your own in photos.py."""
 
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from jobs.recipes import (
     augreg,
-    augreg_released,
     bit_imagenet,
     deit3,
     paper_ablations,
@@ -15,6 +14,7 @@ from jobs.recipes import (
     paper_jft,
     photos,
     plain_vit,
+    recipes_in,
     scaling,
 )
 from pipeline.checkpoints.config import CheckpointConfig
@@ -176,19 +176,10 @@ def _masked(target: MaskedTarget) -> TrainingJob:
 
 
 RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "digits_smoke": digits_smoke,
-    "cifar10_small": cifar10_small,
-    "photos_smoke": photos_smoke,
-    "masked_patches": masked_patches,
-    "masked_patches_100k": masked_patches_100k,
-    "masked_patches_i1k_100k": masked_patches_i1k_100k,
-    "masked_patches_15": masked_patches_15,
-    "masked_patches_parts": masked_patches_parts,
-    "masked_patches_pixels": masked_patches_pixels,
+    **recipes_in(globals()),
     **paper_jft.RECIPES,
     **paper_imagenet.RECIPES,
     **augreg.RECIPES,
-    **augreg_released.RECIPES,
     **paper_ablations.RECIPES,
     **plain_vit.RECIPES,
     **photos.RECIPES,

@@ -7,19 +7,18 @@ steps, clipping at 1, weight decay of 0.03 x 8e-4 that follows the schedule, 100
 inception crop, flip, and the central 224 of a short side of 256 to evaluate.
 What differs: the file has big_vision's Adafactor (factored second moments, whose decay rises to 0.999, and a first
 moment of 0.9 in bf16, taken after the division); the recipes have AdamW at 0.9 and 0.999, with its first moment in
-bf16, too. Images are prepared as in paper_views.py. JFT-3B is not public; the paper says "nearly three billion" images.
-Not trained here.
+bf16, too. Images are prepared as in paper_images.py. JFT-3B is not public; the paper says "nearly three billion"
+images. Not trained here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from jobs.recipes.paper_datasets import for_many_ranks
-from jobs.recipes.paper_views import PRETRAINING
+from jobs.recipes import recipes_in
+from jobs.recipes.paper_images import PRETRAINING, PUBLISHED, for_many_ranks
 from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import SIZES, ModelConfig
-from pipeline.training.settings.job import EngineConfig, GuardConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 
 _LEARNING_RATE = 8e-4
@@ -45,7 +44,8 @@ def vit_bigg14_jft3b() -> TrainingJob:
 
 
 def _jft_3b(name: str) -> TrainingJob:
-    return TrainingJob(
+    return replace(
+        PUBLISHED,
         model=ModelConfig(
             name=name,
             image_size=224,
@@ -69,14 +69,7 @@ def _jft_3b(name: str) -> TrainingJob:
         schedule=ScheduleConfig(
             learning_rate=_LEARNING_RATE, decay="rsqrt", warmup_steps=10_000, timescale=10_000, cooldown_steps=50_000
         ),
-        engine=EngineConfig(zero_stage=1, precision="bf16"),
-        evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
-        log_every_steps=50,
-        guard=GuardConfig(on_spike="warn"),
     )
 
 
-RECIPES: dict[str, Callable[[], TrainingJob]] = {
-    "vit_g14_jft3b": vit_g14_jft3b,
-    "vit_bigg14_jft3b": vit_bigg14_jft3b,
-}
+RECIPES = recipes_in(globals())

@@ -18,16 +18,15 @@ from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.arguments import take_own_flags
-from jobs.out_file import PAGES, refuse_no_page, write_page
-from jobs.output import put
+from jobs.output import PAGES, put, refuse_no_page, write_page
 from jobs.reports.ls import folders_below
 from jobs.reports.points import Point, gather, point_json, told_apart
 from jobs.stages import usage_of
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.quantities import number, plural
 from shards.output.terminal import printable_name
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
-from shards.schema.config_values import shown_value
 
 NUM_COLOURS = 8  # those of page.css; after the last one they come again, dashed
 _MOST_RUNS = 2 * NUM_COLOURS

@@ -26,6 +26,7 @@ from pipeline.runs.facts import LEDGER, METRICS, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
 from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import (
     Line,
@@ -39,7 +40,6 @@ from shards.files.local_files import (
 )
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
-from shards.schema.config_values import whole_number
 
 _RECORD = "job.yaml"
 _MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20

@@ -21,10 +21,10 @@ from jobs.record import Leaves, is_scored, read_leaves
 from jobs.settings.models import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
-from shards.schema.config_values import whole_number
 
 __all__ = ["LsJob", "run"]
 

@@ -28,7 +28,7 @@ from jobs.reports.compare_names import (
 )
 from jobs.settings.models import FewshotJob
 from jobs.stages import WITH_SMOKE, job_class
-from jobs.train.sweep_results import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
+from jobs.train.sweep import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.training.settings.job import TrainingJob

@@ -12,8 +12,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from jobs import exit_codes
-from jobs.out_file import refuse_no_page, write_page
-from jobs.output import WIDTH, fitted, put, wrapped
+from jobs.output import WIDTH, fitted, put, refuse_no_page, wrapped, write_page
 from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.worth import COLUMNS, CORE_DAYS, NO_SCORES, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.models import ReportJob

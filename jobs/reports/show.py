@@ -12,13 +12,13 @@ from dataclasses import asdict
 from typing import Any
 
 from jobs import exit_codes
-from jobs.lookup import job_of, split_stage, stages_found
 from jobs.output import put
 from jobs.record import record_text
+from jobs.resolve import job_of, split_stage, stages_found
 from jobs.stages import job_class
+from shards.config_values import differences, shown
 from shards.errors import UserError
 from shards.output.terminal import printable_name
-from shards.schema.differences import differences, shown
 
 USAGES = {
     "show": "patchline show [STAGE] RECIPE|FILE.yaml|FILE.py:FUNCTION|RUN [--any.field VALUE ...]",

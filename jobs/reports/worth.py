@@ -21,16 +21,16 @@ from markupsafe import Markup
 from jobs.record import Leaves, leaves_of, read_leaves
 from jobs.reports.points import Point, point_of
 from jobs.settings.models import EvaluateJob
-from jobs.train.sweep_results import is_repetition, read_sweep, sweep_of
+from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.facts import METRICS as METRICS_FILE
 from pipeline.runs.starts import Start, read_starts
+from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import is_finite, read_lines, read_local_file
 from shards.files.typed_json import parse_json, read_record, record_from
 from shards.pages.page import data_uri, matrix, shown
-from shards.schema.config_values import Range
 
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20

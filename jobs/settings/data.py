@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from shards.adoption.foreign_samples import SampleRules
 from shards.class_labels import LabelRules
+from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
 from shards.errors import UserError
 from shards.images.config import ImageChecks, ImageLimits, Resize
-from shards.packing.config import MOST_SEED, About, Dedup
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value, whole_number
+from shards.packing.config import MOST_SEED, About, DatasetSettings, Dedup, PackSpec
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource
 
@@ -52,9 +52,9 @@ class PackJob:
     """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
     """Licence of the images, for the manifest and card; can also be added after packing."""
-    samples_per_shard: Annotated[int, Range(1)] = 1000
+    samples_per_shard: Annotated[int, Range(1)] = PackSpec.samples_per_shard
     """Images per shard (a tar file)."""
-    samples_per_block: Annotated[int, Range(1)] = 64
+    samples_per_block: Annotated[int, Range(1)] = DatasetSettings.samples_per_block
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     seed: Annotated[int, Range(0, MOST_SEED)] = 0
     """Seed for the order of the images in the shards."""
@@ -135,7 +135,7 @@ class IndexJob:
     """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
     """Licence of the images, for the manifest and card; can also be added after packing."""
-    samples_per_block: Annotated[int, Range(1)] = 64
+    samples_per_block: Annotated[int, Range(1)] = DatasetSettings.samples_per_block
     """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     limits: ImageLimits = field(default_factory=ImageLimits)
     """Largest images that are accepted; others are quarantined."""

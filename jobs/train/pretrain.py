@@ -1,4 +1,4 @@
-"""`patchline pretrain`: trains a model on a packed dataset; the same command continues the run."""
+"""`patchline pretrain` and `patchline finetune` train a model on a packed dataset; the same command continues it."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from pipeline.runs.starts import NO_ORIGIN, Origin
 from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import refuse_later_steps
-from shards.errors import StorageError, UnreachableError
+from shards.errors import StorageError, UnreachableError, UserError
 
 _CODES = {
     RunEnding.DONE: exit_codes.DONE,
@@ -29,6 +29,8 @@ def run(
 ) -> int:
     """Runs one training stage; the exit code says whether it is done or to be continued. `extend`: the job may have
     more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job is from."""
+    if stage == "finetune" and not job.initial.weights:
+        raise UserError("--initial.weights is missing: give a run or published weights (docs/from-weights.md)")
     refuse_later_steps(profile, num_steps=job.steps)
     world, run_dir = current_world(job.device, threads=job.threads), Path(job.run_dir)
     try:

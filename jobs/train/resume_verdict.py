@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import resumed_from
+from pipeline.checkpoints.attempts import read_attempts
 from pipeline.runs.comparison import (
     CheckpointComparison,
     LossDifference,
@@ -29,12 +29,18 @@ from shards.output.terminal import printable_name
 
 ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}  # relative, of a loss
 _TIMES_UNBROKEN = 4.0
+_HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
+
+
+def resumed_from(run: StoredRun) -> list[int]:
+    """Returns the step that each start of a run continued from, 0 for its beginning."""
+    return [attempt.resumed_from.step if attempt.resumed_from else 0 for attempt in read_attempts(run.store)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOutcome:
-    """An interrupted run beside its unbroken twin. `limit`: the largest relative difference of losses that is allowed.
-    `checkpoint`: the first one that differs, or the last one compared."""
+    """An interrupted run beside its unbroken twin. `limit` is the largest relative difference of losses that is
+    allowed. `checkpoint` is the first one that differs, or the last one compared."""
 
     title: str
     kills: tuple[str, ...]
@@ -75,7 +81,8 @@ def outcome_of(
     found: StoredRun,
     others: Sequence[StoredRun] = (),
 ) -> ResumeOutcome:
-    """`others`: the unbroken runs of the other topologies; none if there is only one, whose bits must be the same."""
+    """Compares an interrupted run with an unbroken one. `others` are the unbroken runs of the other topologies; without
+    them, the bits must be the same."""
     num_losses, losses = different_losses(expected, found)
     steps = _steps_to_compare(job, expected, found)
     compared: list[CheckpointComparison] = []
@@ -96,7 +103,7 @@ def outcome_of(
 
 
 def _steps_to_compare(job: VerifyResumeJob, expected: StoredRun, found: StoredRun) -> list[int]:
-    """The steps of checkpoints that both runs have; the last one is compared in any case."""
+    """Returns the steps of checkpoints that both runs have. The last one is always compared."""
     common = expected.checkpoints().keys() & found.checkpoints().keys()
     return sorted({*common, job.steps}) if job.compare == "all" else [job.steps]
 
@@ -109,17 +116,14 @@ def _limit(job: VerifyResumeJob, expected: StoredRun, others: Sequence[StoredRun
 
 
 def rounding_of(precision: str, unbroken: Sequence[LossDifference]) -> float:
-    """The largest relative difference that counts as rounding. `unbroken`: between runs that were never interrupted;
-    where one of them has no finite loss, nothing follows for the others."""
+    """Returns the largest relative difference that counts as rounding. `unbroken` has the differences between runs that
+    were never interrupted; an infinite one says nothing about the others."""
     apart = [each.relative for each in unbroken if math.isfinite(each.relative)]
     return max([ROUNDING[precision], *(_TIMES_UNBROKEN * each for each in apart)])
 
 
-_HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
-
-
 def outcome_table(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> Table:
-    """A line for each interrupted run."""
+    """Returns a table with a line for each interrupted run."""
     title = printable_name(f"patchline verify-resume {job.recipe}".rstrip())
     caption = printable_name(f"{job.steps} steps each" + (f"; the runs are in {folder}" if folder else ""))
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
@@ -138,12 +142,12 @@ def outcome_table(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, fo
 
 
 def explanations(outcomes: Sequence[ResumeOutcome]) -> list[str]:
-    """A line for each run that differs: where first, and by how much."""
+    """Returns a line for each run that differs: where first, and by how much."""
     return [line for one in outcomes if not one.is_exact for line in _explained(one)]
 
 
 def as_json(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, folder: str | None) -> dict[str, Any]:
-    """Differences that are infinite are null."""
+    """Returns the outcomes for scripts, with null for infinite differences."""
     return {
         "recipe": job.recipe,
         "steps": job.steps,
@@ -203,7 +207,7 @@ def _verdict(one: ResumeOutcome) -> str:
 
 
 def _explained(one: ResumeOutcome) -> list[str]:
-    """The interruptions in the order in which they happened."""
+    """Explains the differences of one run."""
     lines = []
     if one.losses:
         first = one.first_above or one.losses[0]

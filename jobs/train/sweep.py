@@ -1,34 +1,201 @@
 """`patchline sweep STAGE RECIPE --flag A B C ...`: a run for each point of a grid, then the best with several seeds.
 
 Each run is a command of its own in a folder of its own. The same sweep again runs what is not done, and continues what
-was interrupted; with more values or seeds, only those are new.
+was interrupted; with more values or seeds, only those are new. A sweep that is started again with other values or fewer
+seeds leaves runs behind, in `seeds` and in `earlier`: only the repetitions in sweep.json that have its values count.
 """
 
+import json
 import logging
+import os
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from jobs import exit_codes
 from jobs.output import put
+from jobs.record import read_leaves
 from jobs.resolve import default_job
 from jobs.stages import WITH_SMOKE, usage_of
 from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
-from jobs.train.sweep_results import best_of, scores_of, sweep_facts, sweep_json, sweep_table
 from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
-from shards.errors import UserError, WillNotSucceedError
-from shards.files.local_files import write_whole
+from shards.config_values import differences, shown_value
+from shards.errors import InvalidDataError, UserError, WillNotSucceedError
+from shards.files.local_files import read_local_file, write_whole
+from shards.files.typed_json import parse_json
+from shards.output.quantities import plural
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
-from shards.schema.differences import differences
 
+_LEAST_FOR_AN_EDGE = 3
+_SWEEP, _MOST_BYTES = "sweep.json", 16 << 20
+_MOST_NAMED = 3
+_KINDS = ("tries", "seeds", "earlier")
+_MOVES = "--data.url"  # a dataset may have another address by now
 log = logging.getLogger(__name__)
 
 
+def best_of(scores: Sequence[TrialScore]) -> TrialScore | None:
+    """Returns the highest score, the first of several, or None if no run has one."""
+    scored = [one for one in scores if one.accuracy is not None]
+    return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
+
+
+def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], list[TrialScore]]:
+    """Returns the scores of the tries, and those of the repetitions of the best one once there is one."""
+    tries = [score_of(one, override) for one in plan.tries()]
+    best = best_of(tries)
+    if plan.grid and best is None:
+        return tries, []
+    return tries, [score_of(one, override) for one in plan.repetitions(best.trial.values if best else ())]
+
+
+def sweep_facts(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> dict[str, Any]:
+    """Returns the results as sweep.json has them."""
+    best, accuracies = best_of(tries), [one.accuracy for one in seeds if one.accuracy is not None]
+    is_whole = bool(seeds) and len(accuracies) == len(seeds)
+    return {
+        "stage": plan.stage,
+        "recipe": plan.recipe,
+        "score": plan.metric,
+        "select_on": plan.select_on,
+        "held_out": list(plan.held_out),
+        "tries": [_facts(one) for one in tries],
+        "best": dict(best.trial.values) if best else {},
+        "seeds": [{"seed": one.trial.seed, **_facts(one)} for one in seeds],
+        "mean": statistics.fmean(accuracies) if is_whole else None,
+        "deviation": _deviation(accuracies) if is_whole else None,
+    }
+
+
+def sweep_table(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> str:
+    """Returns a line for each run, with the best marked, and the mean of the repetitions."""
+    best = best_of(tries)
+    width = max([len(printable_name(one.trial.name)) for one in (*tries, *seeds)], default=0)
+    lines = [_line(one, width=width, mark="  best" if one is best else "") for one in tries]
+    if best:
+        lines += [edge for flag, values in plan.grid if (edge := _edge(flag, values, dict(best.trial.values)[flag]))]
+    lines += [_line(one, width=width) for one in seeds]
+    accuracies = [one.accuracy for one in seeds if one.accuracy is not None]
+    if seeds and len(accuracies) == len(seeds):
+        what = f"mean of {len(seeds)}" if plan.metric == "accuracy" else f"mean of {len(seeds)} by {plan.metric}"
+        few = "" if len(seeds) > 1 else " (one seed: no deviation)"
+        lines.append(f"{what}: {statistics.fmean(accuracies):.4f} ± {_deviation(accuracies):.4f}{few}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _facts(score: TrialScore) -> dict[str, Any]:
+    return {
+        "folder": score.trial.name,
+        "values": dict(score.trial.values),
+        "state": score.state,
+        score.trial.metric: score.accuracy,
+        "command": shlex.join(["patchline", *score.trial.words]),
+    }
+
+
+def _line(score: TrialScore, *, width: int, mark: str = "") -> str:
+    value = f"{score.accuracy:.4f}" if score.accuracy is not None else score.state
+    is_over = score.state in ("failed", "done") and score.accuracy is None
+    why = f"  {printable_name(score.why)}" if is_over and score.why else ""
+    return f"{printable_name(score.trial.name):<{width}}  {value}{mark}{why}"
+
+
+def _edge(flag: str, values: Sequence[str], best: str) -> str:
+    """Returns a hint if the best value is the lowest or the highest of several numbers."""
+    try:
+        numbers = sorted(float(value) for value in values)
+    except ValueError:
+        return ""
+    if len(numbers) < _LEAST_FOR_AN_EDGE or float(best) not in (numbers[0], numbers[-1]):
+        return ""
+    which, other = ("lowest", "lower") if float(best) == numbers[0] else ("highest", "higher")
+    return f"the best {flag} is the {which} that was tried; try {other} ones, too"
+
+
+def _deviation(accuracies: Sequence[float]) -> float:
+    """Returns the standard deviation of a sample, or 0 for one value."""
+    return statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+
+
+def sweep_json(facts: dict[str, Any]) -> bytes:
+    """Returns the facts as one indented JSON object."""
+    return (json.dumps(facts, indent=2, allow_nan=False) + "\n").encode()
+
+
+def sweep_of(run_dir: Path) -> Path | None:
+    """Returns the folder of the sweep that a run belongs to, if it has a sweep.json."""
+    folder = _plain(run_dir)
+    sweep = folder.parent.parent
+    return sweep if folder.parent.name in _KINDS and (sweep / _SWEEP).is_file() else None
+
+
+def name_in_sweep(run_dir: Path) -> str:
+    """Returns the run's name in its sweep, such as `seeds/0`."""
+    folder = _plain(run_dir)
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def read_sweep(sweep: Path) -> dict[str, Any] | None:
+    """Returns what the sweep.json says, or None if it cannot be read."""
+    try:
+        found = parse_json(read_local_file(sweep / _SWEEP, most_bytes=_MOST_BYTES))
+    except (OSError, ValueError, InvalidDataError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("seeds"), list) else None
+
+
+def is_repetition(run_dir: Path, facts: Mapping[str, Any] | None) -> bool:
+    """Whether the sweep's facts list the run among its repetitions, with the values that the run has."""
+    name = name_in_sweep(run_dir)
+    own = [one for one in facts["seeds"] if isinstance(one, dict) and one.get("folder") == name] if facts else []
+    return bool(own) and all(_has_values(run_dir, one.get("values", {})) for one in own)
+
+
+def left_out(names: Sequence[str], facts: Mapping[str, Any] | None) -> str:
+    """Returns the note on runs of a sweep, by these names, that are not its repetitions."""
+    if facts is None:
+        return f"its {_SWEEP} cannot be read, so its repetitions are not known; the same sweep again writes it"
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    listed = ", ".join(sorted(names)[:_MOST_NAMED])
+    return f"{plural(len(names), 'run')} of the sweep that are not its repetitions: {listed}{more}"
+
+
+def _has_values(folder: Path, values: Any) -> bool:
+    """Whether the run's record has the values of these flags. A value that it does not have is no difference."""
+    if not isinstance(values, dict):
+        return False
+    try:
+        leaves = read_leaves(folder / "job.yaml")
+    except (OSError, InvalidDataError):
+        return not values
+    return all(_is_same(leaves.get(_leaf(flag)), value) for flag, value in values.items() if flag != _MOVES)
+
+
+def _plain(path: Path) -> Path:
+    """Returns the absolute path without dots; links stay."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+def _leaf(flag: str) -> str:
+    return f"job.{flag.removeprefix('--').replace('-', '_')}"
+
+
+def _is_same(recorded: str | None, given: Any) -> bool:
+    if recorded is None or given == "None":
+        return True
+    try:
+        return float(recorded) == float(given)
+    except (TypeError, ValueError):
+        return recorded == str(given)
+
+
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """Runs what is not done, writes sweep.json and prints the table. The exit code of the first run that ends otherwise
-    than with 0, but for one that cannot succeed (which is no candidate). UserError for what a run would refuse."""
+    """Runs what is not done, writes sweep.json and prints the table. Returns the exit code of the first run that
+    failed, but for one that cannot succeed, which is no candidate. Raises UserError for what a run would refuse."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {usage_of('sweep')}")
     plan = plan_of(words, default_job(words[0], words[1]))
@@ -54,8 +221,8 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
 
 
 def check(plan: SweepPlan, override: Override) -> None:
-    """UserError for what one of the runs would refuse, for tries that were run with other values, and for repetitions
-    that are scored on nothing."""
+    """Raises UserError for what one of the runs would refuse, for tries that were run with other values, and for
+    repetitions that are scored on nothing."""
     for trial in plan.tries():
         job_of_words(list(trial.words), override)
     repeated = job_of_words(list(_likely(plan)[0].words), override)
@@ -72,12 +239,12 @@ def check(plan: SweepPlan, override: Override) -> None:
 
 
 def write(plan: SweepPlan, override: Override) -> None:
-    """Writes sweep.json, from what is in the runs' folders."""
+    """Writes sweep.json from the runs' folders."""
     write_whole(plan.folder / "sweep.json", sweep_json(sweep_facts(plan, *scores_of(plan, override))))
 
 
 def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
-    """The fields of the job in which the points of the grid differ, with those that follow from them."""
+    """Returns the fields of the job in which the points of the grid differ, with those that follow from them."""
     last = tuple((flag, values[-1]) for flag, values in plan.grid)
     jobs = [
         asdict(job_of_words(list(plan.repetitions(values)[0].words), override))
@@ -87,7 +254,8 @@ def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
 
 
 def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """The values of the repetitions for --dry-run: the best, or, before they are known, the first, which is said."""
+    """Returns the values of the repetitions for --dry-run: the best, or the first before the best are known, with a
+    note."""
     best = best_of(tries)
     if best and all(one.state in ("done", "failed") for one in tries):
         return best.trial.values
@@ -97,12 +265,13 @@ def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str
 
 
 def _likely(plan: SweepPlan) -> list[Trial]:
-    """The repetitions, with the first values in place of the best."""
+    """Returns the repetitions, with the first values in place of the best."""
     return plan.repetitions(plan.first_values())
 
 
 def _best(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """The values of the best try. UserError if some are not over, WillNotSucceedError if none has a score."""
+    """Returns the values of the best try. Raises UserError if some are not over, and WillNotSucceedError if none has a
+    score."""
     if not plan.grid:
         return ()
     waiting = [one for one in tries if one.state not in ("done", "failed")]

@@ -12,8 +12,8 @@ from jobs.arguments import shown_run_flags, value_in
 from jobs.flags import Flag, flags_of
 from jobs.mistakes import unknown_flag
 from jobs.train.trials import METRICS, Metric, Trial
+from shards.config_values import shown_value, whole_number, without_range
 from shards.errors import UserError
-from shards.schema.config_values import shown_value, whole_number, without_range
 
 MOST_TRIES = 1000
 _OPTIONS = {
@@ -31,9 +31,10 @@ _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is re
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The arguments of a sweep, parsed. `grid`: the values of each swept flag; empty: only repetitions. The tries are
-    scored on the dataset `select_on`, or on what the flags `held_out` hold out of the training data, and all runs are
-    compared by `metric`. `part`: of the runs of `phase`, those with this number and every `parts`-th after it."""
+    """The arguments of a sweep, parsed. `grid` has the values of each swept flag; without them there are only
+    repetitions. The tries are scored on the dataset `select_on`, or on what the flags `held_out` hold out of the
+    training data, and all runs are compared by `metric`. A task of an array runs the runs of `phase` from number `part`
+    on, every `parts`-th."""
 
     stage: str
     recipe: str
@@ -52,7 +53,7 @@ class SweepPlan:
     is_dry: bool = False
 
     def tries(self) -> list[Trial]:
-        """A run for each point of the grid, scored on what is held out; none without a grid."""
+        """Returns a run for each point of the grid, scored on what is held out; without a grid there are none."""
         if not self.grid:
             return []
         flags = [flag for flag, _ in self.grid]
@@ -61,7 +62,7 @@ class SweepPlan:
         return [replace(one, words=(*one.words, f"--evaluation.url={self.select_on}", *self.held_out)) for one in found]
 
     def repetitions(self, best: tuple[tuple[str, str], ...]) -> list[Trial]:
-        """The runs with the best values and the seeds from the recipe's on, scored as the command says."""
+        """Returns the runs with the best values, one for each seed from the recipe's on, scored as the command says."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         found = [self._trial("seeds", best, name=str(seed)) for seed in seeds]
         return [
@@ -70,11 +71,11 @@ class SweepPlan:
         ]
 
     def first_values(self) -> tuple[tuple[str, str], ...]:
-        """The first value of each swept flag, in place of the best before they are known."""
+        """Returns the first value of each swept flag, in place of the best before they are known."""
         return tuple((flag, values[0]) for flag, values in self.grid)
 
     def own(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those that this task of an array runs."""
+        """Returns those trials that this task of an array runs."""
         return list(trials[self.part :: self.parts])
 
     def _trial(self, kind: str, values: tuple[tuple[str, str], ...], *, name: str = "") -> Trial:
@@ -85,7 +86,8 @@ class SweepPlan:
 
 
 def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
-    """The sweep that `STAGE RECIPE ...` asks for; `default`: the recipe's job. UserError for what it does not allow."""
+    """Returns the sweep that `STAGE RECIPE ...` asks for; `default` is the recipe's job. Raises UserError for what a
+    sweep does not allow."""
     flags = [*flags_of(default), *shown_run_flags(words[0])]
     found = _sorted(words[2:], flags, command=f"patchline {words[0]} {words[1]}")
     options, given = found.options, whole_number(value_in(found.fixed, "--seed"))
@@ -123,7 +125,7 @@ class _Sorted:
 
 
 def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _Sorted:
-    """UserError for a flag that neither a sweep nor its runs know."""
+    """Sorts the arguments. Raises UserError for a flag that neither a sweep nor its runs know."""
     found, known = _Sorted(), {name: flag for flag in flags for name in flag.names}
     for flag, values in _groups(words):
         name = flag.replace("_", "-")
@@ -145,7 +147,7 @@ def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _So
 
 
 def _groups(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each flag with its values. UserError for a value without a flag."""
+    """Returns each flag with its values. Raises UserError for a value without a flag."""
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
@@ -181,14 +183,14 @@ def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
 
 
 def _number(flag: Flag, value: str) -> float | str:
-    """The value of a flag that takes a number; of any other, and what is no number, its text."""
+    """Returns the number that a flag's value spells; otherwise the value's text."""
     with suppress(ValueError):
         return float(value) if without_range(flag.kind) in (int, float) else value
     return value
 
 
 def seeds_of(text: str) -> int:
-    """The number of seeds that --seeds gives. UserError if it is none."""
+    """Returns the number of seeds that --seeds gives. Raises UserError if it is wrong."""
     number = whole_number(text)
     if number is None or not 1 <= number <= 1000:
         raise UserError(f"--seeds is {shown_value(text)}; allowed: {_OPTIONS['--seeds']}")
@@ -234,7 +236,8 @@ def _refuse_wrong(plan: SweepPlan, options: Mapping[str, str]) -> None:
 
 
 def _folder_name(values: Sequence[tuple[str, str]]) -> str:
-    """Such as `learning-rate=0.03,steps=500`; whole flags where the last words alone are the same."""
+    """Returns a name such as `learning-rate=0.03,steps=500`, with whole flags where the last words alone are the
+    same."""
     short = [flag.removeprefix("--").rpartition(".")[2] for flag, _ in values]
     names = [
         one if short.count(one) == 1 else flag.removeprefix("--") for one, (flag, _) in zip(short, values, strict=True)

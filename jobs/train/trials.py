@@ -19,10 +19,9 @@ from pipeline.checkpoints.manifest import STEPS
 from pipeline.runs.facts import RunFacts, State, read_facts
 from pipeline.training.saving.may_continue import OF_POSITION, WARMUP, other_values
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import Difference, as_lines, differences, whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.output.terminal import printable_name
-from shards.schema.config_values import whole_number
-from shards.schema.differences import Difference, as_lines, differences
 
 _READING = (
     *("reading.", "num_threads", "steps_ahead", "memory_limit_bytes", "max_quarantined", "allow_other_decoder"),
@@ -30,6 +29,11 @@ _READING = (
 )
 _HOW_READ = tuple(f"data.{name}" for name in _READING)
 _PATHS = ("initial.weights", "evaluation.url", "fewshot.url", "fewshot.test_url")
+log = logging.getLogger(__name__)
+Metric = Literal["accuracy", "mean_per_class"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+_EARLIER = "earlier"
+_OFF = ("0", "0.0")
 
 
 def run_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool, extends: bool) -> list[Difference]:
@@ -56,17 +60,10 @@ def _is_free(change: Difference, *, extends: bool) -> bool:
     return is_of_data or change.field.startswith(_HOW_READ) or (extends and change.field == WARMUP)
 
 
-log = logging.getLogger(__name__)
-Metric = Literal["accuracy", "mean_per_class"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-_EARLIER = "earlier"
-_OFF = ("0", "0.0")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run of a sweep. `values`: what it has of the grid, by flag; `words`: its whole command after `patchline`;
-    `metric`: what it is compared by, of the scores of a dataset."""
+    """A run of a sweep. `values` has what it takes from the grid, by flag; `words` is its whole command after
+    `patchline`; `metric` is the score by which runs are compared."""
 
     folder: Path
     values: tuple[tuple[str, str], ...]
@@ -77,14 +74,14 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Such as `tries/learning-rate=0.03`."""
+        """A name such as `tries/learning-rate=0.03`."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialScore:
-    """What is known of a run. `accuracy`: the last one by the trial's metric, None until the run is done, and for one
-    without; of the averaged weights if the run has them, as RUN/weights is."""
+    """What is known of a run. `accuracy` is the last score by the trial's metric, or None until the run is done or if
+    it has none. It is that of the averaged weights if the run has them, as in RUN/weights."""
 
     trial: Trial
     state: State
@@ -93,7 +90,8 @@ class TrialScore:
 
 
 def score_of(trial: Trial, override: Override) -> TrialScore:
-    """What the run's folder says; a run that is not there, or is done with other values, has never started."""
+    """Reads the score from the run's folder. A run that does not exist, or is done with other values, has never
+    started."""
     facts = _facts(trial)
     if facts is None:
         return TrialScore(trial=trial, state="never started", accuracy=None)
@@ -109,7 +107,7 @@ def score_of(trial: Trial, override: Override) -> TrialScore:
 
 
 def refuse_others(trials: Sequence[Trial], override: Override) -> None:
-    """UserError if one of the folders has a run that is done with other values."""
+    """Raises UserError if one of the folders has a run that is done with other values."""
     for trial in trials:
         facts = _facts(trial)
         if facts and facts.state == "done":
@@ -117,8 +115,8 @@ def refuse_others(trials: Sequence[Trial], override: Override) -> None:
 
 
 def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[str]) -> None:
-    """Puts runs that differ from these trials in no more than the fields `free` aside, into SWEEP/earlier. UserError
-    for other differences, and for a run that is running."""
+    """Moves runs that differ from these trials only in the fields `free` into SWEEP/earlier. Raises UserError for other
+    differences, and for a run that is running."""
     for trial in trials:
         facts = _facts(trial)
         if facts is None:
@@ -137,7 +135,7 @@ def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[s
 
 
 def _facts(trial: Trial) -> RunFacts | None:
-    """The facts of a trial's run; None if there is no run."""
+    """Returns the facts of a trial's run, or None if there is no run."""
     try:
         leaves = read_leaves(trial.folder / "job.yaml")
     except (OSError, InvalidDataError):
@@ -148,8 +146,9 @@ def _facts(trial: Trial) -> RunFacts | None:
 
 
 def _changes(trial: Trial, override: Override, *, is_done: bool, exactly: bool = False) -> list[Difference]:
-    """What the trial's words change in the job that its folder has on record. UserError if that cannot be read. Unless
-    `exactly`, a dataset may move, whose content the run itself compares, and --extend may extend the run."""
+    """Returns what the trial's words change in the job that its folder has on record. Raises UserError if that cannot
+    be read. Unless `exactly`, a dataset may move, since the run itself compares its content, and --extend may extend
+    the run."""
     record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
     before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
     found = run_changes(before, now, is_done=is_done, extends="--extend" in trial.words and not exactly)
@@ -171,7 +170,7 @@ def _refuse(trial: Trial, changed: Sequence[Difference]) -> None:
 
 
 def _earlier(trial: Trial) -> Path:
-    """A free name, such as SWEEP/earlier/seeds-0."""
+    """Returns a free name, such as SWEEP/earlier/seeds-0."""
     folder, name, number = trial.folder.parent.parent / _EARLIER, trial.name.replace("/", "-"), 1
     while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
@@ -179,7 +178,8 @@ def _earlier(trial: Trial) -> Path:
 
 
 def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Override) -> int:
-    """Runs those that are not done; 0, or the code of the first that ended otherwise and may still succeed."""
+    """Runs the trials that are not done. Returns 0, or the code of the first that ended otherwise and may still
+    succeed."""
     for number, trial in enumerate(trials, start=1):
         if _is_done(trial, override):
             log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
@@ -198,6 +198,6 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
 
 
 def _is_done(trial: Trial, override: Override) -> bool:
-    """Whether the trial is done. About a dataset that has moved, and more steps, the command itself decides."""
+    """Whether the trial is done. The command itself decides about a dataset that has moved, and about more steps."""
     facts = _facts(trial)
     return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

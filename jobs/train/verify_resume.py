@@ -1,57 +1,226 @@
 """`patchline verify-resume`: does a killed run of this recipe, on this machine, continue exactly?
 
 Each topology trains once to the end, and once with kills; the two must be the same bits. If there are several, one more
-run changes from each to the next; it can only be the same to rounding.
+run changes from each to the next; it can only be the same to rounding. The ranks are real processes, killed with
+SIGKILL and continued.
 """
 
 import json
 import logging
+import random
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from jobs import exit_codes
 from jobs.output import put, show_table
-from jobs.ranks import start_ranks
+from jobs.ranks import Ranks, log_of, start_ranks
 from jobs.record import record_text
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import (
-    Command,
-    StartRanks,
-    TrialTopology,
-    planned_moments,
-    resumed_from,
-    run_killed,
-    run_whole,
-)
-from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table
+from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table, resumed_from
 from pipeline.runs.comparison import StoredRun
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import LoggersConfig
-from shards.errors import UserError
+from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.settings.job import LoggersConfig, TrainingJob
+from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.output.progress import Fact, Ticker
 from shards.store import open_store
 
+_POLL_SECONDS = 0.01
+
+
+_MOST_DELAY_SECONDS = 5.0  # within a step
+
+
+_SAVE_DELAY_SECONDS = 0.03  # after the first file of a save is there
+
+
+_TAIL_LINES, _TAIL_BYTES = 12, 1 << 16
+
+
 __all__ = ["VerifyResumeJob", "run", "verify"]
 
+
 log = logging.getLogger(__name__)
+
+
 _S3 = "s3://"
 
 
-def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:
-    """Runs, kills, continues and compares; 1 if any run differs.
+class StartRanks(Protocol):
+    """Starts `patchline WORDS` on some ranks; all of them write to log_dir/rank-N.log."""
 
-    `environ`: the caller's environment, which only the command line may read.
+    def __call__(self, words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialTopology:
+    """The number of ranks, and the ZeRO stage that shards across them."""
+
+    num_ranks: int
+    zero_stage: int
+
+    def __str__(self) -> str:
+        return f"{self.num_ranks} {'rank' if self.num_ranks == 1 else 'ranks'}, ZeRO-{self.zero_stage}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When a run is killed: after the line of `step`, or while the checkpoint of `step` is saved, one of which is saved
+    every `save_steps`. `delay` is the share of a step, or of a short while, to wait then."""
+
+    step: int
+    save_steps: int
+    is_in_save: bool
+    delay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A run: its words, and what it writes. `start` starts its ranks, and `tick` is called while it runs, with its
+    latest step."""
+
+    name: str
+    words: tuple[str, ...]
+    run: StoredRun
+    start: StartRanks
+    tick: Callable[[int], None] = lambda _: None
+
+    @property
+    def log_dir(self) -> Path:
+        """The folder to which all ranks write, beside the run directory."""
+        return self.run.run_dir.with_name(f"{self.run.run_dir.name}-logs")
+
+    def begin(self, topology: TrialTopology) -> Ranks:
+        """Starts the ranks."""
+        words = [*self.words, "--engine.zero-stage", str(topology.zero_stage)]
+        return self.start(words, num_ranks=topology.num_ranks, log_dir=self.log_dir)
+
+
+def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: int) -> list[Moment]:
+    """Spreads kills over the run after its first save, one in each of as many equal parts: alternately in a save and
+    between two, as far as a part has both."""
+    draw = random.Random(seed)  # noqa: S311 - moments, no secrets
+    num_left = max(1, num_steps - 1 - save_steps)
+    moments = []
+    for number in range(num_kills):
+        first = min(save_steps + number * num_left // num_kills + 1, num_steps - 1)
+        last = max(first, min(save_steps + (number + 1) * num_left // num_kills, num_steps - 1))
+        saves = [step for step in range(first, last + 1) if step % save_steps == 0]
+        others = [step for step in range(first, last + 1) if step % save_steps]
+        is_in_save = bool(saves) and (number % 2 == 0 or not others)
+        step = draw.choice(saves if is_in_save else others or [first])
+        moments.append(Moment(step=step, save_steps=save_steps, is_in_save=is_in_save, delay=draw.random()))
+    return moments
+
+
+def run_whole(command: Command, topology: TrialTopology) -> None:
+    """Trains to the end. Raises the run's own error if it fails."""
+    ranks = command.begin(topology)
+    _finish(command, ranks)
+
+
+def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: Sequence[Moment]) -> list[str]:
+    """Kills the run at each moment that it reaches, and continues it to the end, with start i on topology i modulo
+    their number. Returns what was done, in words."""
+    done: list[str] = []
+    for number, moment in enumerate(moments):
+        with command.begin(topologies[number % len(topologies)]) as ranks:
+            is_reached = _wait_for(command, ranks, moment)
+        if not is_reached:
+            _refuse_failure(command, ranks.wait())
+            return done
+        where = f"while step {moment.step} was saved" if moment.is_in_save else f"after step {moment.step}"
+        done.append(f"{where} (latest line: step {last_step(command.run.run_dir)})")
+    _finish(command, command.begin(topologies[len(moments) % len(topologies)]))
+    return done
+
+
+def last_step(run_dir: Path) -> int:
+    """Returns the latest step in the metrics, or 0 before there is one."""
+    try:
+        return max((int(line["step"]) for line in read_metrics(run_dir)[-1:]), default=0)
+    except FileNotFoundError:
+        return 0
+
+
+def _finish(command: Command, ranks: Ranks) -> None:
+    code = ranks.wait(each_time=lambda: command.tick(last_step(command.run.run_dir)))
+    _refuse_failure(command, code)
+
+
+def _wait_for(command: Command, ranks: Ranks, moment: Moment) -> bool:
+    """Waits for the moment; False if the run ended before it."""
+    seen, began, step_seconds = 0, time.monotonic(), 0.0
+    saved = max(command.run.checkpoints(), default=0)
+    while ranks.poll():
+        step = last_step(command.run.run_dir)
+        command.tick(step)
+        if step > seen:
+            now = time.monotonic()
+            seen, began, step_seconds = step, now, (now - began) if seen else 0.0
+        if moment.is_in_save and (_is_saving(command.run, moment.step, step) or step > moment.step):
+            time.sleep(moment.delay * _SAVE_DELAY_SECONDS)
+            return ranks.poll()
+        if not moment.is_in_save and _is_between(command.run, moment, step, saved=saved):
+            time.sleep(min(moment.delay * step_seconds, _MOST_DELAY_SECONDS))
+            return ranks.poll()
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> bool:
+    """Whether the step is reached and the last save before it is committed, unless that takes longer than the steps to
+    the next. `saved` is the newest checkpoint at the start."""
+    if step < moment.step:
+        return False
+    due = (moment.step - 1) // moment.save_steps * moment.save_steps
+    return due <= saved or step >= moment.step + moment.save_steps or due in run.checkpoints()
+
+
+def _is_saving(run: StoredRun, step: int, latest: int) -> bool:
+    """Whether a file of this step's checkpoint is there, finished or not."""
+    if run.store.url.startswith("s3:"):
+        return latest >= step - 1 and any(True for _ in run.store.list(f"step-{step:08d}"))
+    return any(Path(run.store.url).glob(f"step-{step:08d}/*/*"))
+
+
+def _refuse_failure(command: Command, code: int) -> None:
+    """Raises the error that a run ended with, with the last lines of its first rank."""
+    if code == exit_codes.DONE:
+        return
+    message = f"{command.name} ended with code {code}; its last lines:\n{_tail(log_of(command.log_dir, 0))}"
+    if code == exit_codes.USER_MISTAKE:
+        raise UserError(message)
+    if code == exit_codes.WILL_NOT_SUCCEED:
+        raise WillNotSucceedError(message)
+    raise TransientError(message)
+
+
+def _tail(path: Path) -> str:
+    if not path.exists():
+        return "(no log)"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:
+    """Runs, kills, continues and compares. Returns 1 if any run differs.
+
+    `environ` is the caller's environment, which only the command line may read.
     """
     return verify(job, start=partial(start_ranks, environ=environ, is_quiet=True))
 
 
 def verify(job: VerifyResumeJob, *, start: StartRanks) -> int:
-    """The same with ranks that `start` starts."""
+    """Does the same with ranks that `start` starts."""
     if job.command == "finetune" and not job.initial.weights:
         raise UserError("--initial.weights is missing: a fine-tuning recipe starts from weights; give RUN/weights")
     with _folder(job) as (folder, kept):
@@ -88,7 +257,7 @@ class _Trial:
         self._num_begun = 0
 
     def outcomes(self) -> list[ResumeOutcome]:
-        """Every comparison that was asked for."""
+        """Returns every comparison that was asked for."""
         found, unbroken = [], dict[TrialTopology, StoredRun]()
         for number, topology in enumerate(self._topologies):
             whole = self._whole(f"unbroken-{number}", topology)
@@ -104,13 +273,13 @@ class _Trial:
             return command.run
 
     def _interrupted(self, name: str, topologies: list[TrialTopology], *, expected: StoredRun) -> ResumeOutcome:
-        """A run with kills, compared with an unbroken one on the same topology."""
+        """Compares a run with kills with an unbroken one on the same topology."""
         title = str(topologies[0])
         run, kills = self._killed(name, title, topologies, expected)
         return outcome_of(self._job, title=title, kills=kills, expected=expected, found=run)
 
     def _changing(self, unbroken: dict[TrialTopology, StoredRun]) -> ResumeOutcome:
-        """A run that goes from topology to topology, compared with the unbroken one of the first."""
+        """Compares a run that goes from topology to topology with the unbroken one of the first."""
         first = unbroken[self._topologies[0]]
         run, kills = self._killed("changing", "changing topology", self._topologies, first)
         title = f"{self._topologies[0]}, then each other in turn"
@@ -142,12 +311,12 @@ class _Trial:
         return command.run, kills
 
     def _same_micro_batch(self, expected: StoredRun) -> tuple[str, ...]:
-        """The unbroken run's, whatever memory is free now: another one would be a difference of its own."""
+        """Returns the unbroken run's micro-batch, whatever memory is free now: another one would make a difference."""
         return ("--micro-batch", str(expected.engine()[0]))
 
     @contextmanager
     def _command(self, name: str, shown: str, *, more: tuple[str, ...] = ()) -> Iterator[Command]:
-        """A command with its progress on the terminal."""
+        """Yields a command with its progress on the terminal."""
         self._num_begun += 1
         log.info("run %d of %d: %s", self._num_begun, self._num_runs, shown)
         run_dir, url = self._folder / name, self._training.checkpoint.url
@@ -170,8 +339,8 @@ def _shown(steps: list[int]) -> str:
 
 
 def _training_job(job: VerifyResumeJob) -> TrainingJob:
-    """The job of all runs. It saves often enough for every kill to find another checkpoint. No service gets their
-    curves: they are no runs of the user's."""
+    """Returns the job of all runs. It saves often enough for every kill to find another checkpoint, and sends no curves
+    to services, since these are not the user's runs."""
     training = TrainingJob(**{field.name: getattr(job, field.name) for field in fields(TrainingJob)})
     every = training.checkpoint.every_steps
     if not every or every * job.kills >= job.steps:
@@ -186,7 +355,7 @@ def _training_job(job: VerifyResumeJob) -> TrainingJob:
 
 @contextmanager
 def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
-    """A folder for the runs, removed at the end with their checkpoints, unless it is put into the list."""
+    """Makes a folder for the runs. It is removed at the end with their checkpoints, unless it is put into the list."""
     try:
         Path(job.run_dir or ".").mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="verify-resume-", dir=job.run_dir or None)).resolve()
@@ -210,7 +379,7 @@ def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _remove(job: VerifyResumeJob, folder: Path) -> None:
-    """The runs, and their checkpoints elsewhere."""
+    """Removes the runs, and their checkpoints elsewhere."""
     url = job.checkpoint.url
     if url.startswith(_S3):
         store = open_store(f"{url.rstrip('/')}/{folder.name}")

@@ -23,16 +23,20 @@ from jobs.recipes.paper_vtab import GROUPS, TASKS, VtabTask
 from jobs.submittable import Override, job_of_words
 from jobs.train.sweep_plan import seeds_of
 from jobs.train.trials import Trial, TrialScore, refuse_others, run_all, score_of
+from shards.config_values import shown_value
 from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
 from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
-from shards.schema.config_values import shown_value
+
+log = logging.getLogger(__name__)
+USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
+_NUM_IMAGES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """A task, and its run; `lacks`: what is missing of its data."""
+    """A task and its run. `lacks` says what is missing of its data."""
 
     task: VtabTask
     score: TrialScore | None = None
@@ -45,7 +49,7 @@ class TaskRow:
 
 
 def task_facts(rows: Sequence[TaskRow]) -> dict[str, Any]:
-    """The scores as vtab.json has them."""
+    """Returns the scores as vtab.json has them."""
     return {
         "tasks": {
             row.task.name: {
@@ -61,14 +65,14 @@ def task_facts(rows: Sequence[TaskRow]) -> dict[str, Any]:
 
 
 def task_table(rows: Sequence[TaskRow]) -> str:
-    """A line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
+    """Returns a line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
     return lines_of(rows, words=words_of, summary=partial(_summary, rows))
 
 
 def lines_of(
     rows: Sequence[TaskRow], *, words: Callable[[TaskRow], str], summary: Callable[[Sequence[VtabTask]], str]
 ) -> str:
-    """The table, with these words for each task, and for each group of them and all 19."""
+    """Returns the table, with these words for each task, for each group, and for all 19 tasks."""
     lines = []
     for name, tasks in GROUPS.items():
         own = [row for row in rows if row.task in tasks]
@@ -80,7 +84,7 @@ def lines_of(
 
 
 def words_of(row: TaskRow) -> str:
-    """Its accuracy, or why it has none."""
+    """Returns the task's accuracy, or why it has none."""
     if row.accuracy is not None:
         return f"{row.accuracy:.4f}"
     return f"missing: {printable_name(row.lacks)}" if row.lacks else row.score.state if row.score else ""
@@ -94,19 +98,14 @@ def _summary(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> str:
 
 
 def mean_of(rows: Sequence[TaskRow], tasks: Sequence[VtabTask]) -> float | None:
-    """The mean over the tasks; None if one of them has no score."""
+    """Returns the mean over the tasks, or None if one of them has no score."""
     found = [row.accuracy for row in rows if row.task in tasks and row.accuracy is not None]
     return statistics.fmean(found) if len(found) == len(tasks) else None
 
 
-log = logging.getLogger(__name__)
-USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
-_NUM_IMAGES = 1000
-
-
 @dataclass(frozen=True, kw_only=True)
 class VtabFlags:
-    """The flags of the command itself. `seeds` None: each task is run once, with the seed of its recipe."""
+    """The flags of the command itself. Without `seeds`, each task is run once, with the seed of its recipe."""
 
     data_root: str = ""
     run_dir: str = ""
@@ -124,9 +123,9 @@ class VtabFlags:
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """Runs the tasks whose data is there, writes DIR/vtab.json and prints the table. The exit code of the first run
-    that ends otherwise than with 0, but for one that cannot succeed. UserError if there is no data for any task, or if
-    one was run with other values."""
+    """Runs the tasks whose data is there, writes DIR/vtab.json and prints the table. Returns the exit code of the first
+    run that failed, but for one that cannot succeed. Raises UserError if there is no data for any task, or if one was
+    run with other values."""
     if not words or words[0].startswith("-"):
         raise UserError(f"usage: {USAGE}")
     flags, more = take_own_flags(VtabFlags, words[1:])
@@ -165,7 +164,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
 
 
 def _shown(rows: Mapping[int | None, Sequence[TaskRow]]) -> tuple[dict[str, Any], str]:
-    """What vtab.json says, and the table."""
+    """Returns what vtab.json says, and the table."""
     if None in rows:
         return task_facts(rows[None]), task_table(rows[None])
     by_seed = {seed: found for seed, found in rows.items() if seed is not None}
@@ -173,7 +172,7 @@ def _shown(rows: Mapping[int | None, Sequence[TaskRow]]) -> tuple[dict[str, Any]
 
 
 def _seeds(flags: VtabFlags, more: Sequence[str]) -> tuple[int | None, ...]:
-    """The seeds of each task's runs."""
+    """Returns the seeds of each task's runs."""
     if flags.seeds is None:
         return (None,)
     seeds = tuple(range(seeds_of(flags.seeds)))
@@ -183,7 +182,7 @@ def _seeds(flags: VtabFlags, more: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def _lacks(root: str, task: VtabTask) -> str:
-    """What is missing of a task's data; a training set of another size than VTAB-1k's gets a warning."""
+    """Returns what is missing of a task's data, and warns of a training set of another size than VTAB-1k's."""
     try:
         train, _ = (open_dataset(f"{root}/{task.name}{ending}") for ending in ("", "-test"))
     except UnreachableError:
@@ -196,7 +195,7 @@ def _lacks(root: str, task: VtabTask) -> str:
 
 
 def _packing(root: str, task: str) -> str:
-    """The commands that pack a task's data. TFDS stands for the data folder of TensorFlow Datasets."""
+    """Returns the commands that pack a task's data. TFDS stands for the data folder of TensorFlow Datasets."""
     command = f"  patchline pack vtab --source.task {task} --source.root TFDS"
     train, test = (shlex.quote(f"{root}/{task}{ending}") for ending in ("", "-test"))
     return f"{command} --out {train}\n{command} --split test --out {test}"
@@ -216,8 +215,8 @@ Rows = Mapping[int, Sequence[TaskRow]]
 
 
 def seed_facts(by_seed: Rows) -> dict[str, Any]:
-    """The scores as vtab.json has them: of each group and of all tasks the mean over the seeds, which `deviations` has
-    of a sample, and in `seeds` what vtab.json has of one."""
+    """Returns the scores as vtab.json has them: the mean over the seeds of each group and of all tasks, their
+    deviations in `deviations`, and in `seeds` the scores of each seed."""
     spans: dict[str, Sequence[VtabTask]] = {**GROUPS, "mean": TASKS}
     found = {name: _spread(_means(by_seed, tasks)) for name, tasks in spans.items()}
     return {
@@ -228,7 +227,7 @@ def seed_facts(by_seed: Rows) -> dict[str, Any]:
 
 
 def seed_table(by_seed: Rows) -> str:
-    """A line for each task, with the mean over the seeds, and one for each group and for all 19 tasks."""
+    """Returns a line for each task, with the mean over the seeds, and one for each group and for all 19 tasks."""
     first = next(iter(by_seed.values()))
     return lines_of(first, words=partial(_task, by_seed), summary=partial(_summary_of_seeds, by_seed))
 
@@ -257,7 +256,7 @@ def _means(by_seed: Rows, tasks: Sequence[VtabTask]) -> list[float | None]:
 
 
 def _spread(found: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean, and deviation of a sample; None if one is missing, and of one alone."""
+    """Returns the mean and the deviation of a sample: None if a value is missing, and no deviation for a single one."""
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return None, None

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values
 
 DAY_SECONDS = 86400.0
 LEAST_SECONDS = 10.0  # more often, the requests to the store matter more than the work that a failure loses

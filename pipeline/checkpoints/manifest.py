@@ -22,9 +22,9 @@ from pipeline.checkpoints.rank_file_out import FileRecord, file_name, rank_of
 from pipeline.data.position import StreamPosition
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.files.typed_json import sealed, unsealed
-from shards.schema.config_values import shown_value
 
 STEPS = "steps"
 MASTER = "master"

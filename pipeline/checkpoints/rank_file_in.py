@@ -35,9 +35,9 @@ from pipeline.checkpoints.manifest import (
 from pipeline.checkpoints.rank_file_out import FileRecord, rank_of
 from pipeline.models.weights.safetensors import LENGTH_BYTES, TensorPlace, header_length, read_header
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, StorageError
 from shards.pool import Pool
-from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, Store
 
 _GAP_BYTES = 4 << 20  # between two pieces that one request reads: about what a request to S3 costs

@@ -19,8 +19,8 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, BinaryIO, ClassVar, Protocol
 
+from shards.config_values import Range, shown_value
 from shards.files.typed_json import read_record, sealed, unsealed
-from shards.schema.config_values import Range, shown_value
 from shards.store import Store
 
 PART_BYTES = 1 << 20  # of a file, with a checksum of its own

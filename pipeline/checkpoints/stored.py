@@ -16,10 +16,10 @@ from typing import Annotated
 
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
+from shards.config_values import Range, shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record, sealed, unsealed
-from shards.schema.config_values import Range, shown_value
 from shards.store import Store
 
 FILE_NAME = "best.json"

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.rank_file_out import Piece
+from shards.config_values import Range
 from shards.files.typed_json import parse_json, record_from
-from shards.schema.config_values import Range
 
 MOST_LINE_BYTES = 64 << 20
 

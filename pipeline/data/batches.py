@@ -34,16 +34,8 @@ from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
 from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES
 from shards.order import SampleOrder
-from shards.reading.read import (
-    TRAFFIC_NAMES,
-    RawBatch,
-    RawSample,
-    SampleReader,
-    StreamReader,
-    read_sample,
-    refetched,
-    verified,
-)
+from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
+from shards.reading.samples import RawSample, read_sample, refetched, verified
 from shards.sample_rows import NO_WEIGHT
 
 Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # of a sample, and their weights: one per label, or none

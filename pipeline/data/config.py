@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pipeline.shared_settings import ResizeFilter, refuse_antialiased_area
 from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values
 
 # Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
 MAX_MAGNITUDE = 20

@@ -23,7 +23,8 @@ from shards.errors import UserError, WillNotSucceedError
 from shards.order import BlockSlice
 from shards.output.terminal import printable_name
 from shards.pool import Pool
-from shards.reading.read import RawSample, StreamReader, locate_row, read_slice, verified
+from shards.reading.read import StreamReader
+from shards.reading.samples import RawSample, locate_row, read_slice, verified
 
 _AHEAD = 2  # batches read and decoded while one is used
 _READS = 16  # of samples that lie apart, at a time

@@ -25,7 +25,7 @@ from shards.class_names import listed
 from shards.dataset import Dataset
 from shards.dataset import open_dataset as open_packed
 from shards.errors import InvalidDataError, UserError
-from shards.reading.read import RawSample, locate_row, read_sample
+from shards.reading.samples import RawSample, locate_row, read_sample
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from shards.schema.differences import Difference, differences
+from shards.config_values import Difference, differences
 
 Setting = bool | int | float | str
 _OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # fields of a job, not of its `data`

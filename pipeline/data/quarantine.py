@@ -8,7 +8,7 @@ from pathlib import Path
 from shards.errors import WillNotSucceedError
 from shards.files.local_files import KeptWrites, append_line
 from shards.output.terminal import printable_name
-from shards.reading.read import RawSample
+from shards.reading.samples import RawSample
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from pipeline.data.position import Skipped, StreamPosition, differences_of, posi
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from pipeline.ranks.world import rank_and_size
+from shards.config_values import as_lines
 from shards.errors import UserError
 from shards.host_copy import LocalRanks
 from shards.order import SampleOrder
-from shards.schema.differences import as_lines
 
 log = logging.getLogger(__name__)
 _MOST_LANES = 64

@@ -20,7 +20,7 @@ from shards.hashing import DATASETS
 from shards.host_copy import LocalRanks
 from shards.order import MIXING_VERSION, ORDER_VERSION, Mixture, SampleOrder, quotas
 from shards.part import opened_parts, settings_of
-from shards.reading.read import window_bound_bytes
+from shards.reading.windows import window_bound_bytes
 
 _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 

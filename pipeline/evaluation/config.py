@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pipeline.shared_settings import EvaluationTransform
 from shards.config import HeldOutConfig, SubsetConfig
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 _MOST_ALSO = 32
 FewshotTransform = Literal["fewshot", "weights", "resize", "central_crop"]

@@ -16,12 +16,12 @@ import torch
 from pipeline.data.batches import Batch
 from pipeline.data.evaluation import label_map
 from shards.class_names import class_name
+from shards.config_values import shown_value
 from shards.dataset import Dataset
 from shards.errors import UserError
 from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
-from shards.reading.read import locate_row
-from shards.schema.config_values import shown_value
+from shards.reading.samples import locate_row
 
 Targets = Callable[[Batch], torch.Tensor]
 _MOST_BYTES = 64 << 20

@@ -36,9 +36,10 @@ from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
-from pipeline.training.device_choices import set_up_blocks, with_attention
+from pipeline.training.decisions import with_attention
 from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.kernels import set_up_blocks
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
@@ -70,7 +71,7 @@ def main() -> None:
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """What the figures are of. UserError without a GPU, unless the CPU is asked for."""
+    """Describes the device that is measured. UserError if there is no GPU, unless the CPU is asked for."""
     place = world.current_world("cpu" if device == "cpu" else "auto")
     if not (_is_gpu(place) or device == "cpu"):
         raise UserError("there is no GPU to measure; --device cpu tries every part at a small size")
@@ -284,11 +285,11 @@ class _Run:
         self._images, self._labels = images.to(self.place.device), labels.to(self.place.device)
 
     def free(self) -> None:
-        """Gives the memory of the engine back."""
+        """Frees the engine's memory."""
         self._engine.free()
 
     def step(self) -> torch.Tensor:
-        """Forward, backward, update; the loss before it."""
+        """Makes one step: forward, backward, update. Returns the loss before the update."""
 
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
             return classification_loss(model(self._images), self._labels, name=self.job.loss)

@@ -43,13 +43,13 @@ class AttentionShape:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
-        """The shape of these fields."""
+        """Makes the shape from a list of its fields."""
         return cls(*values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """What differs between a GPU and a CPU, which only shows that each part works."""
+    """The sizes on a GPU or on a CPU. A CPU only shows that each part works."""
 
     models: tuple[str, ...]
     image_size: int

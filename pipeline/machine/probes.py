@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pipeline.machine.checks import Check, folder_check
+from shards.config_values import shown_value
 from shards.errors import TransientError, UserError
 from shards.files.typed_json import read_record
 from shards.output.quantities import duration, size
-from shards.schema.config_values import shown_value
 from shards.store import MissingObjectError, open_store
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ the ResNet's feature map, 1 x 1 in the paper. g/14 and G/14 are those of "Scalin
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 Pooling = Literal["token", "average", "attention"]
 Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "rope2d"]

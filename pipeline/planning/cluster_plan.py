@@ -258,7 +258,7 @@ def regime_of(found: Forecast, cluster: Cluster, *, num_nodes: int, failures_per
 
 
 def _traffic(found: Forecast, cluster: Cluster, regime: Regime, *, num_nodes: int) -> StoreTraffic:
-    """A range read fetches a block."""
+    """The traffic of images and checkpoints. A range read fetches a block."""
     times = times_read(cluster.lanes, num_ranks=num_nodes * cluster.gpus_per_node)
     sample_bytes = cluster.image_bytes + TAR_BYTES
     samples_per_second = found.images_per_second * times

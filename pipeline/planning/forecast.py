@@ -126,7 +126,8 @@ def forecast(
 
 
 def _decided(job: TrainingJob, *, num_classes: int) -> TrainingJob:
-    """All GPUs of the table compute bf16; a head of one class is next to nothing."""
+    """Decides what the job leaves open: bf16, which all GPUs of the table compute, and one class if none is known,
+    whose head takes next to nothing."""
     precision = "bf16" if job.engine.precision == "auto" else job.engine.precision
     classes = job.model.num_classes or num_classes or 1
     return replace(job, model=replace(job.model, num_classes=classes), engine=replace(job.engine, precision=precision))

@@ -78,15 +78,15 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """UserError for a name that is not in the table, with those that are."""
+    """Returns a GPU of the table. UserError, with all names, for one that is not in it."""
     if name.lower() not in GPUS:
         raise UserError(f"--gpu is {name!r}; known: {', '.join(GPUS)}")
     return GPUS[name.lower()]
 
 
 def gpu_of_device(name: str) -> Gpu | None:
-    """The GPU that CUDA calls `name`; None if it is not in the table, as are the slower ones of the same family (H100
-    PCIe, H200 NVL, RTX 4090 Laptop)."""
+    """The GPU that CUDA calls `name`. Returns None for a GPU that is not in the table. Slower variants of the same
+    family (H100 PCIe, H200 NVL, RTX 4090 Laptop) are left out."""
     found = [gpu for pattern, gpu in _NAMES.items() if re.fullmatch(pattern, name)]
     return GPUS[found[0]] if found else None
 
@@ -109,7 +109,7 @@ EIGHT_A_NODE = Network()
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Seconds of a step. `host`: what the GPU waits for it."""
+    """The seconds of a step. `host`: how long the GPU waits for the host."""
 
     compute: float
     host: float
@@ -154,7 +154,7 @@ def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
 
 
 def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
-    """What ZeRO-3 costs the host on many ranks, and what to do; empty if it is little, or another stage."""
+    """Says what ZeRO-3 costs the host on many ranks, and what to do. Empty if it costs little, and for other stages."""
     if job.engine.zero_stage < _STAGE_3:
         return ""
     launch, _ = host_seconds(job, num_ranks=num_ranks)

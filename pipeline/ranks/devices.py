@@ -24,9 +24,9 @@ from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined
 
 from pipeline.ranks.rendezvous import missing_message
 from pipeline.shared_settings import Device
+from shards.config_values import Range, shown_value
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
-from shards.schema.config_values import Range, shown_value
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACES = (":4096:8", ":16:8")  # with any other, cuBLAS may add in another order when several streams use it

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20

@@ -18,14 +18,14 @@ from pipeline.checkpoints.rank_file_in import open_checkpoint
 from pipeline.checkpoints.stored import standing_in
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.reporting.metrics import read_metrics
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError
-from shards.schema.config_values import shown_value
 from shards.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """The losses of one step; None: a run has no line of it."""
+    """The losses of one step in two runs. None means that a run has no line of this step."""
 
     step: int
     expected: float | None
@@ -33,7 +33,7 @@ class LossDifference:
 
     @property
     def relative(self) -> float:
-        """Infinite if one is missing, or not finite."""
+        """The relative difference; infinite if a loss is missing or not finite."""
         if self.expected is None or self.found is None:
             return math.inf
         largest = max(abs(self.expected), abs(self.found))
@@ -74,7 +74,7 @@ class StoredRun:
     store: Store
 
     def checkpoints(self) -> dict[int, CheckpointId]:
-        """Those that stand, by step, the first ones first."""
+        """The checkpoints that count, by step, in ascending order."""
         standing = standing_in(self.store, recorded=last_saved(self.run_dir))
         return {each.step: each for each in sorted(standing, key=lambda each: each.step)}
 
@@ -127,7 +127,7 @@ def compare_checkpoints(expected: StoredRun, found: StoredRun, *, step: int) -> 
 def different_tensor(
     expected: torch.Tensor, found: torch.Tensor, *, step: int, slot: str, name: str
 ) -> TensorDifference | None:
-    """How two float32 tensors of one shape differ; None: they are the same bits."""
+    """How two float32 tensors of the same shape differ; None if they have the same bits."""
     one, other = expected.flatten(), found.flatten()
     wrong = one.view(torch.int32) != other.view(torch.int32)
     num_wrong = int(wrong.sum())

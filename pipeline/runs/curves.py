@@ -61,7 +61,7 @@ class Curve:
 
 
 def _runs(steps: "array[int]", first: int, width: float) -> Iterator[tuple[int, int]]:
-    """The ranges of places whose steps are in one column."""
+    """The ranges of indices whose steps fall into the same column."""
     begin, column = 0, 0
     for at, step in enumerate(steps):
         own = int((step - first) / width)

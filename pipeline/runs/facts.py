@@ -26,11 +26,11 @@ from typing import Any, Literal
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_in
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
 from shards.files.typed_json import parse_json, read_record, unsealed
 from shards.output.quantities import duration, short_time
-from shards.schema.config_values import whole_number
 
 State = Literal["running", "done", "stopped", "failed", "never started"]
 STATES: tuple[State, ...] = ("running", "done", "stopped", "failed", "never started")
@@ -66,8 +66,8 @@ class LastBeat:
 
 @dataclass(frozen=True, kw_only=True)
 class LastStart:
-    """The last start on record, its age in seconds, and whether the process of its first rank is there; None: that
-    cannot be told here."""
+    """The last recorded start, its age in seconds, and whether the process of its first rank still runs (None if that
+    cannot be told from here)."""
 
     attempt: str
     host: str
@@ -77,7 +77,7 @@ class LastStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """What is in a run's folder. None: it is missing, or cannot be used.
+    """What is in a run's folder. None means missing or unusable.
 
     `num_steps`: of the job. `done_step`: in the DONE marker. `saved_step`: in the ledger. `told_step`: in the metrics.
     `quiet_seconds`: since the metrics or the ledger were written. `has_attempts`: the run has begun at least once.
@@ -94,7 +94,7 @@ class Signs:
 
 
 def state_of(signs: Signs) -> tuple[State, str]:
-    """The state, and what explains it; empty for states that explain themselves."""
+    """Returns the state and its explanation, which is empty if the state explains itself."""
     if signs.done_step is not None and (signs.num_steps is None or signs.done_step >= signs.num_steps):
         return "done", ""
     if signs.start and signs.start.is_there is not None:
@@ -127,7 +127,7 @@ def _by_process(signs: Signs, *, is_there: bool) -> tuple[State, str]:
 
 
 def _without_a_beat(signs: Signs) -> str:
-    """What is known of a start on another host that has none."""
+    """What is known about a start on another host that has written no heartbeat."""
     start = signs.start
     if start is None or start.age_seconds < _FIRST_BEAT_SECONDS:
         return ""
@@ -169,9 +169,10 @@ def _standing(signs: Signs) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """None: not known. `step`: the last one that was reported or saved. `last_seen`: seconds since 1970. `reasons`: why
-    it is in this state, and what in its folder cannot be used. `origin`: where its job is from, if a start tells.
-    `ranks`: which of several ranks take the longest, and how much of a step is communication."""
+    """What is known about a run; None means unknown. `step`: the last one that was reported or saved. `last_seen`:
+    seconds since 1970. `reasons`: why it is in this state, and what in its folder cannot be used. `origin`: where its
+    job is from, if a start tells. `ranks`: which of several ranks take the longest, and how much of a step is
+    communication."""
 
     state: State
     step: int | None
@@ -206,7 +207,7 @@ class _Reader:
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
-        """A fault inside is a reason."""
+        """Turns a fault inside into a reason."""
         try:
             yield
         except FileNotFoundError:
@@ -310,7 +311,7 @@ def _has_ranks(line: Line) -> bool:
 
 
 def _ranks(run_dir: Path, line: Line) -> str:
-    """The ranks that take the longest, in a line of metrics; empty for a rank that is alone."""
+    """Names the ranks that take the longest, from a line of metrics; empty for a rank that is alone."""
     if not line:
         return ""
     own, median, wait = (line[f"ranks/{name}"] for name in ("own_step", "own_step_median", "data_wait"))
@@ -428,7 +429,7 @@ def _number_of(attempt: str) -> int:
 
 
 def _is_here(pid: int) -> bool:
-    """Whether this host has such a process, be it another user's."""
+    """Whether this host has a process of this number, even another user's."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase
+from shards.config_values import Range
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
     Line,
@@ -28,7 +29,6 @@ from shards.files.local_files import (
     read_tail,
 )
 from shards.files.typed_json import read_record, record_from
-from shards.schema.config_values import Range
 
 log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
@@ -53,7 +53,8 @@ START_SPANS: tuple[StartSpan, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMark:
-    """`kernel`: the boot and the namespace of its number; `began`: ticks since the boot. Empty and 0: not known."""
+    """What identifies a process. `kernel`: the boot and the namespace of its number. `began`: ticks since the boot.
+    Empty and 0 mean unknown."""
 
     host: str = ""
     kernel: str = ""
@@ -155,7 +156,7 @@ class Start:
 
 
 def left_behind(run_dir: Path) -> Left:
-    """What stands there before a start writes anything. What cannot be read counts as missing."""
+    """Reads what the earlier start left, before this one writes anything. What cannot be read counts as missing."""
     reached, beat, is_hung = 0, None, False
     try:
         tail = read_tail(run_dir / "metrics.jsonl", most_bytes=_TAIL_BYTES)
@@ -213,7 +214,7 @@ def add_start(
 
 
 def read_starts(run_dir: Path) -> list[Start]:
-    """The starts on record, in order; lines that cannot be used are left out."""
+    """The recorded starts, in order. Unusable lines are left out."""
     return [start_in(line) for line in read_lines(run_dir / FILE_NAME, is_usable=is_start).objects]
 
 
@@ -227,33 +228,23 @@ def last_origin(run_dir: Path) -> Origin:
 
 
 def origin_in(tail: Tail) -> Origin:
-    """The same of the end of the file."""
+    """The origin of the latest job, from the end of the file."""
     found = tail.last(lambda line: is_start(line) and start_in(line).origin != NO_ORIGIN)
     return start_in(found).origin if found else NO_ORIGIN
 
 
 def start_in(line: Line) -> Start:
-    """The start of a line that `is_start`. Values that only a later version knows are left out."""
-    return record_from(Start, _known(Start, line))
+    """The start of a line that `is_start`. ValueError for any other line."""
+    return record_from(Start, line)
 
 
 def is_start(line: Line) -> bool:
-    """Whether a line puts a start on record."""
+    """Whether a line records a start."""
     try:
         start_in(line)
     except ValueError:
         return False
     return True
-
-
-def _known(kind: type, value: Line) -> Line:
-    """The fields that this version knows, also of the records inside."""
-    inner = {"left": Left, "origin": Origin, "process": ProcessMark}
-    return {
-        name: _known(inner[name], one) if name in inner and isinstance(one, dict) else one
-        for name, one in value.items()
-        if name in kind.__dataclass_fields__  # type: ignore[attr-defined]
-    }
 
 
 class StartTimes:
@@ -263,6 +254,7 @@ class StartTimes:
 
     def __init__(self) -> None:
         self.seconds: dict[StartSpan, float] = {"imports": age_of_process()}
+        self.decided: list[dict[str, str | int]] = []  # each with its setting, value and reason
         self._until, self._is_over = time.monotonic(), False
 
     def ends(self, span: StartSpan) -> None:
@@ -277,7 +269,7 @@ class StartTimes:
         self._is_over = True
         self.ends("first_step")
         seconds = {span: round(self.seconds.get(span, 0.0), 3) for span in START_SPANS}
-        line = {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds}
+        line = {"attempt": attempt, "unix_time": round(time.time(), 3), "parts": seconds, "decided": self.decided}
         append_or_say(run_dir / FILE_NAME, line, what="how long this start took")
 
 

@@ -82,7 +82,7 @@ def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float |
 
 
 def _before_first(line: Line, starts: Sequence[Start], begin: float) -> float:
-    """The time that starts took which saved nothing, before the one that wrote the first line."""
+    """The time of starts that saved nothing, before the one that wrote the first line."""
     is_first = sum(start.unix_time <= line["unix_time"] for start in starts) == 1
     return 0.0 if is_first else max(0.0, line["unix_time"] - _seconds(line, "total") - begin)
 
@@ -94,7 +94,7 @@ def _seconds(line: Line, account: str) -> float:
 
 
 def _before(lines: Sequence[Line], unix_time: float) -> Line | None:
-    """The last line that stood there at this time."""
+    """The last line that had been written at this time."""
     return next((line for line in reversed(lines) if line["unix_time"] <= unix_time), None)
 
 
@@ -131,7 +131,7 @@ def _restarts(lines: Sequence[Line], starts: Sequence[Start]) -> list[Restart]:
 
 
 def topology_of(start: Start) -> str:
-    """Such as `2 ranks, ZeRO-1, cpu`."""
+    """Describes the topology of a start, such as `2 ranks, ZeRO-1, cpu`."""
     return f"{start.num_ranks} rank{'s' * (start.num_ranks != 1)}, ZeRO-{start.zero_stage}, {start.device}"
 
 

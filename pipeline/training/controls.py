@@ -31,7 +31,7 @@ _PARTS: Mapping[Account, Part] = {"data_wait": "data_wait", "checkpoint": "check
 
 
 class SaveClock:
-    """Counts the seconds since the newest checkpoint began. `decides`: whether this rank is the one that does."""
+    """Counts the seconds since the newest checkpoint began. `decides`: whether this rank may ask for one."""
 
     def __init__(
         self,
@@ -53,18 +53,17 @@ class SaveClock:
         return self._decides and 0 < self.interval_seconds <= self._now() - self._began_at
 
     def started(self) -> None:
-        """The first step begins: the seconds count from here."""
+        """The first step begins. The seconds count from here."""
         self._began_at = self._now()
 
     def began(self) -> None:
-        """A checkpoint has begun, for whatever reason, and training continues: the seconds count from here."""
+        """A checkpoint has begun, for whatever reason, and training continues. The seconds count from here."""
         self._began_at = self._now()
         if self.config.auto_interval and not self._commits:
             self.interval_seconds = _NEXT_SECONDS
 
     def committed(self, *, stall_seconds: float, commit_seconds: float) -> None:
-        """A checkpoint is committed, for which training has waited `stall_seconds`, and which took `commit_seconds`
-        from its begin."""
+        """A checkpoint is committed. Training waited `stall_seconds` for it, and it took `commit_seconds` in all."""
         if not (self.config.auto_interval and self._decides):
             return
         self._stalls.append(stall_seconds)
@@ -98,8 +97,8 @@ def words_of(config: CheckpointConfig, *, is_scored: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Controls:
-    """A rank's stop requests, deadlines and ledger. `clock`: by default, time never asks for a checkpoint. `times`: of
-    what a step does. `trace`: of the steps to profile, if there are any. `start_times`: of this start."""
+    """A rank's stop requests, deadlines and ledger. `clock`: asks for checkpoints; by default, never. `times`: the
+    parts of each step. `trace`: of the steps to profile, if there are any. `start_times`: the parts of this start."""
 
     signals: Signals
     stopping: Stopping
@@ -122,7 +121,7 @@ class Controls:
 
     @contextmanager
     def waiting(self, account: Account, doing: str) -> Iterator[None]:
-        """Time on this account, for something that gives way to a stop request by raising WaitGivenUpError."""
+        """Adds the time spent inside to this account. A stop request may end it with WaitGivenUpError."""
         progress = self.stopping.progress
         progress.enters(Phase.EVALUATING if account == "evaluation" else Phase.WAITING_FOR_DATA)
         with self.ledger.time(account), self.times.part(_PARTS.get(account, "other")), self.stopping.giving_up(doing):

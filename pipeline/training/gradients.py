@@ -106,8 +106,8 @@ class Gradients:
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
-        """The gradient of all micro-batches, left in the engine; their mean loss, still on the device. `is_void`: both
-        are NaN, so that no rank makes an update."""
+        """Leaves the gradient of all micro-batches in the engine. Returns their mean loss, still on the device.
+        `is_void`: makes both NaN, so that no rank makes an update."""
         losses = []
         for micro in range(self.plan.accumulation):
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
@@ -191,10 +191,10 @@ class Gradients:
         return self._on_device(sources), targets
 
     def _places(self, chosen: slice) -> NDArray[np.int64]:
-        """Places in the global batch."""
+        """The places of these images in the global batch."""
         return np.arange(chosen.start, chosen.stop, dtype=np.int64) + self.world.rank * self.plan.rank_batch
 
     def _on_device(self, drawn: NDArray[np.generic]) -> torch.Tensor:
-        """What the host has drawn; the host does not wait for its copy."""
+        """Copies what the host has drawn to the device. The host does not wait for the copy."""
         values, device = torch.from_numpy(drawn), self.world.device
         return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)

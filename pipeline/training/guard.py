@@ -39,7 +39,7 @@ LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once 
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeVerdict:
-    """How far a loss is from the losses before it; NaN where there are too few of them."""
+    """How far a loss is from the losses before it. Values are NaN if there are too few of those."""
 
     loss: float
     median: float = math.nan
@@ -49,7 +49,7 @@ class SpikeVerdict:
 
 
 def judge(loss: float, losses: Sequence[float], *, config: GuardConfig) -> SpikeVerdict:
-    """The verdict on a loss after `losses`, the latest ones, all of them finite. What is not finite is no spike."""
+    """The verdict on a loss that follows `losses`, which are finite. A loss that is not finite is no spike."""
     if config.on_spike == "off" or len(losses) < config.min_history or not math.isfinite(loss):
         return SpikeVerdict(loss=loss)
     middle = median(losses)
@@ -67,7 +67,7 @@ def with_loss(losses: tuple[float, ...], loss: float, *, config: GuardConfig) ->
 
 @dataclass(frozen=True, kw_only=True)
 class BadStep:
-    """A bad step and its evidence. Its batch has the positions `first_position` to `end_position` - 1 of the sample
+    """A bad step and the evidence. Its batch has the positions `first_position` to `end_position` - 1 of the sample
     order, those of `data_step`. `median`, `mad` and `z` are as at the top of this file. `was_skipped`: no update was
     made."""
 
@@ -85,7 +85,7 @@ class BadStep:
     was_skipped: bool
 
     def words(self) -> str:
-        """The finding as a sentence without its end."""
+        """The finding in words, to which a message adds what was done about it."""
         if self.kind == "spike":
             history = f"z {self.z:.1f}, median {self.median:.4g}, MAD {self.mad:.3g}"
             return f"step {self.step}: the loss {self.loss:.4g} is a spike ({history})"
@@ -99,13 +99,13 @@ def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> 
 
 
 def add_alarm(run_dir: str, *, step: int, kind: str, reason: str, action: str = "skipped") -> None:
-    """Appends what else went wrong, and what was done about it; on rank 0."""
+    """Appends anything else that went wrong, and what was done about it; on rank 0."""
     line = {"kind": kind, "step": step, "action": action, "reason": reason}
     append_or_say(Path(run_dir) / FILE_NAME, line, what=reason)
 
 
 class RewindNeededError(Exception):
-    """The run is to continue from an earlier checkpoint, without the data around the finding."""
+    """Raised if the run is to continue from an earlier checkpoint, without the data around the finding."""
 
     def __init__(self, finding: BadStep) -> None:
         super().__init__(finding.words())
@@ -168,7 +168,8 @@ class Guard:
 
     @property
     def discard(self) -> Callable[[float], bool] | None:
-        """Called with the loss of each step before its update: whether none is to be made. None: not to be called."""
+        """A function that the step calls with each loss before the update, and that returns whether to leave the update
+        out. None if the step need not ask."""
         return self._judge_first if self.config.on_spike == "skip" else None
 
     def _judge_first(self, loss: float) -> bool:
@@ -198,7 +199,7 @@ class Guard:
             )
 
     def values(self) -> dict[str, float]:
-        """What metrics.jsonl says beside a step."""
+        """The guard's values in a line of metrics.jsonl."""
         skipped = self.position.skipped
         if self.config.on_spike == "off" and not skipped:
             return {}

@@ -23,10 +23,10 @@ from pipeline.evaluation.scores import Scores
 from pipeline.models.loss import balanced_weights
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
-from pipeline.training.device_choices import KernelWatch, watches_kernel
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
 from pipeline.training.guard import Guard, add_alarm
+from pipeline.training.kernels import KernelWatch, watches_kernel
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter
@@ -56,8 +56,8 @@ class LoopEnd(Enum):
 
 
 class Loop:
-    """Runs the remaining steps of a run. `position`: after the batch of the last update. `reporter` is None on all
-    ranks but the first."""
+    """Runs the remaining steps of a run. `position`: where the next batch begins. `reporter` is None on all ranks but
+    the first."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """Steps launched."""
+        """The number of steps launched so far."""
         return self.position.next_step
 
     def run(self) -> LoopEnd:
-        """All steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed either way.
-        RewindNeededError if the run is to continue from an earlier one."""
+        """Runs all steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed either way.
+        Raises RewindNeededError if the run is to continue from an earlier one."""
         self.when.clock.started()
         self.controls.times.forget()
         with self.reporter or nullcontext():
@@ -185,7 +185,7 @@ class Loop:
         return scores
 
     def _stop_here(self) -> LoopEnd:
-        """The end of a rank that runs alone and has waited for data in vain: what is done so far is saved."""
+        """Ends a rank that runs alone and gave up waiting for data. What it has done so far is saved."""
         if not self._is_saved() and self.step > 0 and self.guard.updates.is_sound:
             self._save()
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
@@ -203,7 +203,8 @@ class Loop:
         self.train_step.end_without_data()
 
     def _save(self, *, may_be_skipped: bool = False) -> None:
-        """`may_be_skipped`: if a save is running, and the model is not the best so far."""
+        """Begins a save. `may_be_skipped`: it is left out if another one is running and the model is not the best so
+        far."""
         may_be_skipped = may_be_skipped and not self.when.best.is_due(self.step)
         self.when.begins(self.step)
         num_updates, losses = self.guard.updates.num_updates, self.guard.losses
@@ -324,7 +325,7 @@ def _saves(
     writer: Writer | None,
     found: CheckpointManifest | None,
 ) -> Saves:
-    """The saves of a run, in the background if there is room. Collective."""
+    """The saves of a run, in the background if the host has enough memory. Collective."""
     job, world = prepared.job, prepared.world
     chosen = choose_writer(
         job.checkpoint,

@@ -1,10 +1,9 @@
 """Checks a job against its data and its ranks, and then that all ranks are about to run the same thing.
 
-`prepare` runs before the ranks are joined. It also decides how many classes the model has, and warns if the data has
-fewer. `refuse_other_runs` is the first exchange afterwards: ranks that differ would still train one model, and a wrong
-one, and nobody would notice a node with an old installation or an old copy of the dataset. The exchange is a digest of
-everything that must be equal, 64 bytes per rank. Only if digests differ do the ranks exchange what is behind them, and
-all end with the same message.
+`prepare` runs before the ranks are joined. `refuse_other_runs` is the first exchange afterwards: ranks that differ
+would still train one model, and a wrong one, and nobody would notice a node with an old installation or an old copy of
+the dataset. The exchange is a digest of everything that must be equal, 64 bytes per rank. Only if digests differ do the
+ranks exchange what is behind them, and all end with the same message.
 """
 
 import hashlib
@@ -19,12 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
-from pipeline.data.evaluation import label_map
 from pipeline.data.position import WITHOUT_EFFECT
 from pipeline.data.stream import PlannedStream, plan_stream
 from pipeline.data.training_data import TrainingData
@@ -38,72 +35,38 @@ from pipeline.planning.step_time import slow_stage_3
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, bf16_of
-from pipeline.training.device_choices import will_compile
+from pipeline.training.decisions import Decision, decide_classes, will_compile
 from pipeline.training.fitting.fit import Budget, budget_of
-from pipeline.training.reporting.logger_choice import refuse_unusable_loggers
+from pipeline.training.reporting.loggers import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
 from pipeline.training.zero.loading import deepspeed_version, refuse_untested_deepspeed
-from shards.class_names import class_name, near_equal
+from shards.class_names import class_name
+from shards.config_values import flattened, shown, shown_value
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.host_copy import LocalRanks
-from shards.schema.config_values import shown_value
-from shards.schema.differences import flattened, shown
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
-_UNEVEN = 5.0  # the images of the largest class over those of the smallest
+
+
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
+
+
 _ROOMS = ("shards", "pipeline", "jobs", "patchline")
+
+
 _CODE = "code "
+
+
 _MISSING = "missing"
+
+
 _MOST_LINES, _MOST_FILES = 20, 3
+
+
 Facts = Mapping[str, str]
-
-
-def with_classes(job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool) -> TrainingJob:
-    """The job with the data's number of classes, unless it has its own; more than the data has are a warning (`say`:
-    log it). UserError for fewer, and for held-out datasets with other labels."""
-    if job.model.masked_patches:
-        return job  # its classes are colours
-    wanted = job.model.num_classes or data.num_classes
-    if data.num_classes > wanted:
-        raise UserError(
-            f"{data.url} has {data.num_classes} classes, the model has {wanted}; "
-            f"set --model.num-classes {data.num_classes}, or 0 to take the dataset's"
-        )
-    for each in held_out:
-        label_map(each, data.label_names)
-    if say and data.num_classes == 1:
-        only = shown_value(data.label_names[0])
-        log.warning(
-            "%s has only one class, %s: there is nothing to tell it from, so a model learns nothing", data.url, only
-        )
-    if say and job.data.mix:
-        for group in near_equal(data.label_names):
-            names = ", ".join(map(shown_value, group))
-            log.warning("the mixed classes %s differ only in case, spaces or similar characters; are they one?", names)
-    if say and job.loss == "softmax" and job.class_weights == "equal" and (said := imbalance(data)):
-        log.info("%s", said)
-    if say and data.num_classes < wanted:
-        log.warning(unused_classes(data.num_classes, wanted))
-    return replace(job, model=replace(job.model, num_classes=wanted))
-
-
-def imbalance(data: TrainingData) -> str:
-    """A note on the largest and the smallest class of images, with the flag that weights them; empty if the one has
-    less than five times as many as the other."""
-    shares = data.class_shares
-    smallest = int(np.where(shares > 0, shares, np.inf).argmin())
-    ratio = shares.max() / shares[smallest] if shares.any() else 1.0
-    if ratio < _UNEVEN:
-        return ""
-    names = [shown_value(data.label_names[place]) for place in (int(shares.argmax()), smallest)]
-    return (
-        f"the classes are uneven: {names[0]} has {ratio:,.0f} times the images of {names[1]}; --class-weights balanced "
-        "weights them so that each class counts as much as any other"
-    )
 
 
 def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
@@ -129,19 +92,14 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
     )
 
 
-def unused_classes(of_data: int, of_model: int) -> str:
-    """What a user should know of a model with more classes than its data has."""
-    unused = f"{of_model - of_data} of its outputs never {'has' if of_model - of_data == 1 else 'have'} an image"
-    return f"the data has {of_data} classes, the model {of_model}: {unused}; --model.num-classes 0 takes the data's"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job whose every value is known to fit: number of classes filled in, datasets open, batch and stream planned.
+    """A job that fits its data and its ranks: the number of classes is filled in, the datasets are open, and the batch
+    and the stream are planned.
 
     `plan`: of the whole share in one pass, if the job names no micro-batch: the ranks agree on one later, within the
-    `budget`. `is_compiled`: whether the model's blocks are compiled. `extend`: whether the job may have more steps than
-    the run that it continues.
+    `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: made so far. `extend`: whether the
+    job may have more steps than the run that it continues.
     """
 
     job: TrainingJob
@@ -155,6 +113,7 @@ class Prepared:
     fewshot: FewshotData | None
     is_compiled: bool
     extend: bool
+    decisions: tuple[Decision, ...]
 
 
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
@@ -179,7 +138,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         ranks=ranks,
     )
     held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
-    job = with_classes(job, stream.data, list(held_out.values()), say=world.is_first)
+    job, classes = decide_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"
     if stop.exists():
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
@@ -208,6 +167,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         fewshot=fewshot,
         is_compiled=will_compile(job.engine, world),
         extend=extend,
+        decisions=(classes,),
     )
 
 
@@ -259,12 +219,12 @@ def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: b
 
 
 def is_trained_on(scored: Dataset, data: TrainingData) -> bool:
-    """Whether a dataset is trained on, or a part of it: the same as packed. A part that is held out is another."""
+    """Whether a dataset, or a part of it, is also trained on. A part that is held out counts as another dataset."""
     return scored.fingerprint in data.fingerprints
 
 
 def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None:
-    """The images of few-shot scores, if there are to be any."""
+    """The images for few-shot scores, if the job wants any."""
     if not config.url:
         if config != replace(
             FewshotInTraining(), shots=config.shots, seeds=config.seeds, l2=config.l2, probe=config.probe
@@ -351,7 +311,7 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
 
 
 def _is_of_data(name: str) -> bool:
-    """Whether a field of a position tells of the data; the others are fields of the job, too."""
+    """Whether a field of a position describes the data. All other fields are also in the job."""
     return name not in WITHOUT_EFFECT and name.partition(".")[0] in (
         "dataset",
         "subset",

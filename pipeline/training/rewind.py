@@ -23,7 +23,7 @@ MOST_IN_PLACE = 3  # rewinds to one checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class RewindPlan:
-    """The data steps to skip, and the last step whose checkpoint has seen none of them."""
+    """The data steps to skip, and the last step whose checkpoint was not trained on any of them."""
 
     skip: StepRange
     last_step: int
@@ -48,8 +48,8 @@ def why_not(plan: RewindPlan, skipped: Skipped, found: CheckpointManifest | None
 
 
 def rewind(loop: Loop, checkpoints: Checkpoints, finding: BadStep) -> CheckpointManifest:
-    """The checkpoint with which the loop's engine is filled now, under a new attempt. WillNotSucceedError, with the
-    evidence in RUN/guard.jsonl, if the run may not be rewound. Collective."""
+    """Fills the loop's engine from an earlier checkpoint, under a new attempt, and returns its manifest.
+    WillNotSucceedError, with the evidence in RUN/guard.jsonl, if the run may not be rewound. Collective."""
     loop.saving.settle()
     with loop.controls.ledger.time("startup"), loop.controls.stopping.writing():
         checkpoints.refuse_if_overtaken()
@@ -62,7 +62,8 @@ def rewind(loop: Loop, checkpoints: Checkpoints, finding: BadStep) -> Checkpoint
 
 
 def _register(job: TrainingJob, checkpoints: Checkpoints, finding: BadStep) -> tuple[RewindPlan, CheckpointManifest]:
-    """Puts the rewind on record, if the run may be rewound: from then on it is so."""
+    """Records the rewind by beginning an attempt that skips the data steps. WillNotSucceedError if the run may not be
+    rewound."""
     skipped = checkpoints.attempt.skipped
     plan = plan_rewind(finding, skipped, config=job.guard)
     while True:
@@ -86,7 +87,7 @@ def _advice(job: TrainingJob) -> str:
 def _write_down(
     loop: Loop, checkpoints: Checkpoints, finding: BadStep, plan: RewindPlan, found: CheckpointManifest
 ) -> None:
-    """The findings, the ledger and the log."""
+    """Writes the rewind to the findings, the ledger and the log."""
     job, ledger, skip = loop.job, loop.controls.ledger, plan.skip
     details = {"rewound_to": found.id.step, "first_skipped": skip.first, "end_skipped": skip.end}
     add_finding(job.run_dir, finding, action="rewound", **details)

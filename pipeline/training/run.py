@@ -30,9 +30,9 @@ from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import refuse_missing_kernel
 from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
-from pipeline.runs.starts import Left, Origin, StartTimes, add_start, left_behind
+from pipeline.runs.starts import Origin, StartTimes, add_start, left_behind
 from pipeline.training.controls import Controls, SaveClock
-from pipeline.training.device_choices import with_precision
+from pipeline.training.decisions import decide_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.guard import RewindNeededError
 from pipeline.training.loop import Loop, LoopEnd, open_loop
@@ -56,8 +56,8 @@ NO_STEPS = range(0)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What the room above puts on record: `write` writes RUN/job.yaml, whose format is its own; it is called on rank 0
-    with the job as it is run. `origin`: where the job is from."""
+    """How the room above records a run. `write`: writes RUN/job.yaml in the format of that room; rank 0 calls it with
+    the job as it runs. `origin`: where the job is from."""
 
     write: WriteRecord
     origin: Origin
@@ -81,7 +81,7 @@ def train(
 ) -> RunEnding:
     """Runs a job, from its newest checkpoint if it has one, to its end or until it is asked to stop.
 
-    `record`: what stands on record of it. `extend`: the job may have more steps than the run that it continues.
+    `record`: how the run is recorded. `extend`: the job may have more steps than the run that it continues.
     `profile`: the steps that rank 0 traces. Raises UserError."""
     if job.engine.deterministic:
         fix_kernels(world)
@@ -125,7 +125,7 @@ def train(
 
 @contextmanager
 def _writer(prepared: Prepared) -> Iterator[Writer | None]:
-    """The process that writes this rank's checkpoints, while the run lasts; None if the job wants none."""
+    """The process that writes this rank's checkpoints, for as long as the run lasts; None if the job wants none."""
     if prepared.job.checkpoint.asynchronous == "off":
         yield None
         return
@@ -159,7 +159,7 @@ def _controls(
 
 
 def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls, record: RunRecord) -> RunEnding:
-    """Steps 4 to 7."""
+    """Takes steps 4 to 7 of the run."""
     world, bf16 = prepared.world, bf16_of(prepared.world.device)
     with _in_its_folder(prepared.run_dir):
         with controls.ledger.time("startup"):
@@ -170,7 +170,15 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
             if found and world.is_first:
                 controls.ledger.complete(found.id, found.record.get("seconds"))
         if left:
-            _put_on_record(prepared, checkpoints, found, controls.ledger, left=left, origin=record.origin)
+            add_start(
+                prepared.run_dir,
+                attempt=checkpoints.attempt.token,
+                resumed_from=found.id.step if found else None,
+                seconds=controls.ledger.record(),
+                topology=(world.num_ranks, prepared.job.engine.zero_stage, world.device.type),
+                left=left,
+                origin=record.origin,
+            )
         controls.start_times.ends("checkpoint")
         loop = None
         while True:
@@ -186,7 +194,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
 
 
 def _to_its_end(loop: Loop, prepared: Prepared, checkpoints: Checkpoints) -> RunEnding:
-    """Steps 6 and 7. RewindNeededError if the run is to continue from an earlier checkpoint."""
+    """Takes steps 6 and 7. RewindNeededError if the run is to continue from an earlier checkpoint."""
     with _retried(loop):
         # 6. Loop.
         end = loop.run()
@@ -225,28 +233,6 @@ def _checkpoints(prepared: Prepared) -> Checkpoints:
     return Checkpoints(prepared.store, prepared.world, run_dir=run_dir, recorded=saved, has_records=records)
 
 
-def _put_on_record(
-    prepared: Prepared,
-    checkpoints: Checkpoints,
-    found: CheckpointManifest | None,
-    ledger: Ledger,
-    *,
-    left: Left,
-    origin: Origin,
-) -> None:
-    """This start, for reports."""
-    world, engine = prepared.world, prepared.job.engine
-    add_start(
-        prepared.run_dir,
-        attempt=checkpoints.attempt.token,
-        resumed_from=found.id.step if found else None,
-        seconds=ledger.record(),
-        topology=(world.num_ranks, engine.zero_stage, world.device.type),
-        left=left,
-        origin=origin,
-    )
-
-
 def _find_checkpoint(
     prepared: Prepared, checkpoints: Checkpoints, *, bf16: Bf16, write_record: WriteRecord
 ) -> tuple[Prepared, CheckpointManifest | None]:
@@ -262,11 +248,11 @@ def _find_checkpoint(
             more = extension(found.job.job, prepared.job, step=found.id.step)
             if more and is_first:
                 log.info("%s", more)
-        job = with_precision(prepared.job, found, bf16=bf16, say=is_first)
+        job, precision = decide_precision(prepared.job, found, bf16=bf16, say=is_first)
         if is_first:
             write_record(job)
         if checkpoints.begin_attempt(found):
-            return replace(prepared, job=job), found
+            return replace(prepared, job=job, decisions=(*prepared.decisions, precision)), found
 
 
 def _refuse_changes(prepared: Prepared, saved: CheckpointManifest | Done, *, is_done: bool = False) -> None:
@@ -276,7 +262,7 @@ def _refuse_changes(prepared: Prepared, saved: CheckpointManifest | Done, *, is_
 
 @contextmanager
 def _in_its_folder(run_dir: Path) -> Iterator[None]:
-    """A file that is missing because the whole run directory is: TensorBoard's, for one."""
+    """Turns the error of a missing file into a message if the whole run directory is missing."""
     try:
         yield
     except FileNotFoundError as error:
@@ -287,9 +273,9 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _retried(loop: Loop) -> Iterator[None]:
-    """A run that started well made no mistake: storage that fails later is retried. Data that cannot be right stays as
-    it is: that is a mistake before the first step, and the end of the run after it, also while its weights are written
-    by a start that had no step left to do."""
+    """Sorts the errors of a run that has started. Storage that fails is retried, since the command was right. Damaged
+    data does not get better: before the first step it is a mistake of the user's, later it ends the run, also while a
+    start without remaining steps writes the weights."""
     first_step = loop.step
     try:
         yield
@@ -308,7 +294,7 @@ def _retried(loop: Loop) -> Iterator[None]:
 
 
 def _finish(prepared: Prepared, saved: CheckpointManifest, ledger: Ledger) -> None:
-    """The weights, the DONE marker and the last words; rank 0 alone."""
+    """Writes the weights and the DONE marker, and logs the last lines; on rank 0."""
     job, run_dir = prepared.job, prepared.run_dir
     finish(run_dir, job, saved, store=prepared.store, labels=prepared.stream.data.label_names)
     log.info("%s", closing_words(job, steps=saved.id.step, seconds=ledger.record(), weights=run_dir / "weights"))

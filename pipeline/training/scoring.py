@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class EvaluationFailedError(Exception):
-    """A rank could not read its images; raised on all ranks."""
+    """Raised on all ranks if one of them could not read its images."""
 
 
 class HeldOut:
@@ -54,7 +54,7 @@ class HeldOut:
         self.num_failed = self._step = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether an evaluation follows `step`."""
+        """Whether the model is evaluated after `step`."""
         return self._is_scored(step) or self._is_fewshot(step)
 
     def _is_scored(self, step: int) -> bool:
@@ -127,8 +127,8 @@ class HeldOut:
         return self._tried(scored, on=dataset.url)
 
     def _tried(self, measure: Callable[[], Result], *, on: str) -> Result | None:
-        """What is measured; None, and an alarm, if that fails, which it does on all ranks alike. Of a UserError, all
-        ranks have the same images and labels."""
+        """Returns what is measured. If that fails, writes an alarm and returns None. All ranks fail alike: a UserError
+        is about images and labels, which are the same on all of them."""
         try:
             return measure()
         except (EvaluationFailedError, UserError) as error:

@@ -6,7 +6,7 @@
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
@@ -17,25 +17,22 @@ from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.ranks.world import World
 from pipeline.runs.starts import StartTimes
-from pipeline.training.device_choices import (
-    refuse_missing_float8,
-    refuse_missing_graphs,
-    set_up_blocks,
-    with_attention,
-)
+from pipeline.training.decisions import Decision, Undecided, decide_engine
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
-from pipeline.training.fitting.fit import agreed_fit
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.kernels import refuse_missing_float8, refuse_missing_graphs, set_up_blocks
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
 from pipeline.training.summary import Opening, num_parameters
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
-from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
+from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
 from pipeline.training.zero.optimizer import freeze, is_trained, moments_of
-from shards.errors import InvalidDataError, WillNotSucceedError
+from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
+
+
 _CPU = torch.device("cpu")
 
 
@@ -47,13 +44,19 @@ def start_engine(
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
-    record = found.record if found else None
-    fit = agreed_fit(job, prepared.plan, prepared.budget, world, record=record)
-    # Before the check of gradients, which computes as the run does.
-    job = with_attention(job, world, is_compiled=prepared.is_compiled, record=record)
-    job = replace(job, engine=replace(job.engine, compile="on" if prepared.is_compiled else "off"))
-    job = with_checked_overlap(job, fit.plan, world)
-    engine, plan = _built(job, fit.plan, world, is_compiled=prepared.is_compiled)
+    undecided = Undecided(
+        job=job,
+        plan=prepared.plan,
+        budget=prepared.budget,
+        world=world,
+        is_compiled=prepared.is_compiled,
+        record=found.record if found else None,
+    )
+    job, planned, decisions = decide_engine(undecided)
+    engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
+    if plan != planned:
+        decisions.append(Decision(setting="micro_batch", value=plan.micro_batch, why="a GPU ran out of memory"))
+    times.decided = [asdict(decision) for decision in (*prepared.decisions, *decisions)]
     times.ends("model")
     if found:
         fill_from_checkpoint(engine, checkpoints, found, job=job)
@@ -61,39 +64,12 @@ def start_engine(
         _fill_from_weights(engine, starting_weights(job, say=world.is_first))
     times.ends("load")
     # A first pass on a GPU may have cut the share into several passes, which DeepSpeed adds up in other code.
-    is_other = min(plan.accumulation, 2) != min(fit.plan.accumulation, 2)
+    is_other = min(plan.accumulation, 2) != min(planned.accumulation, 2)
     if is_other and checks_gradients(job.engine, plan, world.device):
         check_gradients(job, plan, world)
     if world.is_first:
         _say_opening(replace(prepared, plan=plan), engine, resumed_step=found.id.step if found else 0)
     return engine, plan
-
-
-def with_checked_overlap(job: TrainingJob, plan: BatchPlan, world: World) -> TrainingJob:
-    """The job with its overlap decided, after the check of its gradients if that is due. "auto" is off where the check
-    fails with it and passes without, and where nothing is checked. Collective."""
-    is_checked = checks_gradients(job.engine, plan, world.device)
-    is_asked = job.engine.overlap == "auto"
-    if is_asked:
-        job = _with_overlap(job, is_on=overlaps(plan, world.device, is_checked=is_checked))
-    if not is_checked:
-        return job
-    try:
-        check_gradients(job, plan, world)
-    except WillNotSucceedError as error:
-        if not is_asked or job.engine.overlap == "off":
-            raise
-        if world.is_first:
-            log.warning("engine.overlap auto is off: %s", error)
-        job = _with_overlap(job, is_on=False)
-        check_gradients(job, plan, world)
-    if is_asked and world.is_first and job.engine.overlap == "on":
-        log.info("gradients are added up during the backward pass (engine.overlap auto)")
-    return job
-
-
-def _with_overlap(job: TrainingJob, *, is_on: bool) -> TrainingJob:
-    return replace(job, engine=replace(job.engine, overlap="on" if is_on else "off"))
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
@@ -156,7 +132,7 @@ def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device)
 
 
 def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
-    """Puts unrounded fp32 values into the masters (DeepSpeed made them from its bf16 copy)."""
+    """Fills the masters with unrounded fp32 values. DeepSpeed has made them from its bf16 copy."""
 
     def fill(fragment: Fragment, slot: str) -> None:
         flat = tensor(fragment.name).flatten()
@@ -168,7 +144,7 @@ def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
 def fill_from_checkpoint(
     engine: Engine, checkpoints: Checkpoints, manifest: CheckpointManifest, *, job: TrainingJob
 ) -> None:
-    """Masters and moments from the fragments that any number of ranks wrote under any ZeRO stage."""
+    """Fills masters and moments from fragments, which any number of ranks may have written under any ZeRO stage."""
 
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != engine.shapes:
         where = f"{checkpoints.store.url}/{manifest.id.folder}"

@@ -67,7 +67,8 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SumSource:
-    """Values of this rank, asked for once a step. `read` returns one for each of `names`, which all ranks share."""
+    """Values of this rank that are read once per step. `read` returns one for each of `names`, which are the same on
+    all ranks."""
 
     names: tuple[str, ...]
     read: Callable[[], Mapping[str, float]]
@@ -204,7 +205,7 @@ class TrainStep:
         return Launched(step=batch.step + 1, rate=rate, was_skipped=update.skipped, sums=own, similarity=similarity)
 
     def read(self, launched: Launched) -> StepResult:
-        """The outcome of a launched step, which the host waits for."""
+        """Waits for the outcome of a launched step, and returns it."""
         with self.controls.ledger.time("compute"):
             norms, rank_times = self._due_norms(launched.step), self._due_rank_times(launched.step)
             more = (*(rank_times.names if rank_times else ()), *(norms.names if norms else ()))

@@ -22,8 +22,8 @@ _COLUMNS = 80 - len("12:34:56 ")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy and loss on the held-out split after `step`. `averaged`: the accuracy of averaged weights, at the end of
-    a run that ends with them. `chance`: the share of the most frequent label; None if the line has none."""
+    """Accuracy and loss on the held-out split after `step`. `averaged`: the accuracy of the averaged weights, if the
+    run ends with them. `chance`: the share of the most frequent label, if it is known."""
 
     step: int
     accuracy: float
@@ -59,7 +59,7 @@ def _is_score(line: Line) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The lines at the start of a run. `resumed_step` 0: from its initial weights or from scratch."""
+    """The lines at the start of a run. `resumed_step` is 0 if it starts from initial weights or from scratch."""
 
     job: TrainingJob
     world: World
@@ -70,7 +70,7 @@ class Opening:
     most_read_ahead_bytes: int
 
     def words(self) -> str:
-        """The run's folder and start, its model, its length and data, its machine."""
+        """Describes the run's folder and start, its model, its length and data, and its machine."""
         job = self.job
         start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
         size = f"{job.model.image_size} px, {plural(job.model.num_classes, 'class')}"
@@ -157,8 +157,8 @@ def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
 
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
-    """A run without scores is evaluated next, on the test split, which is beside its data by convention. One that has
-    learned colours of patches is no classifier: its representation is measured."""
+    """The command to run next. A run without scores is evaluated, on the test split that stands beside its data by
+    convention. A run that has learned colours of patches is no classifier, so its representation is measured."""
     if job.model.masked_patches:
         return ["patchline", "fewshot", str(weights), "--data.url", job.data.url or "URL"]
     if job.is_scored:

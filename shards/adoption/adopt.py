@@ -33,6 +33,7 @@ from shards.adoption.foreign_tar import (
 )
 from shards.adoption.tar_lists import ListedTar
 from shards.class_labels import Meaning, WrittenLabels, settle
+from shards.config_values import shown_text
 from shards.errors import UserError
 from shards.index import QUARANTINE_SCHEMA, IndexRow, ShardCommit, general_reasons, index_bytes, read_commit
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, Manifest, index_path, sha256_hex
@@ -41,7 +42,6 @@ from shards.output.progress import Progress
 from shards.packing.merge import Merged, rows_file
 from shards.packing.plan import PLAN_PATH
 from shards.reading.parallel import run_tasks
-from shards.schema.config_values import shown_text
 from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import LocalStore, MissingObjectError, Store, open_store
 
@@ -57,47 +57,6 @@ MOST_NUMBERED_CLASSES = 1_000_000
 _DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 
-def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
-    """Whether more than half of the labels, but not all, are integers: then the others are mistakes. Taken as names,
-    they would turn every integer into a name too, with another id."""
-    num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
-    if num_integers == num_labels or 2 * num_integers <= num_labels:
-        return False
-    message = "%d samples are refused: they have a label that is not an integer, but %d of %d labels are integers"
-    log.warning(message, sum(some.num_odd for some in facts), num_integers, num_labels)
-    return True
-
-
-def _refuse_quarantine(found: "_Found", store: Store, max_quarantined: float) -> None:
-    """UserError if all samples are refused, or a larger share of them than `max_quarantined`."""
-    refused = sum(some.num_refused for some in found.labels)
-    total = refused + sum(some.num_fit for some in found.labels)
-    if refused < total and refused <= max_quarantined * total:
-        return
-    message, more = "no sample can be adopted", ""
-    if refused < total:
-        message = f"{refused} of {total} samples cannot be adopted, more than the allowed share of {max_quarantined:g}"
-        more = ", or raise --max-quarantined"
-    worst = max(range(len(found.labels)), key=lambda number: found.labels[number].num_refused)
-    if not found.labels[worst].num_refused:
-        raise UserError(f"{message}: the tars are empty; give others")
-    rows = found.rows(store, worst)
-    reason, cause = commonest_reason(rows)
-    advice = f"; give {_ADVICE[RefusalCause(cause)]}" if cause else ""
-    example = rows["source"][pc.index(rows["reason"], reason).as_py()].as_py()
-    raise UserError(f'{message}, most often: "{reason}", for example {example}{advice}{more}')
-
-
-def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
-    """Among the kind of reason that most refused samples of a description have, the most frequent one and its cause."""
-    refused = table.filter(table["reason"].is_valid())
-    columns = (general_reasons(refused["reason"]), refused["reason"], refused["cause"])
-    rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
-    [(kind, _)] = Counter(kind for kind, *_ in rows).most_common(1)
-    [(commonest, _)] = Counter((reason, cause) for other, reason, cause in rows if other == kind).most_common(1)
-    return commonest
-
-
 @dataclass(frozen=True, kw_only=True)
 class Adoption:
     """Tars at `tars_url` and where their index goes; both are a folder or an S3 prefix, often the same."""
@@ -110,7 +69,7 @@ class Adoption:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The content of all tars. `integers_only`: samples with a label that is not an integer are refused."""
+    """What is in all tars. With `integers_only`, samples with a label that is not an integer are refused."""
 
     facts: tuple[TarFacts, ...]
     meaning: Meaning
@@ -134,7 +93,8 @@ class IndexTask:
 
 
 def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
-    """Index the tars and return the manifest. UserError if more than the share `max_quarantined` is refused."""
+    """Indexes the tars and returns the manifest. Raises UserError if more than the share `max_quarantined` is
+    refused."""
     store = open_store(adoption.index_url)
     if (there := _manifest_there(store, adoption)) is not None:
         _discard_descriptions(store)  # left if the command was killed just before this
@@ -158,53 +118,25 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
     return _merged(adoption, store, found, names, plan_hash)
 
 
-def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Found:
-    """What the labels of all tars mean. UserError if they could be meant two ways."""
-    written = WrittenLabels.joined(some.written() for some in facts)
-    meaning = settle(adoption.spec.labels, written, listed=adoption.spec.known_labels())
-    tasks = (LabelTask(index_url=adoption.index_url, number=number, meaning=meaning) for number in range(len(facts)))
-    labels = [some for _, some in sorted(run_tasks(read_labels, tasks, workers=workers), key=itemgetter(0))]
-    if integers_only := meaning.names is None and are_mostly_integers(labels):
-        labels = [some.of_integers() for some in labels]
-    return _Found(facts=tuple(facts), meaning=meaning, labels=tuple(labels), integers_only=integers_only)
-
-
-def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
-    """The name of each class: those known, else the integers up to the largest, else the names found, sorted."""
-    if meaning.names is not None:
-        return meaning.names
-    if not all(is_integer(label) for label in found):
-        return tuple(sorted(found))
-    largest = max((int(label) for label in found), default=-1)
-    if largest >= MOST_NUMBERED_CLASSES:
-        message = (
-            f"the label {shown_text(str(largest))} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
-        )
-        raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
-    if "0" not in found and largest > 0 and not meaning.first:
-        log.warning(
-            "no sample has label 0, so the first class is empty; if the labels count from 1: --labels.numbers from-1"
-        )
-    return tuple(str(number) for number in range(meaning.first, largest + 1))
-
-
-def write_index(task: IndexTask) -> int:
-    """Write the index file of one shard unless it exists; returns the shard."""
-    store = open_store(task.index_url)
-    if not _is_indexed(store, task):
-        tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
-        table = adopted_rows(store, task.number, task.meaning, integers_only=integers_only)
-        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "cause"])
-        rows = [_index_row(row, ids) for row in fit.to_pylist()]
-        last = rows[-1]
-        commit = ShardCommit(
-            tar_sha256=tars[task.number]["sha256"],
-            tar_bytes=tars[task.number]["num_bytes"],
-            data_end=last.offset + last.size + (-last.size) % BLOCK_BYTES,
-            plan_hash=task.plan_hash,
-        )
-        store.write(index_path(task.shard), index_bytes(task.shard, rows, commit))
-    return task.shard
+def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
+    """The manifest, if these same tars are indexed already. Raises UserError if it describes anything else."""
+    try:
+        manifest, _ = read_manifest(store)
+        record = json.loads(store.read(PLAN_PATH))
+        if not manifest.adopted:
+            raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
+        tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
+        settings = record["settings"]
+    except MissingObjectError:
+        return None
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        where = f"the {MANIFEST_PATH} or the {PLAN_PATH} at {store.url} is damaged, or was not written by patchline"
+        raise UserError(f"{where} ({error}); give --index-url to leave it alone") from error
+    is_same = tars == [(tar.path, tar.num_bytes) for tar in adoption.tars]
+    if is_same and settings == adoption.spec.settings():
+        return manifest
+    what = "with other settings" if is_same else "when there were other tars"
+    raise UserError(f"{store.url} was indexed {what}; delete its {MANIFEST_PATH} first, or give another --index-url")
 
 
 def _described(adoption: Adoption, workers: int) -> list[TarFacts]:
@@ -231,6 +163,78 @@ def _described(adoption: Adoption, workers: int) -> list[TarFacts]:
     return [facts[number] for number in range(len(facts))]
 
 
+def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Found:
+    """Decides what the labels of all tars mean. Raises UserError if they could mean two things."""
+    written = WrittenLabels.joined(some.written() for some in facts)
+    meaning = settle(adoption.spec.labels, written, listed=adoption.spec.known_labels())
+    tasks = (LabelTask(index_url=adoption.index_url, number=number, meaning=meaning) for number in range(len(facts)))
+    labels = [some for _, some in sorted(run_tasks(read_labels, tasks, workers=workers), key=itemgetter(0))]
+    if integers_only := meaning.names is None and are_mostly_integers(labels):
+        labels = [some.of_integers() for some in labels]
+    return _Found(facts=tuple(facts), meaning=meaning, labels=tuple(labels), integers_only=integers_only)
+
+
+def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
+    """Whether more than half of the labels, but not all, are integers. The others are then mistakes: taken as names,
+    they would turn every integer into a name too, with another id."""
+    num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
+    if num_integers == num_labels or 2 * num_integers <= num_labels:
+        return False
+    message = "%d samples are refused: they have a label that is not an integer, but %d of %d labels are integers"
+    log.warning(message, sum(some.num_odd for some in facts), num_integers, num_labels)
+    return True
+
+
+def _refuse_quarantine(found: "_Found", store: Store, max_quarantined: float) -> None:
+    """Raises UserError if all samples are refused, or a larger share of them than `max_quarantined`."""
+    refused = sum(some.num_refused for some in found.labels)
+    total = refused + sum(some.num_fit for some in found.labels)
+    if refused < total and refused <= max_quarantined * total:
+        return
+    message, more = "no sample can be adopted", ""
+    if refused < total:
+        message = f"{refused} of {total} samples cannot be adopted, more than the allowed share of {max_quarantined:g}"
+        more = ", or raise --max-quarantined"
+    worst = max(range(len(found.labels)), key=lambda number: found.labels[number].num_refused)
+    if not found.labels[worst].num_refused:
+        raise UserError(f"{message}: the tars are empty; give others")
+    rows = found.rows(store, worst)
+    reason, cause = commonest_reason(rows)
+    advice = f"; give {_ADVICE[RefusalCause(cause)]}" if cause else ""
+    example = rows["source"][pc.index(rows["reason"], reason).as_py()].as_py()
+    raise UserError(f'{message}, most often: "{reason}", for example {example}{advice}{more}')
+
+
+def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
+    """Finds the kind of reason that most refused samples of a description have; returns its most frequent reason and
+    the cause."""
+    refused = table.filter(table["reason"].is_valid())
+    columns = (general_reasons(refused["reason"]), refused["reason"], refused["cause"])
+    rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    [(kind, _)] = Counter(kind for kind, *_ in rows).most_common(1)
+    [(commonest, _)] = Counter((reason, cause) for other, reason, cause in rows if other == kind).most_common(1)
+    return commonest
+
+
+def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
+    """The name of each class: the known names, or the integers up to the largest, or the names found, sorted."""
+    if meaning.names is not None:
+        return meaning.names
+    if not all(is_integer(label) for label in found):
+        return tuple(sorted(found))
+    largest = max((int(label) for label in found), default=-1)
+    if largest >= MOST_NUMBERED_CLASSES:
+        message = (
+            f"the label {shown_text(str(largest))} is not a class number; allowed: 0 to {MOST_NUMBERED_CLASSES - 1}"
+        )
+        raise UserError(f"{message}; give the names in --labels-file, or another --label-field")
+    if "0" not in found and largest > 0 and not meaning.first:
+        log.warning(
+            "no sample has label 0, so the first class is empty; if the labels count from 1: --labels.numbers from-1"
+        )
+    return tuple(str(number) for number in range(meaning.first, largest + 1))
+
+
 def _record(adoption: Adoption, found: _Found, names: tuple[str, ...]) -> dict[str, object]:
     tars = [
         {"path": some.path, "num_bytes": some.num_bytes, "sha256": some.sha256}
@@ -248,8 +252,48 @@ def _record(adoption: Adoption, found: _Found, names: tuple[str, ...]) -> dict[s
     }
 
 
+def write_index(task: IndexTask) -> int:
+    """Writes the index file of one shard unless it exists; returns the shard."""
+    store = open_store(task.index_url)
+    if not _is_indexed(store, task):
+        tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
+        table = adopted_rows(store, task.number, task.meaning, integers_only=integers_only)
+        fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "cause"])
+        rows = []
+        for row in fit.to_pylist():
+            labels = dict.fromkeys(ids[label] if label in ids else ids[str(int(label))] for label in row["labels"])
+            rows.append(IndexRow(**row | {"labels": tuple(labels)}))
+        last = rows[-1]
+        commit = ShardCommit(
+            tar_sha256=tars[task.number]["sha256"],
+            tar_bytes=tars[task.number]["num_bytes"],
+            data_end=last.offset + last.size + (-last.size) % BLOCK_BYTES,
+            plan_hash=task.plan_hash,
+        )
+        store.write(index_path(task.shard), index_bytes(task.shard, rows, commit))
+    return task.shard
+
+
+def _is_indexed(store: Store, task: IndexTask) -> bool:
+    try:
+        return read_commit(store.read(index_path(task.shard))).plan_hash == task.plan_hash
+    except (MissingObjectError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=1)
+def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict[str, int], bool]:
+    """The tars of the record, the ids of its label names, and whether all labels must be integers."""
+    data = open_store(index_url).read(PLAN_PATH)
+    if sha256_hex(data) != plan_hash:
+        raise UserError(f"{index_url}/{PLAN_PATH} changed meanwhile; run one patchline index at a time")
+    record = json.loads(data)
+    ids = {name: number for number, name in enumerate(record["label_names"])}
+    return record["adopted"], ids, record["integers_only"]
+
+
 def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, ...], plan_hash: str) -> Manifest:
-    """The tables, and the manifest last."""
+    """Writes the tables, and the manifest last."""
     merged = Merged(num_classes=len(names), files={PLAN_PATH: plan_hash})
     quarantine: list[pa.Table] = [QUARANTINE_SCHEMA.empty_table()]
     position = 0
@@ -287,19 +331,6 @@ def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, .
     return manifest
 
 
-def _discard_descriptions(store: Store) -> None:
-    """Remove our own files from the work folder; next to the tars it may hold others too."""
-    for path in [path for path in store.list("work") if _DESCRIPTION.fullmatch(path)]:
-        store.delete(path)
-
-
-def _discard_indexes(store: Store, *, first: int) -> None:
-    """Remove the indexes that an interrupted command with more tars left."""
-    while store.exists(index_path(first)):
-        store.delete(index_path(first))
-        first += 1
-
-
 def _refused(adopted: pa.Table, position: int) -> pa.Table:
     """The refused samples of a tar as rows of the quarantine list."""
     rows = enumerate(adopted.select(["source", "reason"]).to_pylist(), start=position)
@@ -311,51 +342,20 @@ def _refused(adopted: pa.Table, position: int) -> pa.Table:
     return pa.Table.from_pylist(refused, schema=QUARANTINE_SCHEMA)
 
 
-def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
-    """The manifest, if these same tars are indexed already; UserError if it describes anything else."""
-    try:
-        manifest, _ = read_manifest(store)
-        record = json.loads(store.read(PLAN_PATH))
-        if not manifest.adopted:
-            raise UserError(f"{store.url} is a dataset packed by patchline; give --index-url to index its tars again")
-        tars = [(some["path"], some["num_bytes"]) for some in record["adopted"]]
-        settings = record["settings"]
-    except MissingObjectError:
-        return None
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        where = f"the {MANIFEST_PATH} or the {PLAN_PATH} at {store.url} is damaged, or was not written by patchline"
-        raise UserError(f"{where} ({error}); give --index-url to leave it alone") from error
-    is_same = tars == [(tar.path, tar.num_bytes) for tar in adoption.tars]
-    if is_same and settings == adoption.spec.settings():
-        return manifest
-    what = "with other settings" if is_same else "when there were other tars"
-    raise UserError(f"{store.url} was indexed {what}; delete its {MANIFEST_PATH} first, or give another --index-url")
+def _discard_descriptions(store: Store) -> None:
+    """Removes our own files from the work folder. Beside the tars, the folder may hold other files too."""
+    for path in [path for path in store.list("work") if _DESCRIPTION.fullmatch(path)]:
+        store.delete(path)
 
 
-def _is_indexed(store: Store, task: IndexTask) -> bool:
-    try:
-        return read_commit(store.read(index_path(task.shard))).plan_hash == task.plan_hash
-    except (MissingObjectError, ValueError):
-        return False
-
-
-@lru_cache(maxsize=1)
-def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict[str, int], bool]:
-    """The tars of the record, the ids of its label names, and whether all labels must be integers."""
-    data = open_store(index_url).read(PLAN_PATH)
-    if sha256_hex(data) != plan_hash:
-        raise UserError(f"{index_url}/{PLAN_PATH} changed meanwhile; run one patchline index at a time")
-    record = json.loads(data)
-    ids = {name: number for number, name in enumerate(record["label_names"])}
-    return record["adopted"], ids, record["integers_only"]
-
-
-def _index_row(row: dict[str, Any], ids: dict[str, int]) -> IndexRow:
-    labels = dict.fromkeys(ids[label] if label in ids else ids[str(int(label))] for label in row["labels"])
-    return IndexRow(**row | {"labels": tuple(labels)})
+def _discard_indexes(store: Store, *, first: int) -> None:
+    """Removes the indexes that an interrupted command with more tars left."""
+    while store.exists(index_path(first)):
+        store.delete(index_path(first))
+        first += 1
 
 
 def _lasting(url: str) -> str:
-    """A folder by its full path, since the index may be read from any working directory."""
+    """The full path of a folder, since the index may be read from any working directory."""
     store = open_store(url)
     return str(Path(url).absolute()) if isinstance(store, LocalStore) else store.url

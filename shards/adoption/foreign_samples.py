@@ -1,4 +1,4 @@
-"""Samples in existing tars, found as webdataset finds them, so that its readers and ours see the same.
+"""Finds samples in existing tars as webdataset does, so that its readers and ours see the same.
 
 The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's own name;
 neighbours with the same key are one sample; the suffix after that dot, in lower case, tells its members apart.
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.output.terminal import printable_name
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import printable
 from shards.sources.tables import written_labels
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
@@ -26,7 +26,7 @@ _METADATA = re.compile(r"__[^/]*__($|/)")
 
 
 class RefusalCause(StrEnum):
-    """Why a sample is refused, if an option may fix it."""
+    """The cause of a refusal that an option may fix."""
 
     NO_IMAGE = "no_image"
     NO_LABEL = "no_label"
@@ -35,7 +35,7 @@ class RefusalCause(StrEnum):
 
 
 class SampleRefusedError(ImageRefusedError):
-    """The refusal of a sample has a cause beside its text."""
+    """A sample is refused for a cause that an option may fix."""
 
     def __init__(self, reason: str, cause: RefusalCause) -> None:
         super().__init__(reason)
@@ -43,7 +43,7 @@ class SampleRefusedError(ImageRefusedError):
 
 
 def cause_of(error: ImageRefusedError) -> RefusalCause | None:
-    """The cause, if an option may fix it."""
+    """The cause of a refusal, if an option may fix it."""
     return error.cause if isinstance(error, SampleRefusedError) else None
 
 
@@ -73,7 +73,7 @@ class SampleRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One sample, or why there is none. `suffix` and `labels` are as they are written in the tar."""
+    """One sample, or the reason why it is refused. `suffix` and `labels` are as they are written in the tar."""
 
     key: str
     name: str
@@ -87,7 +87,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFault:
-    """A place at which webdataset's readers stop: they take it for the tar's end, or fail (`is_fatal`)."""
+    """A place at which webdataset's readers stop. They take it for the end of the tar, or fail (`is_fatal`)."""
 
     reason: str
     is_fatal: bool

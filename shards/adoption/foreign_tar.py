@@ -1,4 +1,4 @@
-"""One existing tar, read once from its start: its sha256, and what the index will say about every sample."""
+"""Reads one existing tar once, from its start: its sha256, and what the index will say about every sample."""
 
 import hashlib
 import json
@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Annotated
 
 import pyarrow as pa
 from isal.isal_zlib import crc32
@@ -21,20 +20,20 @@ from shards.adoption.foreign_samples import (
     cause_of,
     find_samples,
 )
-from shards.class_labels import LabelRules, Meaning, UnknownLabelError, WrittenLabels
+from shards.class_labels import Meaning, UnknownLabelError, WrittenLabels
 from shards.class_names import read_label_names
 from shards.errors import ImageRefusedError, UserError
 from shards.files.typed_json import read_record
-from shards.images.config import DEFAULT_LIMITS, PACKED_FORMATS, ImageLimits
+from shards.images.config import PACKED_FORMATS
 from shards.images.image_header import read_header
-from shards.index import INDEX_SCHEMA, table_bytes
+from shards.index import INDEX_SCHEMA
 from shards.manifest import sha256_hex
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.packing.config import DatasetSettings
 from shards.sources.entry import printable
 from shards.sources.tar_members import read_members
 from shards.storage.ahead import stored_pieces
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 ADOPTED_SCHEMA = pa.schema(
     [
@@ -50,38 +49,23 @@ _FACTS_KEY = b"patchline.adopted.4"  # another number: descriptions of older ver
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdoptSpec:
+class AdoptSpec(DatasetSettings):
     """The settings of an adoption."""
 
     rules: SampleRules
     """Which members of a sample are its image and its label."""
-    split: str = "train"
-    """Name of the split, such as train or test."""
-    samples_per_block: Annotated[int, Range(1)] = 64
-    """Images per block."""
-    labels_file: str = ""
-    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
-    labels: LabelRules = LabelRules()
-    """How labels are read that could be meant two ways."""
-    limits: ImageLimits = DEFAULT_LIMITS
-    """Largest images that are accepted; others are quarantined."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """The only allowed classes; None: any."""
+        """The only classes that are allowed; None: any."""
         return _label_names(self.labels_file) if self.labels_file else None
 
     def settings(self) -> dict[str, object]:
         """The settings as plan.json records them, with the names instead of their file."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        if self.labels == LabelRules():
-            del settings["labels"]
         return settings | {"labels_file": list(self.known_labels() or ())}
 
     def hash(self) -> str:
-        """sha256 of everything that decides what is found in a tar; what its labels mean is settled later."""
+        """The sha256 of everything that decides what is found in a tar. What its labels mean is decided later."""
         names = ("rules", "limits")
         decides = {name: value for name, value in self.settings().items() if name in names}
         return sha256_hex(json.dumps(decides | {"pillow": version("pillow")}, sort_keys=True).encode())
@@ -102,9 +86,11 @@ class TarTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFacts:
-    """A summary of a tar. `labels` are all labels of its fit samples as they are written, and `num_labelled` and
-    `num_vectors` those of `WrittenLabels`. `modified`: nanoseconds since 1970, of a local tar: one that was changed
-    since is described again, even if its size is the same.
+    """A summary of a tar.
+
+    `labels` are all labels of its fit samples as they are written; `num_labelled` and `num_vectors` are as in
+    `WrittenLabels`. `modified` is when a local tar was changed, in nanoseconds since 1970: a tar changed since then is
+    described again, even if its size is the same.
     """
 
     path: str
@@ -135,8 +121,10 @@ class LabelTask:
 
 @dataclass(frozen=True, kw_only=True)
 class TarLabels:
-    """What the labels of a tar mean. Of the `num_labels` labels of its fit samples, `num_integers` are integers;
-    `num_odd` samples have one that is not, and `integers` are the labels of the other samples.
+    """What the labels of a tar mean.
+
+    The fit samples have `num_labels` labels, of which `num_integers` are integers. `num_odd` samples have a label that
+    is not an integer, and `integers` are the labels of the other samples.
     """
 
     num_fit: int
@@ -148,14 +136,14 @@ class TarLabels:
     integers: tuple[str, ...]
 
     def of_integers(self) -> "TarLabels":
-        """The same, with every sample refused that has a label that is not an integer."""
+        """The same tar if every sample is refused that has a label that is not an integer."""
         return replace(
             self, num_fit=self.num_fit - self.num_odd, num_refused=self.num_refused + self.num_odd, labels=self.integers
         )
 
 
 def read_tar(task: TarTask) -> tuple[int, TarFacts]:
-    """Describe the tar unless that is done; returns its number and facts."""
+    """Describes the tar unless that is done; returns its number and facts."""
     store = open_store(task.index_url)
     facts = _facts_there(store, task)
     if facts is None:
@@ -173,9 +161,11 @@ def adopted_path(number: int) -> str:
 
 
 def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: bool = False) -> pa.Table:
-    """The description of a tar, one row per sample, refused ones included, with the classes that the labels mean. A
-    label that is none is a reason; so is, with `integers_only`, one that is not an integer. The stored description does
-    not say so, since that depends on all tars."""
+    """The description of a tar: one row per sample, refused ones included, with the classes that its labels mean.
+
+    A sample is also refused if a label is not a class and, with `integers_only`, if a label is not an integer. The
+    stored description does not have these reasons, since they depend on all tars.
+    """
     table = _read_adopted(store, number)
     rows = table.select(["labels", "reason", "cause"]).to_pylist()
     for row in rows:
@@ -191,7 +181,7 @@ def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: 
 
 
 def read_labels(task: LabelTask) -> tuple[int, TarLabels]:
-    """What the labels of a described tar mean; returns its number and them."""
+    """Reads what the labels of a described tar mean; returns the tar's number and the labels."""
     table = adopted_rows(open_store(task.index_url), task.number, task.meaning)
     fit = table.filter(table["reason"].is_null())["labels"].to_pylist()
     even = [some for some in fit if _odd(some) is None]
@@ -219,7 +209,7 @@ def _meant(written: list[str], meaning: Meaning) -> dict[str, object]:
 
 
 def _odd(labels: Sequence[str]) -> str | None:
-    """The first label that is not an integer; None: all are."""
+    """The first label that is not an integer; None if all are."""
     return next((label for label in labels if not is_integer(label)), None)
 
 
@@ -238,7 +228,7 @@ def _label_names(path: str) -> tuple[str, ...]:
 
 
 def _modified(task: TarTask) -> int:
-    """When a local tar was changed; 0 for one in a bucket, and for one that is gone, which its reader says."""
+    """When a local tar was changed. 0 for a tar in a bucket, and for one that is gone, which its reader reports."""
     path = open_store(task.tars_url).local_path(task.path)
     return path.stat().st_mtime_ns if path is not None and path.exists() else 0
 
@@ -299,7 +289,7 @@ class _Rows:
         self._is_lost = False  # other readers fail, so no sample is adopted
 
     def add(self, found: Sample | TarFault) -> None:
-        """One sample or fault, in the tar's order."""
+        """Adds one sample or fault, in the order of the tar."""
         if isinstance(found, TarFault):
             self._rows.append({"source": self._task.path, "reason": found.reason})
             self._fault = self._fault or found.reason

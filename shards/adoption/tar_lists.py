@@ -1,13 +1,13 @@
-"""Which tars a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
+"""Finds the tars that a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.quantities import plural
-from shards.schema.config_values import whole_number
 from shards.sources.archives import NO_TAR, is_tar_name
 from shards.sources.names import PassedOver, files_of_splits, is_archive, refuse_several
 from shards.sources.tar_members import is_hidden
@@ -35,10 +35,10 @@ def split_pattern(url: str) -> tuple[str, str]:
 
 
 def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[ListedTar]:
-    """The tars below `tars_url`: all of them, sorted, or those named, in that order. UserError if there are none, or if
-    they are of several splits and `tars_file` does not list them: they would become one dataset.
+    """The tars below `tars_url`: all of them, sorted, or those of a pattern or a list, in its order.
 
-    `tars_file` has one path below `tars_url` per line.
+    `tars_file` has one path below `tars_url` per line. Raises UserError if there are no tars, or if they belong to
+    several splits and `tars_file` does not list them: they would become one dataset.
     """
     if pattern and tars_file:
         raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")
@@ -75,9 +75,10 @@ def _refuse_mixed_splits(names: list[str], tars_url: str) -> None:
 
 
 def expanded(pattern: str) -> Iterator[str]:
-    """The names of a pattern, with braces as in a shell: `{000..127}` counts, `{a,b}` lists; several are combined.
+    """Yields the names of a pattern, with braces as in a shell: `{000..127}` counts, `{a,b}` lists, and several are
+    combined.
 
-    UserError if a brace is neither.
+    Raises UserError if a brace does neither.
     """
     pieces = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
     if any("{" in text or "}" in text for text in pieces[::2]):

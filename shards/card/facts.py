@@ -21,9 +21,10 @@ from shards.order import ORDER_VERSION
 from shards.output.progress import Progress
 from shards.packing.evaluation_sets import MOST_MATCHES
 from shards.packing.plan import MATCHES_PATH, PLAN_PATH, AdoptedRecord, Plan
+from shards.sample_rows import refuse_rows
 from shards.storage.ahead import in_order
 from shards.storage.objects import MissingObjectError, StoreFile
-from shards.tables import TableSchema, arrow_faults, open_checked, refuse_rows, refuse_values
+from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
 READS_AHEAD = 8
 MATCHES_RULES = TableSchema(
@@ -56,7 +57,7 @@ _MODE_RULES = TableSchema(schema=pa.schema([("mode", pa.string())]), may_be_null
 
 @dataclass(frozen=True, kw_only=True)
 class Pick:
-    """A sample chosen for the mosaic: where its bytes are."""
+    """A sample chosen for the mosaic, and where its bytes are."""
 
     shard: int
     row: int
@@ -97,7 +98,7 @@ class Mosaic:
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # as many from a shard as it has of num_tiles evenly spaced sample ids
+        # Of num_tiles evenly spaced sample ids, a shard shows as many as it has.
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))
@@ -109,7 +110,8 @@ class Mosaic:
         return bool(self._wanted[shard])
 
     def add(self, shard: int, table: pa.Table) -> None:
-        """Choose from a shard's index (columns key, offset, size, labels, source): classes shown least come first."""
+        """Chooses samples from a shard's index (columns key, offset, size, labels, source). Classes shown least come
+        first."""
         by_hash = np.argsort(hash_array(np.arange(table.num_rows), key=derive_key(_MOSAIC, shard)), kind="stable")
         rows = by_hash[:_CANDIDATES]
         labels = first_labels(table.column("labels").combine_chunks())[rows].clip(-1, len(self._num_shown) - 2)
@@ -215,9 +217,9 @@ class PlanFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Everything that the card shows; `url` is as it was given.
+    """Everything that the card shows. `url` is as the user gave it.
 
-    `class_counts` is int64[num_classes]; `modes` counts Pillow's names of pixel formats.
+    `class_counts` is int64[num_classes]; `modes` counts images by Pillow's names of pixel formats.
     """
 
     url: str
@@ -245,7 +247,7 @@ class CardFacts:
 
 
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
-    """Read every index file once, and the bytes of `num_tiles` samples. UserError if a file is damaged."""
+    """Reads every index file once, and the bytes of `num_tiles` samples. Raises UserError if a file is damaged."""
     manifest = dataset.manifest
     labels = dataset.label_table
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
@@ -281,7 +283,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
 
 
 def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
-    """Reads every index file once."""
+    """Counts the samples and chooses those of the mosaic, reading every index file once."""
     shards = dataset.manifest.shards
     with Progress("card", len(shards), unit="shards") as progress:
         for shard, data in enumerate(_index_files(dataset)):
@@ -306,7 +308,7 @@ def _index_files(dataset: Dataset) -> Iterator[bytes]:
 
 
 def _batches(dataset: Dataset, path: str, rules: TableSchema) -> Iterator[pa.Table]:
-    """The columns of the rules in pieces; a large table is never in memory as a whole."""
+    """Yields the columns of the rules in pieces, so that a large table is never in memory as a whole."""
     columns = rules.schema.names
     with dataset.naming(path), arrow_faults(), open_checked(StoreFile(dataset.store, path), rules) as file:
         for batch in file.batches(columns, rows=_ROWS_AT_ONCE):
@@ -341,7 +343,8 @@ def _plan(dataset: Dataset) -> PlanFacts:
 
 
 def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
-    """Groups by phase, kind and the general part of the reason, the largest first; past MOST_GROUPS, one for all."""
+    """Groups the images left out by phase, kind and the general part of the reason, the largest group first. Beyond
+    MOST_GROUPS, all others are one group."""
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], list[LeftOutImage]] = {}
     for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_RULES):

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.card import plots
-from shards.card.facts import CardFacts, QuarantineGroup
+from shards.card.facts import CardFacts
 from shards.card.tally import SIDE_STEPS, Tally, quantile
 from shards.index import KINDS
 from shards.output.quantities import plural
-from shards.pages.page import page, shown, without_secrets
+from shards.pages.page import page, shown, without_users_and_queries
 
 LISTED_SIZES = 16
 SMALL_PIXELS = 96  # smaller pictures are enlarged pixel by pixel
@@ -61,7 +61,7 @@ class BarRow:
 
 
 def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
-    """The page, UTF-8. Equal facts and use give equal bytes."""
+    """The page in UTF-8. Equal facts and use give equal bytes."""
     groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in KINDS}
     values = {
         "facts": facts,
@@ -74,7 +74,7 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
         "refused": groups["refused"] + groups["unlabeled"],
         "duplicates": groups["duplicate"],
         "overlaps": groups["evaluation"],
-        "counts": {kind: _count(found) for kind, found in groups.items()},
+        "counts": {kind: sum(group.count for group in found) for kind, found in groups.items()},
         "settings": [(name, _setting(value)) for name, value in _dotted(facts.plan.settings)],
         "small_pixels": SMALL_PIXELS,
         "use": use,
@@ -84,7 +84,7 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
 
 def title_of(url: str) -> str:
     """The last part of a dataset's URL, without anything that could be a password."""
-    last = without_secrets(url).rstrip("/").rpartition("/")[2]
+    last = without_users_and_queries(url).rstrip("/").rpartition("/")[2]
     return last.rpartition("@")[2] or "dataset"
 
 
@@ -157,12 +157,11 @@ def image_words(tally: Tally, modes: Counter[str]) -> str:
     """What the images are: "500 JPEG; 486 RGB, 14 greyscale; 1 with EXIF rotation (by 90° clockwise)"."""
     formats = [f"{count:,} {_FORMATS.get(ext, shown(ext))}" for ext, count in tally.exts.most_common()]
     is_one = len(modes) == 1
-    named = [f"{'all' if is_one else f'{count:,}'} {_mode(mode)}" for mode, count in modes.most_common(MOST_MODES)]
+    named = [
+        f"{'all' if is_one else f'{count:,}'} {_MODES.get(mode, shown(mode))}"
+        for mode, count in modes.most_common(MOST_MODES)
+    ]
     return "; ".join(", ".join(words) for words in (formats, named, list(_rotations(tally))) if words)
-
-
-def _mode(mode: str) -> str:
-    return _MODES.get(mode, shown(mode))
 
 
 def _rotations(tally: Tally) -> Iterator[str]:
@@ -198,7 +197,3 @@ def _setting(value: object) -> str:
     if value is None or value == "":
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _count(groups: list[QuarantineGroup]) -> int:
-    return sum(group.count for group in groups)

@@ -16,7 +16,7 @@ SHADES = 8
 
 
 def rank_curve(counts: NDArray[np.int64]) -> Markup:
-    """Samples per class, the largest class first: the long tail. `counts` is int64[num_classes]."""
+    """Draws the samples per class, the largest class first: the long tail. `counts` is int64[num_classes]."""
     falling = np.sort(counts)[::-1]
     most, least, num_classes = int(falling[0]), int(falling[falling > 0][-1]), len(falling)
     is_log = most >= 10 * least
@@ -42,7 +42,7 @@ def _from_one(last: int) -> Ticks:
 
 
 def coverage(counts: NDArray[np.int64]) -> Markup:
-    """The share of all labels that the largest classes have, by how many classes."""
+    """Draws the share of all labels that the largest classes have, by the number of these classes."""
     rising = np.cumsum(np.sort(counts)[::-1])
     num_classes, num_labels = len(rising), int(rising[-1])
     half = int(np.searchsorted(rising, num_labels / 2)) + 1
@@ -57,7 +57,7 @@ def coverage(counts: NDArray[np.int64]) -> Markup:
 
 
 def byte_sizes(tally: Tally) -> Markup:
-    """How many images have how many bytes, on a log axis."""
+    """Draws how many images have how many bytes, on a log axis."""
     used = np.flatnonzero(tally.byte_sizes)
     # two bins of a sixteenth of an octave per bar, at least an octave and a half in all
     first = int(used[0]) // 2 * 2 - 4
@@ -73,7 +73,7 @@ def byte_sizes(tally: Tally) -> Markup:
 
 
 def aspects(tally: Tally) -> Markup:
-    """How many images have which ratio of width to height, on a log axis."""
+    """Draws how many images have which ratio of width to height, on a log axis."""
     middle = ASPECT_OCTAVES // 2 * ASPECT_STEPS
     used = np.flatnonzero(tally.aspects)
     reach = min(max(middle - int(used[0]), int(used[-1]) - middle, ASPECT_STEPS) + 2, middle - 1)
@@ -87,7 +87,7 @@ def aspects(tally: Tally) -> Markup:
 
 
 def histogram(counts: NDArray[np.int64], x: Axis, *, about: str, marks: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Bars of equal width over the whole axis; `marks`: places on it with their texts."""
+    """Draws bars of equal width over the whole axis. `marks` are places on it with their texts."""
     most = int(counts.max())
     y = Axis(name="images", low=0, high=1.04 * max(most, 1), ticks=labelled(ticks(0, most, is_whole=True)))
     frame, step = Frame(x=x, y=y), (x.high - x.low) / len(counts)
@@ -118,7 +118,7 @@ def aspect_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def resolution(tally: Tally) -> Markup:
-    """Height against width on log axes, darker for more images (log), with both margins."""
+    """Draws height against width on log axes, darker for more images (log), with both margins."""
     height, width = np.flatnonzero(tally.sides.any(axis=1)), np.flatnonzero(tally.sides.any(axis=0))
     spans = [
         f"{2 ** (int(used[0]) / SIDE_STEPS):.0f} to {2 ** ((int(used[-1]) + 1) / SIDE_STEPS):.0f}"
@@ -129,8 +129,8 @@ def resolution(tally: Tally) -> Markup:
 
 
 def density(sides: NDArray[np.int64], *, about: str) -> Markup:
-    """Counts of height against width. `sides` is int64[height bin, width bin] with SIDE_STEPS bins per octave, from 1
-    pixel."""
+    """Draws counts of height against width. `sides` is int64[height bin, width bin] with SIDE_STEPS bins per octave,
+    from 1 pixel."""
     used = np.flatnonzero(sides.any(axis=0) | sides.any(axis=1))
     low, high = max(int(used[0]) - 1, 0), min(int(used[-1]) + 2, len(sides))
     high = max(high, low + 2 * SIDE_STEPS)
@@ -167,7 +167,7 @@ def _octaves(low: float, high: float) -> range:
 
 
 def _shaded(counts: NDArray[np.int64], *, base: int, cell: float) -> list[str]:
-    """One path per shade, since a rectangle for every cell would be most of the page."""
+    """Returns one path per shade, since a rectangle for every cell would be most of the page."""
     strength = np.log1p(counts) / max(math.log1p(int(counts.max())), 1e-9)
     shade = np.ceil(strength * SHADES).astype(int)
     paths = []
@@ -182,7 +182,8 @@ def _shaded(counts: NDArray[np.int64], *, base: int, cell: float) -> list[str]:
 
 
 def together(tally: Tally, names: Sequence[str]) -> Markup:
-    """Of the samples with a row's label, the percentage that have the column's as well. `names`: of the top classes."""
+    """Draws, for the samples with a row's label, the percentage that have the column's label as well. `names` are those
+    of the top classes."""
     shares = tally.together / np.maximum(np.diag(tally.together), 1)[:, None]
     about = f"How often the {len(names)} most frequent labels occur together."
     return matrix(

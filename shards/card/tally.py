@@ -1,4 +1,4 @@
-"""Histograms over the index of a dataset, added up shard by shard: what is held does not grow with the collection."""
+"""Histograms over the index of a dataset, added up shard by shard, in memory that does not grow with the collection."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Sizes:
         self._num_new = 0
 
     def add(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> None:
-        """They are counted many at once, since each count sorts everything held."""
+        """Adds some images. They are counted many at a time, since each count sorts everything held."""
         self._new.append(height << 32 | width)
         self._num_new += len(height)
         if self._num_new >= 4 * SIZES_HELD:
@@ -97,7 +97,7 @@ class Tally:
         return bool(self.labels_a_sample[2:].any())
 
     def add(self, table: pa.Table) -> None:
-        """The rows of one index file, with TALLY_COLUMNS."""
+        """Adds the rows of one index file, with TALLY_COLUMNS."""
         if not table.num_rows:
             return
         self._add_bytes(table.column("size").to_numpy())

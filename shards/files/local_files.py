@@ -73,8 +73,10 @@ def open_local_file(path: str | Path) -> BufferedReader:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """The usable lines of a file in order, as they stand there and as objects, and the number of the others.
-    `has_half_line`: the last of these ends without a line break, as while it is written."""
+    """The usable lines of a file in order, as bytes and as objects, and the number of other lines.
+
+    `has_half_line`: the last of the other lines ends without a line break, as while it is being written.
+    """
 
     texts: list[bytes]
     objects: list[Line]
@@ -83,9 +85,9 @@ class Lines:
 
 
 def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: bytes = b"") -> Lines:
-    """The lines with an object that is usable, of those with `containing` in them; none if there is no such file.
+    """The lines that are usable objects and contain `containing`; none if there is no such file.
 
-    InvalidDataError if it is no regular file, or is larger than MOST_FILE_BYTES.
+    Raises InvalidDataError if it is not a regular file, or is larger than MOST_FILE_BYTES.
     """
     try:
         data = read_local_file(path, most_bytes=MOST_FILE_BYTES)
@@ -112,7 +114,8 @@ def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: byt
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of writing inside name this file or folder: a full disk does not say where it is."""
+    """Adds the name of this file or folder to errors of writing inside the block, since a full disk does not say where
+    it is."""
     try:
         yield
     except OSError as error:
@@ -123,8 +126,8 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a file to write, PATH.part. It takes the place of `path` if the block ends without an error;
-    else it is removed, and `path` stays as it was. Nothing is synced to the disk."""
+    """Yields the path of a file to write, PATH.part. It replaces `path` if the block ends without an error; otherwise
+    it is removed, and `path` stays as it was. Nothing is synced to the disk."""
     waiting = path.with_name(f"{path.name}.part")
     try:
         yield waiting
@@ -136,7 +139,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file with these bytes, or leaves the one from before, and nothing else."""
+    """Writes a file with exactly these bytes. If that fails, the file from before stays as it was."""
     with naming(path), replacing(path) as waiting:
         waiting.write_bytes(data)
 
@@ -170,8 +173,8 @@ def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
 
 
 def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
-    """Appends an object. If the file cannot be written, the log says so, and `what` it was about. OSError if its folder
-    is gone."""
+    """Appends an object. If the file cannot be written, a log message says so, and `what` is missing from it. Raises
+    OSError if the folder is gone."""
     try:
         append_line(path, line)
     except OSError as error:
@@ -181,9 +184,12 @@ def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
 
 
 class KeptWrites:
-    """The writes to one file, in order. Those that a full, read-only or failing disk refuses are kept and repeated
-    before the next one, so that whoever writes works on meanwhile. Beyond `_MOST_KEPT` of them, the disk's error is
-    raised. `path`: for messages."""
+    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can go on
+    meanwhile.
+
+    Refused writes are kept, in order, and repeated before the next one. Beyond `_MOST_KEPT` of them, the disk's error
+    is raised. `path` is for messages.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -223,19 +229,19 @@ def is_number(value: object) -> bool:
 
 
 def is_finite(value: object) -> bool:
-    """Whether it is a finite number that a float holds."""
+    """Whether a value of a line is a finite number that a float can hold."""
     return is_number(value) and abs(value) < 1e300 and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def is_step(value: object) -> bool:
-    """Whether it is a number of steps."""
+    """Whether a value of a line is a number of steps."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
 def object_in(text: bytes) -> Line | None:
-    """The object in a line; None if there is none, or it is too long or nested too deeply.
+    """The object in a line; None if there is none, or if the line is too long or nested too deeply.
 
-    NaN and Infinity are read as this program writes them: a loss may be either.
+    NaN and Infinity are read as this program writes them, since a loss may be either.
     """
     if len(text) > _MOST_LINE_BYTES or text.count(b"[") + text.count(b"{") > MOST_DEPTH:
         return None
@@ -255,8 +261,8 @@ class Tail:
     modified: float
 
     def last(self, is_usable: Callable[[Line], bool], *, containing: bytes = b"") -> Line | None:
-        """The last usable line, of those with `containing` in them, which has no line break. None if there is none; a
-        line that begins before these bytes does not count."""
+        """The last usable line that contains `containing`; None if there is none. A line that begins before these bytes
+        does not count."""
         end = len(self.data)
         while end > 0:
             if containing:
@@ -271,7 +277,7 @@ class Tail:
         return None
 
     def _end_of_line(self, position: int, *, most: int) -> int:
-        """The end of the line with a position, up to `most`; -1 if there is none."""
+        """The end, up to `most`, of the line with this position; -1 if `position` is negative."""
         if position < 0:
             return -1
         end = self.data.find(b"\n", position, most)

@@ -20,13 +20,13 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from shards.schema.config_values import allowed_instead, shown_value, without_none, without_range
+from shards.config_values import allowed_instead, shown_value, without_none, without_range
 
 Record = TypeVar("Record")
 MOST_DEPTH = 64  # of lists and objects inside each other
 _CONTAINERS = frozenset({dict, list})
 _TOO_DEEP = f"lists and objects are nested more than {MOST_DEPTH} deep"
-SHA256_DIGITS = 64
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PATH_CHARACTERS = 1024  # S3's bound for a key is as many bytes
 _PLAIN_PATH = re.compile(r"(?:(?:\A|(?<=[^/])/)(?!\.{1,2}(?:/|\Z))[^/\0\ud800-\udfff]+)+")
 _NOT_PLAIN = tuple(
@@ -36,9 +36,9 @@ _BEFORE, _AFTER = b', "digest": "', b'"}\n'
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value of a JSON text. ValueError if it is broken, nested deeper than MOST_DEPTH, or names a key twice.
+    """The value of a JSON text. Raises ValueError if it is broken, nested deeper than MOST_DEPTH, or names a key twice.
 
-    NaN and Infinity are no JSON, though Python writes them.
+    NaN and Infinity are refused: they are not JSON, though Python writes them.
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:
@@ -65,9 +65,9 @@ def record_from(kind: type[Record], value: Any, *, where: str = "") -> Record:
     declared = _declared(kind)  # type: ignore[arg-type]  # a class is hashable
     if unknown := sorted(value.keys() - declared.keys()):
         raise ValueError(f"{where}{shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
-    missing = [name for name, (field, _) in declared.items() if _is_required(field) and name not in value]
-    if missing:
-        raise ValueError(f"{where}{missing[0]} is missing")
+    for name, (field, _) in declared.items():
+        if name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where}{name} is missing")
     found = {name: _converted(item, declared[name][1], f"{where}{name}") for name, item in value.items()}
     return kind(**found)
 
@@ -77,10 +77,6 @@ def _declared(kind: type) -> dict[str, tuple[Field[Any], Any]]:
     """Each field of a dataclass, and its type with the range beside it."""
     types = get_type_hints(kind, include_extras=True)
     return {field.name: (field, types[field.name]) for field in fields(kind) if field.init}
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _converted(value: Any, kind: Any, name: str) -> Any:
@@ -150,8 +146,11 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def records_from(kind: type[Record], values: Any, *, name: str) -> tuple[Record, ...]:
-    """A list of JSON objects as dataclasses whose fields are all plain texts or numbers. ValueError names the first
-    value that is missing, unknown, of the wrong type or out of its range."""
+    """A list of JSON objects as dataclasses whose fields are all plain texts or numbers.
+
+    Raises ValueError for the first value that is missing, unknown, of the wrong type or out of its range. It compares
+    whole columns with their types and ranges, in a twentieth of the time that `record_from` takes.
+    """
     if not isinstance(values, list):
         raise ValueError(f"{name} is {shown_value(values)}; allowed: a list")
     declared = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # it is a dataclass
@@ -164,7 +163,8 @@ def records_from(kind: type[Record], values: Any, *, name: str) -> tuple[Record,
 
 
 def not_plain(paths: Sequence[str]) -> str | None:
-    """The first path that is not plain and relative (no empty part, no . or .., no NUL, valid Unicode), if any is."""
+    """The first path that is not plain and relative (no empty part, no . or .., no NUL, valid Unicode); None if all
+    are."""
     joined = "\n".join(("", *paths, ""))
     is_safe = joined.count("\n") == len(paths) + 1 and max(map(len, paths), default=0) <= _MOST_PATH_CHARACTERS
     if not paths or (is_safe and is_unicode(joined) and not any(part in joined for part in (*_NOT_PLAIN, "\0"))):
@@ -173,15 +173,12 @@ def not_plain(paths: Sequence[str]) -> str | None:
 
 
 def not_sha256(texts: Sequence[str]) -> str | None:
-    """The first text that is no sha256 of 64 lower hex digits, if any is."""
-    joined = "".join(texts)
-    if set(map(len, texts)) <= {SHA256_DIGITS} and _is_hex(joined):
-        return None
-    return next(text for text in texts if len(text) != SHA256_DIGITS or not _is_hex(text))
+    """The first text that is not a sha256 of 64 lower-case hex digits; None if all are."""
+    return next((text for text in texts if not _SHA256.fullmatch(text)), None)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether it can be written as UTF-8: JSON may name half of a surrogate pair."""
+    """Whether a text can be written as UTF-8: JSON may contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -190,7 +187,8 @@ def is_unicode(text: str) -> bool:
 
 
 def _refuse_column(column: list[Any], type_: Any, *, name: str, field: str) -> None:
-    """Equal types and the least and the most tell of a column what a look at each value would."""
+    """Checks a column by the types of its values and by the least and the greatest; only if these are wrong is each
+    value looked at."""
     is_right = set(map(type, column)) <= {without_range(type_)}
     ends = () if type_ is str or not (is_right and column) else (min(column), max(column))
     if is_right and not any(allowed_instead(value, type_) for value in ends):
@@ -204,13 +202,6 @@ def _is_plain(path: str) -> bool:
     return len(path) <= _MOST_PATH_CHARACTERS and _PLAIN_PATH.fullmatch(path) is not None
 
 
-def _is_hex(text: str) -> bool:
-    try:
-        return len(bytes.fromhex(text)) * 2 == len(text) and text == text.lower()
-    except ValueError:
-        return False
-
-
 def sealed(text: bytes) -> bytes:
     """The text of a JSON object, with its digest added."""
     body = text.rstrip().removesuffix(b"}").rstrip()
@@ -218,7 +209,7 @@ def sealed(text: bytes) -> bytes:
 
 
 def unsealed(data: bytes) -> bytes:
-    """The text without its digest. ValueError if the digest is missing, or is not that of the text."""
+    """The text without its digest. Raises ValueError if the digest is missing, or is not that of the text."""
     body, mark, rest = data.rpartition(_BEFORE)
     if not mark:
         raise ValueError("it does not end with its digest")

@@ -1,12 +1,12 @@
-"""Which images are packed, and which of them as smaller copies.
+"""Settings for which images are packed, and which of them as smaller copies.
 
-Configurations only: the command line reads them without loading numpy or Pillow.
+They load neither NumPy nor Pillow, since the command line reads them.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values
 
 PACKED_FORMATS = ("jpg", "png", "webp")
 MAX_IMAGE_BYTES = 64 << 20
@@ -26,9 +26,9 @@ _MOST_SCANS, _MOST_SCAN_PIXELS, _MOST_MEMORY_BYTES, _MOST_CHUNKS = 10_000, 1 << 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """The largest image that is packed, and the costliest to decode; checked before anything is decoded.
+    """The largest image that is packed, and the costliest to decode. Both are checked before anything is decoded.
 
-    A dataset's manifest has limits that are not the defaults: whoever reads its images allows the same.
+    If they are not the defaults, the dataset's manifest has them, so that readers of its images allow the same.
     """
 
     max_bytes: Annotated[int, Range(1, _MOST_BYTES)] = MAX_IMAGE_BYTES
@@ -61,7 +61,7 @@ WIDEST_LIMITS = ImageLimits(
 
 @dataclass(frozen=True, kw_only=True)
 class ImageChecks:
-    """Which damaged images are left out, beside those that cannot be opened."""
+    """Which damaged images are left out, besides those that cannot be opened."""
 
     truncated: Literal["auto", "quarantine", "keep"] = "auto"
     """JPEGs and PNGs of which a part is missing: auto leaves them out if --resize is used, which would hide it;

@@ -22,28 +22,28 @@ _PIECE_BYTES = 1 << 16
 
 
 def jpeg_damage(data: bytes | memoryview) -> str:
-    """Returns what a strict decoder says of a JPEG with missing parts; "" for a sound one, or another format.
+    """Returns what a strict decoder says of a JPEG with missing parts; "" for a sound JPEG, and for other formats.
 
     It decodes an eighth of the size in grey, which reads every coded coefficient in less time than a whole decode.
-    libjpeg also warns of oddities that change no pixel; only its words for lost data count.
+    libjpeg also warns of oddities that change no pixel; only its messages about lost data count.
     """
     if data[:3] != _JPEG:
         return ""
     try:
         simplejpeg.decode_jpeg(data, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
-    except Exception as error:  # a ValueError, but for what it does not expect
+    except Exception as error:  # a ValueError, unless it meets what it does not expect
         reason = " ".join(str(error).split())
         return reason if reason.startswith(_LOST) else ""
     try:
         return "scans of a progressive JPEG are missing" if _lacks_scans(data) else ""
-    except (IndexError, KeyError, ValueError):  # what the decoder took is no reason to stop
+    except (IndexError, KeyError, ValueError):  # the decoder accepted it, so this is no damage
         return ""
 
 
 def _lacks_scans(data: bytes | memoryview) -> bool:
-    """Whether the scans of a progressive JPEG leave a coefficient out, or not at its full precision (ITU-T T.81, annex
-    G): of a file that was cut between two scans, a decoder notices nothing. False for a baseline JPEG."""
-    missing_bits: dict[int, list[int]] = {}  # by component, of each coefficient; 16: it has no scan yet
+    """Whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81, annex
+    G). A decoder does not notice if a file was cut between two scans. False for a baseline JPEG."""
+    missing_bits: dict[int, list[int]] = {}  # bits of each coefficient, by component; 16: no scan has it yet
     position = 2
     while found := _MARKER.search(data, position):
         marker, body = data[found.end() - 1], found.end() + 2
@@ -63,7 +63,7 @@ def _lacks_scans(data: bytes | memoryview) -> bool:
 
 
 def png_damage(data: bytes | memoryview) -> str:
-    """Returns how many rows' worth of bytes a PNG lacks; "" for a whole one, another format, or one that a decoder
+    """Returns how many of its bytes of pixels a PNG has; "" for a whole PNG, another format, or a file that a decoder
     refuses. The pixel data is inflated in pieces, and none of it is kept."""
     if data[: len(_PNG)] != _PNG:
         return ""
@@ -85,7 +85,7 @@ def png_damage(data: bytes | memoryview) -> str:
 
 
 def _raw_bytes(header: bytes | memoryview) -> int:
-    """The bytes of the pixel data: rows of whole bytes, each with its filter in front."""
+    """The number of bytes of the pixel data: rows of whole bytes, each after the byte of its filter."""
     width, height, depth, colour, _, _, is_interlaced = struct.unpack_from(">IIBBBBB", header)
     bits = depth * _CHANNELS[colour]
     passes = _ADAM7 if is_interlaced else ((0, 0, 1, 1),)
@@ -94,7 +94,7 @@ def _raw_bytes(header: bytes | memoryview) -> int:
 
 
 def _num_inflated(inflate: "zlib._Decompress", body: bytes | memoryview, *, most: int) -> int:
-    """How many bytes a part of the stream inflates to, up to about `most`. It is handed over in pieces, since zlib
+    """How many bytes a part of the stream inflates to, up to about `most`. The part is passed on in pieces, since zlib
     copies what it has not consumed."""
     found = 0
     for begin in range(0, len(body), _PIECE_BYTES):

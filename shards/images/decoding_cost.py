@@ -25,43 +25,10 @@ _SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progr
 _COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # libwebp: colours, two canvases, its own pixels
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
-_PROFILE_CHUNKS = 1024  # that a profile counts as: Pillow inflates each of them, to at most 1 MB
-_EXIF_CHUNKS = 1024  # that each part of an EXIF block counts as: Pillow copies all parts before it once more
-_TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; it makes a number of each value of others
-_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles, of which Pillow makes an object each
-
-
-def webp_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width of the canvas, as the header says. struct.error if it is cut off."""
-    name = bytes(data[12:16])
-    if name == b"VP8X":
-        (wide,) = struct.unpack_from("<I", data, 24)
-        (high,) = struct.unpack_from("<I", data, 26)
-        return 1 + (high >> 8), 1 + (wide & 0xFFFFFF)
-    if name == b"VP8L":
-        (bits,) = struct.unpack_from("<I", data, 21)
-        return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
-    width, height = struct.unpack_from("<HH", data, 26)
-    return height & 0x3FFF, width & 0x3FFF  # the upper bits are a hint for scaling
-
-
-def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
-    """Where a GIF's palette ends, then each block of the extensions before its first image. IndexError if the GIF ends
-    there."""
-    position = 13 + gif_palette_bytes(data[10])
-    yield position
-    while data[position] == 0x21:
-        position += 2
-        while length := data[position]:
-            position += 1 + length
-            yield position
-        position += 1
-        yield position
-
-
-def gif_palette_bytes(flags: int) -> int:
-    """Bytes of the palette, from its flags."""
-    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+_PROFILE_CHUNKS = 1024  # a profile counts as this many: Pillow inflates each, to at most 1 MB
+_EXIF_CHUNKS = 1024  # each part of an EXIF block counts as this many: Pillow copies all parts before it again
+_TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; of other types, each value becomes a number
+_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles; Pillow makes an object of each
 
 
 def refuse_costly(data: Data, limits: ImageLimits) -> None:
@@ -72,11 +39,18 @@ def refuse_costly(data: Data, limits: ImageLimits) -> None:
     microseconds; others take as long as a search for the byte 0xFF in all of the data, and no more than a microsecond
     per chunk.
     """
-    check = _CHECKS.get(bytes(data[:3]))
-    if check is None:
-        return
     try:
-        check(data, limits)
+        match bytes(data[:3]):
+            case b"\xff\xd8\xff":
+                _check_jpeg(data, limits)
+            case b"\x89PN":
+                _check_png(data, limits)
+            case b"RIF":
+                _check_webp(data, limits)
+            case b"GIF":
+                _check_gif(data, limits)
+            case b"II*" | b"II+" | b"MM\0":
+                _check_tiff(data, limits)
     except (IndexError, struct.error):  # it ends too early
         return
 
@@ -100,7 +74,8 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
             num_scans += 1
             scan_pixels += sum(of_component.get(component, 0) for component in chosen)
         elif marker in _FRAMES:
-            _refuse_unsafe_frame(marker)
+            if marker not in _SAFE_FRAMES:
+                raise ImageRefusedError("a lossless or hierarchical JPEG, which decoders do not read safely")
             frame = frame or position
         elif marker == _APP1 and data[position + 2 : position + 8] == EXIF_PREFIX:
             has_exif = True
@@ -120,11 +95,6 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
         _refuse_scans(num_scans, scan_pixels, num_bytes, limits)
 
 
-def _refuse_unsafe_frame(marker: int) -> None:
-    if marker not in _SAFE_FRAMES:
-        raise ImageRefusedError("a lossless or hierarchical JPEG, which decoders do not read safely")
-
-
 def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: ImageLimits) -> None:
     what = f"a JPEG of {plural(num_scans, 'scan')}"
     if num_scans > limits.max_scans:
@@ -135,7 +105,7 @@ def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: Imag
 
 
 def _coefficients(data: Data, frame: int) -> tuple[int, dict[int, int]]:
-    """The coefficients of all components of a frame, and of each by its id: 64 for each of its blocks."""
+    """The number of coefficients of all components of a frame, and of each by its id: 64 for each of its blocks."""
     *size, num_components = struct.unpack_from(">HHB", data, frame + 3)
     each = [struct.unpack_from("BBx", data, frame + 8 + 3 * number) for number in range(num_components)]
     factors = [(identity, (sampling & 0xF, sampling >> 4)) for identity, sampling in each]
@@ -179,14 +149,47 @@ def _check_webp(data: Data, limits: ImageLimits) -> None:
         position += 8 + length + length % 2
 
 
+def webp_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width of the canvas, from the header. Raises struct.error if the header is cut off."""
+    name = bytes(data[12:16])
+    if name == b"VP8X":
+        (wide,) = struct.unpack_from("<I", data, 24)
+        (high,) = struct.unpack_from("<I", data, 26)
+        return 1 + (high >> 8), 1 + (wide & 0xFFFFFF)
+    if name == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return ((bits >> 14) & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", data, 26)
+    return height & 0x3FFF, width & 0x3FFF  # the upper bits are a hint for scaling
+
+
 def _check_gif(data: Data, limits: ImageLimits) -> None:
     for number, _ in enumerate(gif_blocks(data)):
         if number > limits.max_chunks:
             _refuse_chunks("a GIF", "blocks before its first image", limits)
 
 
+def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
+    """Yields where a GIF's palette ends, then the end of each block of the extensions before its first image. Raises
+    IndexError if the GIF ends there."""
+    position = 13 + gif_palette_bytes(data[10])
+    yield position
+    while data[position] == 0x21:
+        position += 2
+        while length := data[position]:
+            position += 1 + length
+            yield position
+        position += 1
+        yield position
+
+
+def gif_palette_bytes(flags: int) -> int:
+    """Bytes of the palette, from its flags."""
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
 def _check_tiff(data: Data, limits: ImageLimits) -> None:
-    """Of the tags of the first image, which Pillow reads whole: their number and that of their values."""
+    """Counts the tags of the first image and their values, since Pillow reads all of them."""
     order, is_big = "<" if data[:1] == b"I" else ">", data[2:4] in (b"+\0", b"\0+")
     place, count, entry = ("8xQ", "Q", "HHQ8x") if is_big else ("4xI", "H", "HHI4x")
     (begin,) = struct.unpack_from(order + place, data)
@@ -214,12 +217,3 @@ def _refuse(what: str, limits: ImageLimits, name: str) -> NoReturn:
     is_lifted = most < getattr(WIDEST_LIMITS, name)
     flag = f" (--limits.{name.replace('_', '-')} of pack and index)" if is_lifted else ""
     raise ImageRefusedError(f"costly to decode: {what}; allowed: {most}{flag}")
-
-
-_CHECKS = {
-    b"\xff\xd8\xff": _check_jpeg,
-    b"\x89PN": _check_png,
-    b"RIF": _check_webp,
-    b"GIF": _check_gif,
-    **dict.fromkeys((b"II*", b"II+", b"MM\0"), _check_tiff),
-}

@@ -74,8 +74,198 @@ _ISO_BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
 }
-# No flag lifts limits here, so only what `pack` refuses with every flag is too costly.
+# No flag can lift limits here, so they are as wide as `pack` allows with any flag.
 _LIMITS = replace(WIDEST_LIMITS, max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageHeader:
+    """The properties of an image that go into the index. For an animation, they are those of its first frame or its
+    canvas.
+
+    Height and width are as stored, before the image is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png,
+    webp, gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK (also
+    for YCCK).
+    """
+
+    ext: str
+    height: int
+    width: int
+    mode: str
+    orientation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFile:
+    """An encoded image. Height and width are in pixels as stored, before `orientation` (EXIF's, 1 to 8) is applied."""
+
+    data: bytes
+    height: int
+    width: int
+    orientation: int
+
+
+def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeader:
+    """The header of an image in one of the six formats. Raises ImageRefusedError with the reason for anything else."""
+    if not data:
+        raise ImageRefusedError("empty file")
+    if len(data) > limits.max_bytes:
+        raise ImageRefusedError(f"too large: {len(data)} bytes, allowed: {limits.max_bytes}")
+    ext = _format(data)
+    refuse_costly(data, limits)  # before any parser walks through millions of segments
+    if ext == "jpg":
+        height, width, mode, orientation = jpeg_facts(data)
+    elif ext == "png":
+        height, width, mode, orientation = png_facts(data)
+    elif ext == "webp":
+        height, width, mode, orientation = webp_facts(data)
+    else:
+        height, width, mode, orientation = _ask_pillow(data, ext)
+    if height < 1 or width < 1:
+        raise ImageRefusedError(f"no pixels: {height}x{width}")
+    if height * width > limits.max_pixels:
+        raise ImageRefusedError(f"too large: {height}x{width} pixels, allowed: {limits.max_pixels} in all")
+    return ImageHeader(ext=ext, height=height, width=width, mode=mode, orientation=orientation)
+
+
+def read_image_file(path: Path) -> ImageFile:
+    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
+    truncated, of another format or above the limits. Nothing is decoded."""
+    try:
+        with open_local_file(at_home(str(path))) as file:
+            data = file.read(_LIMITS.max_bytes + 1)
+    except IsADirectoryError:
+        raise ImageRefusedError("it is a folder; give the images in it") from None
+    except OSError as error:
+        raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
+    except InvalidDataError as error:  # a pipe, a device, or a zero byte in the name
+        raise ImageRefusedError(str(error)) from error
+    header = read_header(data, _LIMITS)
+    if header.ext not in PACKED_FORMATS:
+        raise ImageRefusedError(f"it is in the format {header.ext}; allowed: JPEG, PNG and WebP: convert it")
+    return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)
+
+
+def refusal_of(error: Exception) -> ImageRefusedError:
+    """The reason to show for an error from Pillow: one line, the same in every process."""
+    if isinstance(error, UnidentifiedImageError):  # its own message holds an address in memory
+        return ImageRefusedError("damaged or truncated image header")
+    text = _ADDRESS.sub("", " ".join(str(error).split()))[:200]
+    return ImageRefusedError(f"damaged image: {type(error).__name__}: {text}")
+
+
+def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
+    """Turns the loaded image upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
+    how = None if header.ext == "tif" else TURNS[header.orientation].transpose
+    return image if how is None else image.transpose(how)
+
+
+def _format(data: bytes) -> str:
+    for ext, magic in _MAGIC.items():
+        if data.startswith(magic):
+            return ext
+    if data[4:8] == b"ftyp" and (name := _ISO_BRANDS.get(data[8:12])):
+        raise ImageRefusedError(f"{name} is not read here; convert it to JPEG or PNG first")
+    raise ImageRefusedError("not a JPEG, PNG, WebP, GIF, TIFF or BMP image")
+
+
+def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
+    if ext == "gif":
+        check_first_gif_frame(data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged tags, and about sizes, which the caller checks
+            with Image.open(io.BytesIO(data), formats=(_PILLOW_FORMATS[ext],)) as image:
+                height, width, mode = image.height, image.width, image.mode
+                found = image.getexif().get(TAG) if ext == "tif" else UPRIGHT
+                misread = _misread_tiff(image) if ext == "tif" else ""
+    except Image.DecompressionBombError as error:
+        raise ImageRefusedError(f"too large: {error}") from error
+    except MemoryError:  # this concerns the machine, not the image
+        raise
+    except Exception as error:  # Pillow's parsers raise nearly any exception for damage
+        raise refusal_of(error) from error
+    if misread:
+        raise ImageRefusedError(f"a TIFF with {misread}, which is not read correctly here; convert it to PNG first")
+    orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
+    if ext == "tif" and TURNS[orientation].is_exchanged:  # for TIFF alone, Pillow gives the size after rotation
+        height, width = width, height
+    return height, width, mode, orientation
+
+
+def _misread_tiff(image: Image.Image) -> str:
+    """What Pillow 13.0.0 would decode to wrong pixels without an error; empty if there is nothing."""
+    tags = getattr(image, "tag_v2", {})
+    bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
+    if image.mode.startswith("I;16") and bits[0] != 16:
+        return f"grey pixels of {bits[0]} bits"  # not scaled: white is 4,095 of 65,535
+    if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        return "grey pixels of 16 bits in which 0 is white"  # not inverted
+    if bits[0] == 8 and formats[0] == _SIGNED:
+        return "pixels of 8 bits with a sign"  # taken for 0 to 255
+    return ""
+
+
+def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
+    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    frame: tuple[int, int, str] | None = None
+    exif: list[bytes] = []
+    position = 2
+    while True:
+        marker, position, following = _segment(data, position)
+        if marker == _SCAN:
+            break
+        if marker in _FRAMES:
+            if frame:
+                raise ImageRefusedError("damaged JPEG header: two frames")
+            frame = _frame(data[position:following])
+        elif marker == _APP1 and data.startswith(EXIF_PREFIX, position):
+            exif.append(data[position + len(EXIF_PREFIX) : following])
+        position = following
+    if frame is None:
+        raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
+    # Within a scan, 0xFF is followed by 0, so only a real end is found. The backward search is fast if the image is
+    # whole; the end of an embedded thumbnail lies before the scan.
+    if data.rfind(b"\xff\xd9", following) < 0:
+        raise ImageRefusedError(f"truncated: a JPEG without its end, {len(data)} bytes")
+    return (*frame, _orientation(exif) if exif else 1)
+
+
+def _segment(data: bytes, position: int) -> tuple[int, int, int]:
+    """The next segment: its marker, and where its contents begin and end."""
+    marker = _RESTARTS[0]
+    while marker in _RESTARTS:
+        found = _NEXT_MARKER.search(data, position)
+        if found is None:
+            raise ImageRefusedError("truncated: ends within the JPEG header")
+        position = found.end()
+        marker = data[position - 1]
+    if marker not in _TAKEN:
+        raise _refusal_of_marker(marker)
+    following = position + int.from_bytes(data[position : position + 2], "big")
+    if following > len(data) or position + 2 > len(data):
+        raise ImageRefusedError("truncated: ends within the JPEG header")
+    if following < position + 2:
+        raise ImageRefusedError("damaged JPEG header: a segment of no length")
+    return marker, position + 2, following
+
+
+def _frame(contents: bytes) -> tuple[int, int, str]:
+    """Height, width and mode from the contents of a frame's segment."""
+    if len(contents) < 6 or len(contents) != 6 + 3 * contents[5]:
+        raise ImageRefusedError("damaged JPEG header: frame of a wrong length")
+    bits, num_components = contents[0], contents[5]
+    if bits != 8 or num_components not in _MODES:
+        raise ImageRefusedError(f"JPEG with {num_components} components of {bits} bits; allowed: 1, 3 or 4 of 8 bits")
+    height, width = int.from_bytes(contents[1:3], "big"), int.from_bytes(contents[3:5], "big")
+    if not height and width:
+        raise ImageRefusedError("JPEG whose height follows its first scan (DNL), which decoders do not read")
+    return height, width, _MODES[num_components]
+
+
+def _orientation(exif: Iterable[bytes]) -> int:
+    """The orientation, from all EXIF segments: a block of more than 64 KiB is split over several."""
+    return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))
 
 
 def png_facts(data: bytes) -> tuple[int, int, str, int]:
@@ -137,7 +327,7 @@ def _lossless_mode(data: bytes, position: int) -> str:
 
 
 def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
-    """The extended format, for animations, alpha and metadata. Of an animation the first frame counts."""
+    """Reads the extended format, for animations, alpha and metadata. In an animation, the first frame counts."""
     mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
     height, width = webp_size(data)
     position, has_pixels, exif = 30, False, b""
@@ -175,193 +365,8 @@ def _after_gif_blocks(data: bytes, position: int) -> int:
     return position + 1
 
 
-def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
-    frame: tuple[int, int, str] | None = None
-    exif: list[bytes] = []
-    position = 2
-    while True:
-        marker, position, following = _segment(data, position)
-        if marker == _SCAN:
-            break
-        if marker in _FRAMES:
-            if frame:
-                raise ImageRefusedError("damaged JPEG header: two frames")
-            frame = _frame(data[position:following])
-        elif marker == _APP1 and data.startswith(EXIF_PREFIX, position):
-            exif.append(data[position + len(EXIF_PREFIX) : following])
-        position = following
-    if frame is None:
-        raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
-    # Within a scan, 0xFF is followed by 0, so only a real end is found. The backward search is fast if the image is
-    # whole; the end of an embedded thumbnail lies before the scan.
-    if data.rfind(b"\xff\xd9", following) < 0:
-        raise ImageRefusedError(f"truncated: a JPEG without its end, {len(data)} bytes")
-    return (*frame, _orientation(exif) if exif else 1)
-
-
-def _segment(data: bytes, position: int) -> tuple[int, int, int]:
-    """The next segment: its marker, and where its contents begin and end."""
-    marker = _RESTARTS[0]
-    while marker in _RESTARTS:
-        found = _NEXT_MARKER.search(data, position)
-        if found is None:
-            raise ImageRefusedError("truncated: ends within the JPEG header")
-        position = found.end()
-        marker = data[position - 1]
-    if marker not in _TAKEN:
-        raise _refusal_of_marker(marker)
-    following = position + int.from_bytes(data[position : position + 2], "big")
-    if following > len(data) or position + 2 > len(data):
-        raise ImageRefusedError("truncated: ends within the JPEG header")
-    if following < position + 2:
-        raise ImageRefusedError("damaged JPEG header: a segment of no length")
-    return marker, position + 2, following
-
-
 def _refusal_of_marker(marker: int) -> ImageRefusedError:
     if marker in _OTHER_FRAMES:
         return ImageRefusedError(f"{_OTHER_FRAMES[marker]} JPEG, which the decoders do not read")
     names = {_END: "it ends before its first scan", _START: "two starts"}
     return ImageRefusedError(f"damaged JPEG header: {names.get(marker, f'unknown marker 0x{marker:02x}')}")
-
-
-def _frame(contents: bytes) -> tuple[int, int, str]:
-    """Height, width and mode from the contents of a frame's segment."""
-    if len(contents) < 6 or len(contents) != 6 + 3 * contents[5]:
-        raise ImageRefusedError("damaged JPEG header: frame of a wrong length")
-    bits, num_components = contents[0], contents[5]
-    if bits != 8 or num_components not in _MODES:
-        raise ImageRefusedError(f"JPEG with {num_components} components of {bits} bits; allowed: 1, 3 or 4 of 8 bits")
-    height, width = int.from_bytes(contents[1:3], "big"), int.from_bytes(contents[3:5], "big")
-    if not height and width:
-        raise ImageRefusedError("JPEG whose height follows its first scan (DNL), which decoders do not read")
-    return height, width, _MODES[num_components]
-
-
-def _orientation(exif: Iterable[bytes]) -> int:
-    """The orientation, from all segments: a block of more than 64 KiB is split over several."""
-    return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))
-
-
-_PARSERS = {"jpg": jpeg_facts, "png": png_facts, "webp": webp_facts}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageHeader:
-    """The properties of an image that go into the index; of an animation, those of its first frame or its canvas.
-
-    Height and width are as stored, before it is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png, webp,
-    gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, CMYK (YCCK, too).
-    """
-
-    ext: str
-    height: int
-    width: int
-    mode: str
-    orientation: int
-
-
-def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeader:
-    """The header of an image in one of the six formats. Raises ImageRefusedError with the reason for anything else."""
-    if not data:
-        raise ImageRefusedError("empty file")
-    if len(data) > limits.max_bytes:
-        raise ImageRefusedError(f"too large: {len(data)} bytes, allowed: {limits.max_bytes}")
-    ext = _format(data)
-    refuse_costly(data, limits)  # before any parser walks through millions of segments
-    parse = _PARSERS.get(ext)
-    height, width, mode, orientation = parse(data) if parse else _ask_pillow(data, ext)
-    if height < 1 or width < 1:
-        raise ImageRefusedError(f"no pixels: {height}x{width}")
-    if height * width > limits.max_pixels:
-        raise ImageRefusedError(f"too large: {height}x{width} pixels, allowed: {limits.max_pixels} in all")
-    return ImageHeader(ext=ext, height=height, width=width, mode=mode, orientation=orientation)
-
-
-def refusal_of(error: Exception) -> ImageRefusedError:
-    """The reason to show for an error from Pillow: one line, the same in every process."""
-    if isinstance(error, UnidentifiedImageError):  # its own message holds an address in memory
-        return ImageRefusedError("damaged or truncated image header")
-    text = _ADDRESS.sub("", " ".join(str(error).split()))[:200]
-    return ImageRefusedError(f"damaged image: {type(error).__name__}: {text}")
-
-
-def _format(data: bytes) -> str:
-    for ext, magic in _MAGIC.items():
-        if data.startswith(magic):
-            return ext
-    if data[4:8] == b"ftyp" and (name := _ISO_BRANDS.get(data[8:12])):
-        raise ImageRefusedError(f"{name} is not read here; convert it to JPEG or PNG first")
-    raise ImageRefusedError("not a JPEG, PNG, WebP, GIF, TIFF or BMP image")
-
-
-def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
-    if ext == "gif":
-        check_first_gif_frame(data)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged tags, and about sizes, which the caller checks
-            with Image.open(io.BytesIO(data), formats=(_PILLOW_FORMATS[ext],)) as image:
-                height, width, mode = image.height, image.width, image.mode
-                found = image.getexif().get(TAG) if ext == "tif" else UPRIGHT
-                misread = _misread_tiff(image) if ext == "tif" else ""
-    except Image.DecompressionBombError as error:
-        raise ImageRefusedError(f"too large: {error}") from error
-    except MemoryError:  # this concerns the machine, not the image
-        raise
-    except Exception as error:  # for damage, Pillow's parsers raise nearly any of Python's exceptions
-        raise refusal_of(error) from error
-    if misread:
-        raise ImageRefusedError(f"a TIFF with {misread}, which is not read correctly here; convert it to PNG first")
-    orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
-    if ext == "tif" and TURNS[orientation].is_exchanged:  # of TIFF alone, Pillow gives the size after rotation
-        height, width = width, height
-    return height, width, mode, orientation
-
-
-def _misread_tiff(image: Image.Image) -> str:
-    """What Pillow decodes to wrong pixels without an error (Pillow 13.0.0); empty if it does not."""
-    tags = getattr(image, "tag_v2", {})
-    bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
-    if image.mode.startswith("I;16") and bits[0] != 16:
-        return f"grey pixels of {bits[0]} bits"  # not scaled: white is 4,095 of 65,535
-    if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        return "grey pixels of 16 bits in which 0 is white"  # not inverted
-    if bits[0] == 8 and formats[0] == _SIGNED:
-        return "pixels of 8 bits with a sign"  # taken for 0 to 255
-    return ""
-
-
-def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
-    """The loaded image, turned upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
-    how = None if header.ext == "tif" else TURNS[header.orientation].transpose
-    return image if how is None else image.transpose(how)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFile:
-    """An encoded image. Height and width are in pixels as stored, before `orientation` (EXIF's, 1 to 8) is applied."""
-
-    data: bytes
-    height: int
-    width: int
-    orientation: int
-
-
-def read_image_file(path: Path) -> ImageFile:
-    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
-    truncated, of another format or above the limits. Nothing is decoded."""
-    try:
-        with open_local_file(at_home(str(path))) as file:
-            data = file.read(_LIMITS.max_bytes + 1)
-    except IsADirectoryError:
-        raise ImageRefusedError("it is a folder; give the images in it") from None
-    except OSError as error:
-        raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
-    except InvalidDataError as error:  # a pipe, a device, or a zero byte in the name
-        raise ImageRefusedError(str(error)) from error
-    header = read_header(data, _LIMITS)
-    if header.ext not in PACKED_FORMATS:
-        raise ImageRefusedError(f"it is in the format {header.ext}; allowed: JPEG, PNG and WebP: convert it")
-    return ImageFile(data=data, height=header.height, width=header.width, orientation=header.orientation)

@@ -45,7 +45,7 @@ _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coeffi
 
 
 class EvaluationIndex:
-    """The hashes of evaluation images, uint8[n, 32], to be searched; 96 bytes of memory each."""
+    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per image."""
 
     def __init__(self, hashes: NDArray[np.uint8]) -> None:
         self._hashes = _as_words(hashes)
@@ -53,13 +53,13 @@ class EvaluationIndex:
         self._words = [_SortedWord(coarse, number) for number in range(_NUM_WORDS)]
 
     def closest(self, queries: NDArray[np.uint8], *, max_distance: int) -> tuple[Rows, NDArray[np.int32]]:
-        """Finds for each of uint8[m, 32] the closest evaluation hash that matches: its row, int64[m] (-1: none), and
-        the number of bits that differ, int32[m]. If several are equally close, the lowest row.
+        """Finds the closest matching evaluation hash for each query, uint8[m, 32]: its row, int64[m] (-1: none), and
+        the number of bits that differ, int32[m]. If several are equally close, the lowest row is returned.
 
         The cost per query falls with their number: a million or more at once is best.
         """
         asked = _as_words(queries)
-        # Distance and row in one number, of which the smallest is kept.
+        # Distance and row are one number, so that the smallest can be kept.
         best = np.full(len(asked), np.iinfo(np.int64).max, np.int64)
         coarse_distance = min(COARSE_DISTANCE, max_distance)
         for word in self._words:
@@ -84,8 +84,8 @@ class _SortedWord:
         self._starts = np.searchsorted(values[self._order], np.arange(_VALUES + 1))
 
     def near(self, asked: NDArray[np.uint64], coarse_distance: int) -> Iterator[tuple[Rows, Rows]]:
-        """Pairs of query and evaluation rows whose coarse bits differ in at most `coarse_distance`, and whose word in
-        at most a fourth of that."""
+        """Yields pairs of query and evaluation rows whose coarse bits differ in at most `coarse_distance` places, and
+        whose word differs in at most a fourth of that."""
         flips = _flips(coarse_distance // _NUM_WORDS)
         values = self._values(asked)
         order = np.argsort(values, kind="stable")
@@ -155,7 +155,7 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
 
 
 def _upright_grey(data: bytes) -> Image.Image:
-    """The image in grey, decoded at the smallest sufficient scale; of an animation, its first frame."""
+    """The image in grey, decoded at the smallest sufficient scale. In an animation, the first frame counts."""
     header = read_header(data, WIDEST_LIMITS)  # the caller has its own
     try:
         with warnings.catch_warnings():
@@ -165,13 +165,13 @@ def _upright_grey(data: bytes) -> Image.Image:
                 grey = _grey(image)
     except MemoryError:  # this concerns the machine, not the image
         raise
-    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+    except Exception as error:  # Pillow's decoders raise nearly any exception for damage
         raise refusal_of(error) from error
     return upright(grey, header)
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """8 bits; transparent pixels become white; deeper pixels are scaled from their own range."""
+    """Converts to 8 bits: transparent pixels become white, and deeper pixels are scaled from their own range."""
     if image.has_transparency_data:
         return flattened(image).convert("L")
     if image.mode in ("I", "F") or image.mode.startswith("I;"):

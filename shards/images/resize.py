@@ -41,17 +41,17 @@ PICTURE_SIDE = 512
 MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only huge images of other formats are skipped
 JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
 MOST_BYTES = 11_000  # of a thumbnail
-MOST_PICTURE_BYTES = 32_000  # of a picture: a page of 72 stays below 3.2 MB, base64 included
+MOST_PICTURE_BYTES = 32_000  # for one picture: a page of 72 stays below 3.2 MB, base64 included
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 _EXTREME = 2.5  # longer images are cut to this ratio of their sides
 
 
 def flattened(image: Image.Image) -> Image.Image:
-    """Returns the image as L if it is grey, else as RGB. An image that is L or RGB and opaque is returned as it is.
+    """Returns the image as L if it is grey, else as RGB. An opaque image in L or RGB is returned as it is.
 
-    Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. It works band by band,
-    so that the largest images are not in memory four times. It raises what Pillow's decoders raise for damage: nearly
-    any of Python's exceptions.
+    Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. The work is done band
+    by band, so that the largest images are not in memory four times. Raises what Pillow's decoders raise for damage:
+    nearly any of Python's exceptions.
     """
     if isinstance(image.info.get("transparency"), str):  # a PNG's text of that name, not its transparent value
         del image.info["transparency"]
@@ -133,7 +133,7 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
             image.save(file, "JPEG", quality=resize.quality, subsampling=_SUBSAMPLING)
     except (ImageRefusedError, MemoryError):
         raise
-    except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+    except Exception as error:  # Pillow's decoders raise nearly any exception for damage
         raise refusal_of(error) from error
     copied = ImageHeader(ext="jpg", height=image.height, width=image.width, mode=image.mode, orientation=UPRIGHT)
     return file.getvalue(), copied
@@ -166,7 +166,8 @@ def _scaled(data: bytes, header: ImageHeader, resize: Resize) -> Image.Image:
 
 
 def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Image.Image, _Box | None]:
-    """L or RGB pixels, not much larger than `gap` if the format allows it, and the box of the image in them."""
+    """L or RGB pixels, not much larger than `gap` if the format allows it, and the box within them that the image
+    fills."""
     with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
         drafted = image.draft(None, gap)  # a JPEG can be decoded at 1/2, 1/4 or 1/8
         return flattened(image), drafted[1] if drafted else None
@@ -182,7 +183,8 @@ class Thumbnail:
 
 
 def thumbnail(data: bytes) -> Thumbnail | None:
-    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, long images cut; None if the bytes do not decode."""
+    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, with long images cropped; None if the bytes do not
+    decode."""
     return _made(data, _fitted, least=THUMBNAIL_SIDE, most_bytes=MOST_BYTES)
 
 
@@ -201,7 +203,7 @@ def _made(data: bytes, small: Callable[[Image.Image], Image.Image], *, least: in
             image, height, width = upright
             image.info = {}  # Pillow would copy a comment into the JPEG, or refuse a long one
             return Thumbnail(data=_jpeg(small(image), most_bytes=most_bytes), height=height, width=width)
-    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any of Python's exceptions
+    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any exception
         return None
 
 
@@ -241,7 +243,8 @@ def _jpeg(image: Image.Image, *, most_bytes: int) -> bytes:
 
 
 def _fitting(width: int, height: int) -> tuple[int, int]:
-    """The size of the thumbnail: never enlarged, its longer side no more than `_EXTREME` times the shorter."""
+    """The size of the thumbnail. It is never enlarged, and its longer side is at most `_EXTREME` times the shorter
+    one."""
     short = min(THUMBNAIL_SIDE, width, height)
     scale = short / min(width, height)
     longest = max(1, round(_EXTREME * short))

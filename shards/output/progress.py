@@ -18,7 +18,8 @@ _DRAW_INTERVAL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A part of a line: in full in logs and if there is room, else short. The lightest are left out first."""
+    """A part of a line. Logs show it in full, and so does a live line that has room; otherwise it is short, and the
+    facts of least weight are left out first."""
 
     full: str
     short: str
@@ -26,8 +27,8 @@ class Fact:
 
 
 def as_live_line(facts: Sequence[Fact], columns: int) -> str:
-    """The facts in at most `columns` columns: all in full, else without those of weight 0, else all short, else without
-    the lightest (the last of them first)."""
+    """The facts in at most `columns` columns: all in full, or without those of weight 0, or all short, or without the
+    lightest (the last of them first)."""
     heavy = [fact.full for fact in facts if fact.weight]
     for texts in ([fact.full for fact in facts], heavy):
         if len(line := _joined(texts)) <= columns:
@@ -91,11 +92,11 @@ class Ticker:
 
 
 class Progress:
-    """Counts finished units of one piece of work, e.g. `Progress("scan", 1797, unit="images")`.
+    """Counts finished units of one piece of work, such as `Progress("scan", 1797, unit="images")`. Use as a context
+    manager.
 
-    Use as a context manager. `total` 0: not known yet.
-    The last line of a log is left out if the work took no time, and with `says_end` False, where the result is logged
-    anyway.
+    `total` is 0 as long as it is not known. The last line of a log is left out if the work took no time, and if
+    `says_end` is False, where the result is logged anyway.
     """
 
     def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
@@ -121,7 +122,7 @@ class Progress:
             log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Count `count` more units as done; `note` is shown after the rate."""
+        """Counts `count` more units as done; `note` is shown after the rate."""
         self.done += count
         self.note = note or self.note
         self._ticker.tick(self.facts)

@@ -78,8 +78,8 @@ def columns_of(stream: TextIO) -> int:
 
 
 def message_text(text: str, *, columns: int = 0, indent: str = _INDENT) -> str:
-    """A message as it is written: without secrets of URLs, escaped, cut in the middle if it is long, wrapped at
-    `columns` (0: not at all). All lines below the first are indented, so none can pass for a message of its own."""
+    """A message as it is written: without secrets of URLs, escaped, cut in the middle if it is long, and wrapped at
+    `columns` (0: not at all). All lines below the first are indented, so that none can pass for another message."""
     whole = printable(without_secrets(text.rstrip("\n")))
     lines = [_cut(line, _MOST_IN_A_LINE) for line in whole.split("\n")]
     text = _cut(f"\n{indent}".join(lines), _MOST_IN_A_MESSAGE)
@@ -94,9 +94,9 @@ def _cut(text: str, most: int) -> str:
 
 
 class LogFormatter(logging.Formatter):
-    """`12:34:56 message`, as `message_text`. Ranks above 0 add their number.
+    """Formats records as `12:34:56 message`, by `message_text`. Ranks above 0 add their number.
 
-    `terminal`: if this stream is a terminal, lines are wrapped to its width, except those of tracebacks.
+    If the stream `terminal` is a terminal, lines are wrapped to its width, except those of tracebacks.
     """
 
     def __init__(self, terminal: TextIO, *, rank: int = 0) -> None:
@@ -121,7 +121,7 @@ class LiveLine:
 
     @property
     def columns(self) -> int:
-        """Room for the live line: an echoed ^C must not wrap it."""
+        """The room for the live line. It is narrower than the terminal, so that an echoed ^C does not wrap it."""
         return max(1, columns_of(self.terminal) - 1 - _ECHO)
 
     def draw(self, line: str) -> None:
@@ -205,13 +205,13 @@ class Above(Escaped):
 
 
 def unescaped(stream: TextIO) -> TextIO:
-    """The stream below, for the live line and for colours. Names must pass `printable_name` first."""
+    """The stream below an escaped one, for the live line and for colours. Names must pass `printable_name` first."""
     return stream.stream if isinstance(stream, Escaped) else stream
 
 
 @contextmanager
 def escaped_output() -> Iterator[None]:
-    """Standard output and standard error are escaped while this is open, whoever writes to them."""
+    """Escapes standard output and standard error while this is open, whoever writes to them."""
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)

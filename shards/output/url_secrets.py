@@ -1,4 +1,4 @@
-"""URLs with secrets in them: how they are recognised, and how they are shown without.
+"""Recognises URLs with secrets in them, and shows them without.
 
 A secret is what stands before the @ of an address, or a value of its query that is named like a signature or a key.
 """
@@ -22,17 +22,17 @@ def is_secret_field(name: str) -> bool:
 
 
 def has_password(text: str) -> bool:
-    """Whether there is a URL such as https://user:password@host in it."""
+    """Whether the text has a URL such as https://user:password@host."""
     return bool(_PASSWORD.search(text))
 
 
 def has_user(text: str) -> bool:
-    """Whether there is a URL such as https://user@host in it, of which the user may be a token."""
+    """Whether the text has a URL such as https://user@host, whose user may be a token."""
     return any(_USER.search(url[2]) for url in _URL.finditer(text))
 
 
 def has_secret(text: str) -> bool:
-    """Whether there is a URL with a password, a signature or a key in it."""
+    """Whether the text has a URL with a password, a signature or a key."""
     if "://" not in text:
         return False
     fields = (piece for url in _URL.finditer(text) for piece in _SIGNS.split(url[2])[2::2])
@@ -40,8 +40,8 @@ def has_secret(text: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """The text, in which *** stands for users and passwords of URLs, and for the values of their queries. Of a key in
-    a bucket, which may have a question mark, only values that are named like secrets are left out."""
+    """The text with *** in place of users and passwords of URLs, and of the values of their queries. In keys of a
+    bucket, which may have a question mark, only values that are named like secrets are replaced."""
     if ":/" not in text:
         return text
     return _URL.sub(_without, _PASSWORD.sub(f"://{_HIDDEN}@", text))

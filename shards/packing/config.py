@@ -1,18 +1,20 @@
-"""What is packed, and how: everything that decides a byte of a dataset, frozen before the first shard.
+"""Settings for what is packed, and how: everything that the bytes of a dataset depend on.
 
-It loads neither numpy nor Pillow: the command line reads it.
+They are frozen before the first shard. They load neither NumPy nor Pillow, since the command line reads them.
 """
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Annotated, Literal
 
 from shards.class_labels import LabelRules
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 from shards.images.config import (
     CODEC_PACKAGES,
+    DEFAULT_LIMITS,
     DEFAULT_MAX_DISTANCE,
     HASH_BITS,
     HASH_PACKAGES,
@@ -22,7 +24,6 @@ from shards.images.config import (
     Resize,
 )
 from shards.manifest import Manifest
-from shards.schema.config_values import Range, refuse_wrong_values
 from shards.sources.kinds import Source, tool_versions
 
 MOST_SEED = 2**63 - 1
@@ -50,51 +51,45 @@ class Dedup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetAside:
-    """The test split that is set aside of a collection, and on which side of it this dataset is."""
+class DatasetSettings:
+    """What a person decides about a dataset, whether images are packed or existing tars are indexed."""
 
-    share: Annotated[float, Range(0, below=1, zero="none")] = 0.0
-    """Share of each class's images that is set aside, from 0 to below 1."""
-    side: Literal["train", "test"] = "train"
-    """train: all other images; test: those that are set aside."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="set_aside.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PackSpec:
-    """The settings of a packing."""
-
-    source: Source
-    """Images to pack, and their labels."""
-    split: str
+    split: str = "train"
     """Name of the split, such as train or test."""
-    samples_per_shard: Annotated[int, Range(1)]
-    """Images per shard."""
-    samples_per_block: Annotated[int, Range(1)]
-    """Images per block."""
-    seed: Annotated[int, Range(0, MOST_SEED)]
-    """Seed for the order of the images in the shards."""
+    samples_per_block: Annotated[int, Range(1)] = 64
+    """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     labels: LabelRules = LabelRules()
     """How labels are read that could be meant two ways."""
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    """Largest images that are accepted."""
-    images: ImageChecks = field(default_factory=ImageChecks)
-    """Damaged images to leave out."""
-    dedup: Dedup = field(default_factory=Dedup)
-    """Duplicates to leave out."""
-    resize: Resize = field(default_factory=Resize)
-    """Images to store as smaller copies."""
-    unlabeled: Literal["refuse", "keep"] = "refuse"
-    """Whether images without a label are quarantined, or packed: scores then leave them out, as ImageNet-ReaL does."""
-    set_aside: SetAside = SetAside()
-    """Test split that is set aside."""
+    limits: ImageLimits = DEFAULT_LIMITS
+    """Largest images that are accepted; others are quarantined."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackSpec(DatasetSettings):
+    """The settings of a packing: all that the bytes of the dataset depend on."""
+
+    source: Source
+    """Images to pack, and their labels."""
+    split_test: Annotated[float, Range(0, below=1, zero="none")] = 0.0
+    """Share of each class that is set aside as the test split. This dataset is the test split if it is called test,
+    else it has all other images."""
+    samples_per_shard: Annotated[int, Range(1)] = 1000
+    """Images per shard (a tar file)."""
+    seed: Annotated[int, Range(0, MOST_SEED)] = 0
+    """Seed for the order of the images in the shards."""
+    images: ImageChecks = ImageChecks()
+    """Damaged images to leave out."""
+    dedup: Dedup = Dedup()
+    """Duplicates to leave out."""
+    resize: Resize = Resize()
+    """Images to store as smaller copies."""
+    unlabeled: Literal["refuse", "keep"] = "refuse"
+    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
 
     @property
     def is_hashed(self) -> bool:
@@ -110,14 +105,6 @@ class PackSpec:
     def settings(self) -> dict[str, object]:
         """The settings as plan.json records them."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
-        if self.unlabeled == "refuse":  # as in plans that were made before there was a choice
-            del settings["unlabeled"]
-        if self.labels == LabelRules():
-            del settings["labels"]
-        if self.images == ImageChecks():
-            del settings["images"]
-        if self.set_aside == SetAside():
-            del settings["set_aside"]
         return settings
 
     def versions(self) -> dict[str, str]:
@@ -126,21 +113,23 @@ class PackSpec:
         return tool_versions(self.source) | {package: version(package) for package in packages}
 
     def scan_hash(self) -> str:
-        """sha256 of what decides the scan: two jobs that share it can share listing and scan files."""
+        """The sha256 of what decides the scan: jobs with the same hash can share listing and scan files."""
         decides = {
             "source": asdict(self.source),
             "limits": asdict(self.limits),
             "perceptual_hash": PERCEPTUAL_HASH if self.is_hashed else "",
+            "refuses_truncated": self.refuses_truncated,
             "versions": self.versions(),
-        } | ({"refuses_truncated": True} if self.refuses_truncated else {})
-        if not self.source.labels_are_names:
-            decides["labels"] = "as written"
+        }
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Texts of at most MOST_CHARACTERS, without control characters but line breaks; empty: nothing is said."""
+    """What people should know of a dataset. The manifest has it, and no other byte of the dataset depends on it.
+
+    Texts have at most MOST_CHARACTERS and no control characters except line breaks. An empty text says nothing.
+    """
 
     description: str = ""
     licence: str = ""
@@ -150,7 +139,7 @@ class About:
             _check(option, text)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The manifest with these texts; one that is empty here stays as it is there."""
+        """The manifest with these texts. An empty text here leaves the manifest's own."""
         description = self.description or manifest.description
         return replace(manifest, description=description, licence=self.licence or manifest.licence)
 

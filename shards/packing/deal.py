@@ -4,6 +4,7 @@ An external sort in two passes. Each task takes a few scan files and writes its 
 file of Arrow batches, one per samples file. Then each samples file gathers its batches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,15 +15,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.class_labels import Meaning
-from shards.index import table_bytes
+from shards.config_values import Range
+from shards.index import KINDS_BY_PLAN, QUARANTINE_SCHEMA, LeftOut
 from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.left_out import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
 from shards.packing.survey import NO_LABEL, labelled, reasons
-from shards.schema.config_values import Range
 from shards.store import open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 # A samples file holds about this many rows, so that planning takes little memory for any collection.
 SAMPLES_A_FILE = 1 << 18
@@ -60,8 +61,8 @@ _DROPPED_RULES = TableSchema(
 class DealTask:
     """Consecutive scan files, whose first row is at `first_position`.
 
-    `slots` has a slot for every row, -1 if it is dropped; `drops` (position, kind, reason, match, distance) gives the
-    reason for rows that the scan found fit. `merged` has labels that replace the scanned ones, by position.
+    `slots` has a slot for every row, or -1 if it is dropped. `drops` (position, kind, reason, match, distance) gives
+    the reason for rows that the scan found fit. `merged` has, by position, labels that replace the scanned ones.
     """
 
     url: str
@@ -88,7 +89,7 @@ class GatherTask:
 
 
 def samples_path(number: int) -> str:
-    """A samples file: its row groups are the plans of consecutive shards."""
+    """The path of a samples file. Its row groups are the plans of consecutive shards."""
     return f"plan/samples-{number:05d}.parquet"
 
 
@@ -98,7 +99,7 @@ def shards_per_file(samples_per_shard: int) -> int:
 
 
 def deal(task: DealTask) -> int:
-    """Write the rows of some scan files by slot, and the dropped ones; returns the number of scan files."""
+    """Writes the rows of some scan files by slot, and the dropped ones; returns the number of scan files."""
     store, kept, dropped, done = open_store(task.url), [], [], 0
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
@@ -116,7 +117,7 @@ def deal(task: DealTask) -> int:
 
 
 def gather(task: GatherTask) -> tuple[str, str]:
-    """Write one samples file; returns its path and sha256."""
+    """Writes one samples file; returns its path and sha256."""
     batches = []
     for spill in sorted(Path(task.folder).glob("kept-*")):
         with pa.memory_map(str(spill)) as file:
@@ -130,7 +131,7 @@ def gather(task: GatherTask) -> tuple[str, str]:
 
 
 def dropped_rows(folder: str) -> pa.Table:
-    """All rows that deal tasks dropped, by position."""
+    """All rows that the deal tasks dropped, in the order of their positions."""
     tables = []
     for path in sorted(Path(folder).glob("dropped-*")):
         with pa.OSFile(str(path)) as file:
@@ -139,7 +140,7 @@ def dropped_rows(folder: str) -> pa.Table:
 
 
 def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
-    """Labels as ids, with those of merged duplicates."""
+    """The rows with labels as ids, and with the merged labels of duplicates."""
     labels, weights = table.column("labels").combine_chunks(), table.column("weights").combine_chunks()
     if task.merged:
         pairs = zip(table.column("position").to_pylist(), labels.to_pylist(), weights.to_pylist(), strict=True)
@@ -159,20 +160,11 @@ def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
     reason = reasons(refused, task.spec)
     kind = pc.if_else(pc.fill_null(pc.equal(reason, NO_LABEL), False), "unlabeled", "refused")
-    refused = pa.table(
-        {
-            "position": refused.column("position"),
-            "locator": refused.column("locator"),
-            "source": refused.column("source"),
-            "kind": kind,
-            "reason": reason,
-            "match": pa.nulls(refused.num_rows, pa.string()),
-            "distance": pa.nulls(refused.num_rows, pa.int32()),
-        }
-    )
-    others = table.select(["position", "locator", "source"]).join(why, "position", join_type="inner")
-    both = [refused.cast(DROPPED_SCHEMA), others.select(DROPPED_SCHEMA.names).cast(DROPPED_SCHEMA)]
-    return pa.concat_tables(both).sort_by("position")
+    names = ["position", "locator", "source"]
+    refused = refused.select(names).append_column("kind", kind).append_column("reason", reason)
+    others = table.select(names).join(why, "position", join_type="inner")
+    both = pa.concat_tables([refused, others], promote_options="default")  # match and distance are null where missing
+    return both.select(DROPPED_SCHEMA.names).cast(DROPPED_SCHEMA).sort_by("position")
 
 
 def _spill(table: pa.Table, task: DealTask) -> None:
@@ -184,7 +176,7 @@ def _spill(table: pa.Table, task: DealTask) -> None:
 
 
 def _write_batches(path: Path, tables: list[pa.Table]) -> None:
-    """One record batch per table, empty ones included."""
+    """Writes one record batch per table, also for empty tables."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, tables[0].schema) as writer:
         for table in tables:
             whole = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
@@ -194,3 +186,12 @@ def _write_batches(path: Path, tables: list[pa.Table]) -> None:
 def read_dropped(data: bytes) -> pa.Table:
     """The images that the plan left out. ValueError for values that cannot be right."""
     return read_checked(data, _DROPPED_RULES, most_rows=MOST_ROWS)
+
+
+def quarantine_table(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
+    """The quarantine list, by position: the images that the plan left out, and those that could not be packed later."""
+    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
+    of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
+    of_shards = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]
+    both = [of_plan.cast(QUARANTINE_SCHEMA), pa.Table.from_pylist(of_shards, schema=QUARANTINE_SCHEMA)]
+    return pa.concat_tables(both).sort_by("position")

@@ -8,7 +8,7 @@ sets can still be read; the card shows them.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 
 from shards.dataset import Dataset, open_dataset
 from shards.errors import ImageRefusedError, StorageError, UserError
-from shards.images.config import HASH_BITS
+from shards.images.config import HASH_BITS, PERCEPTUAL_HASH
 from shards.images.decoding_cost import refuse_costly
 from shards.images.near_duplicates import EvaluationIndex, evaluation_hashes
 from shards.images.resize import thumbnail
-from shards.index import table_bytes
 from shards.packing.config import PackSpec
 from shards.packing.scan import reader_of
 from shards.sources.entry import ImageBytes
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 HASH_BYTES = HASH_BITS // 8
 VIEWS = ("straight", "mirrored", "inner", "inner_mirrored")
@@ -74,7 +73,6 @@ class HashTask:
     evaluation_set: EvaluationSet
     number: int
     shard: int
-    hash_name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ class EvaluationMatch:
 
 
 def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
-    """The sets at these URLs; UserError if one is missing."""
+    """Opens the sets at these URLs. Raises UserError if one is missing."""
     found = [open_dataset(url) for url in urls]
     return [
         EvaluationSet(url=url, fingerprint=dataset.fingerprint, num_shards=len(dataset.manifest.shards))
@@ -96,15 +94,15 @@ def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
     ]
 
 
-def hash_tasks(url: str, sets: list[EvaluationSet], *, hash_name: str) -> Iterator[HashTask]:
+def hash_tasks(url: str, sets: Sequence[EvaluationSet]) -> Iterator[HashTask]:
     """A task for every shard of every set."""
     for number, item in enumerate(sets):
         for shard in range(item.num_shards):
-            yield HashTask(url=url, evaluation_set=item, number=number, shard=shard, hash_name=hash_name)
+            yield HashTask(url=url, evaluation_set=item, number=number, shard=shard)
 
 
 def hash_shard(task: HashTask) -> int:
-    """Write the hashes of a shard's images unless they exist; returns the number of shards done, 1."""
+    """Writes the hashes of a shard's images unless they exist; returns the number of shards done, 1."""
     store = open_store(task.url)
     if _read_hashes(store, task) is None:
         dataset = open_dataset(task.evaluation_set.url)
@@ -136,9 +134,9 @@ class EvaluationImages:
     def closest(
         self, sha256: NDArray[np.uint8], hashes: NDArray[np.uint8], has_hash: NDArray[np.bool_], *, max_distance: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The evaluation image that each of n images is a copy of (-1: none), and its distance in bits.
+        """The evaluation image that each of n images is a copy of (-1: none), and the distance between the two in bits.
 
-        `sha256` and `hashes` are uint8[n, 32]; equal bytes are at distance 0 whatever their hash.
+        `sha256` and `hashes` are uint8[n, 32]. Images with equal bytes have the distance 0, whatever their hashes.
         """
         image = np.full(len(sha256), -1, np.int64)
         distance = np.zeros(len(sha256), np.int32)
@@ -152,7 +150,7 @@ class EvaluationImages:
         return image, distance
 
     def match(self, image: int) -> EvaluationMatch:
-        """Which image that is."""
+        """The set and place of an evaluation image, given its number."""
         place = int(np.searchsorted(self._starts, image, side="right")) - 1
         number, shard, table = self._places[place]
         row = image - int(self._starts[place])
@@ -175,10 +173,10 @@ class EvaluationImages:
 
 
 @lru_cache(maxsize=1)
-def load_images(url: str, sets: tuple[EvaluationSet, ...], hash_name: str) -> EvaluationImages:
+def load_images(url: str, sets: tuple[EvaluationSet, ...]) -> EvaluationImages:
     """The hashes that the scan phase wrote for the packing at `url`; each process loads them once."""
     store, tables = open_store(url), []
-    for task in hash_tasks(url, list(sets), hash_name=hash_name):
+    for task in hash_tasks(url, sets):
         if (table := _read_hashes(store, task)) is None:
             message = f"{store.url}/{_path(task)} is missing or of another evaluation set"
             raise UserError(f"{message}; run --phase scan with every part first")
@@ -191,12 +189,12 @@ def _path(task: HashTask) -> str:
 
 
 def write_hashes(store: Store, task: HashTask, table: pa.Table) -> None:
-    """Write the hashes of a shard's images, with what they were made of."""
+    """Writes the hashes of a shard's images, with a note of what they were made of."""
     store.write(_path(task), table_bytes(table.replace_schema_metadata({_MADE_OF: _made_of(task)})))
 
 
 def _made_of(task: HashTask) -> bytes:
-    return f"{task.evaluation_set.fingerprint} {task.shard} {task.hash_name}".encode()
+    return f"{task.evaluation_set.fingerprint} {task.shard} {PERCEPTUAL_HASH}".encode()
 
 
 def is_hashed(store: Store, task: HashTask) -> bool:
@@ -248,8 +246,8 @@ def _prefix(sha256: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def closest_matches(
     store: Store, spec: PackSpec, dropped: pa.Table, overlaps: pa.Table, sets: tuple[EvaluationSet, ...]
 ) -> pa.Table:
-    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still
-    match."""
+    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still match.
+    A picture is missing if its image cannot be read again."""
     ordered = overlaps.sort_by([("distance", "ascending"), ("position", "ascending")])
     if ordered.num_rows > MOST_MATCHES:
         half = MOST_MATCHES // 2

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shards.hashing import TEST_SPLIT, hash_array
-from shards.packing.config import SetAside
+from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import bytes_rows
 
 # The labels of an image with their weights (no weights: empty).
@@ -25,11 +25,12 @@ Labels = tuple[tuple[str, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Row `rows[i]` has the bytes of an earlier row that stays, which the source calls `kept_sources[i]`.
+    """Rows that are left out because they have the bytes of an earlier row that stays, which the source calls
+    `kept_sources[i]`.
 
-    `num_relabelled` counts the rows left out whose labels differ from those of the row that stays, a copy;
-    `num_relisted` those that name the same image again, with other labels. `labels` has the merged labels of rows that
-    stay: of images that are listed again, and of copies if their labels are merged.
+    `num_relabelled` counts the copies whose labels differ from those of the row that stays; `num_relisted` counts rows
+    that name the same image again, with other labels. `labels` has the merged labels of rows that stay: of images that
+    are listed again, and of copies if their labels are merged.
     """
 
     rows: NDArray[np.int64]
@@ -56,7 +57,7 @@ def find_duplicates(
     *,
     policy: Literal["first", "merge"],
 ) -> Duplicates:
-    """Duplicates among candidate rows; `read` gives columns sha256, source, labels and weights of rows."""
+    """Finds duplicates among candidate rows. `read` returns the columns sha256, source, labels and weights of rows."""
     if not len(rows):
         return Duplicates(rows=rows, kept_sources=pa.array([], pa.string()))
     table = read(rows)
@@ -79,8 +80,11 @@ def find_duplicates(
 def _merged(
     table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64], *, policy: Literal["first", "merge"]
 ) -> tuple[Counter[bool], dict[int, Labels]]:
-    """How many rows left out have other labels, by whether they name the same image, and the labels of rows that
-    stay. An image that is listed several times has the labels of all its rows, whatever the policy for copies."""
+    """Counts the rows left out whose labels differ, by whether they name the same image, and merges labels of rows that
+    stay.
+
+    An image that is listed several times gets the labels of all its rows, whatever the policy for copies.
+    """
     counts, merged = Counter[bool](), dict[int, Labels]()
     places = pa.array(dropped), pa.array(kept)
     ours, theirs = (table.select(["source", "labels", "weights"]).take(place) for place in places)
@@ -109,27 +113,22 @@ def merged_labels(held: Labels, more: Labels) -> Labels:
 
 
 def rows_of_other_side(
-    config: SetAside,
-    rows: NDArray[np.int64],
-    sha_prefix: NDArray[np.uint64],
-    labels: pa.ChunkedArray,
-    *,
-    seed: int,
+    spec: PackSpec, rows: NDArray[np.int64], sha_prefix: NDArray[np.uint64], labels: pa.ChunkedArray
 ) -> NDArray[np.int64]:
-    """Those of `rows` that are not on this dataset's side. `labels`: those of these rows; `sha_prefix`: the first 8
-    bytes of the sha256 of every scanned image."""
-    is_test = is_set_aside(sha_prefix[rows], labels, share=config.share, seed=seed)
-    return rows[is_test if config.side == "train" else ~is_test]
+    """Those of `rows` that are on the other side of the test split than this dataset. `labels` has the labels of these
+    rows; `sha_prefix` has the first 8 bytes of the sha256 of every scanned image."""
+    is_test = is_set_aside(sha_prefix[rows], labels, share=spec.split_test, seed=spec.seed)
+    return rows[~is_test if spec.split == "test" else is_test]
 
 
 def is_set_aside(
     sha_prefix: NDArray[np.uint64], labels: pa.ChunkedArray, *, share: float, seed: int
 ) -> NDArray[np.bool_]:
-    """Whether each image is of the test split: the first ones of its class in the order of a keyed hash of its bytes.
+    """Whether each image is in the test split: the first ones of its class in the order of a keyed hash of its bytes.
 
-    Of a class of n different images, `share` x n are, rounded, but at least one and not all; a class of one image stays
-    whole in the training split. Equal images go together, with the class of the first of them. An image with several
-    labels counts with its first one; those without a label are one class.
+    Of a class of n different images, `share` x n are in it, rounded, but at least one and not all; a class of one image
+    stays whole in the training split. Equal images go together, with the class of the first of them. An image with
+    several labels counts with its first one, and images without a label are one class.
     """
     lists = labels.combine_chunks()
     has_label = pc.greater(pc.list_value_length(lists), 0)

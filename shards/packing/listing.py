@@ -1,6 +1,6 @@
-"""A source's entries, listed once and cut into slices, so that all tasks of a job array scan the same listing.
+"""Lists a source's entries once, cut into slices, so that all tasks of a job array scan the same listing.
 
-The task that comes first lists the source; any other would write the same files. listing.json is written last.
+The first task lists the source; any other would write the same files. listing.json is written last.
 """
 
 import json
@@ -11,12 +11,11 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 
+from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.typed_json import read_record
-from shards.index import table_bytes
 from shards.manifest import sha256_hex
 from shards.output.progress import Progress
-from shards.schema.config_values import Range
 from shards.sources.entry import Entry
 from shards.sources.kinds import (
     ClassTarsSource,
@@ -29,7 +28,7 @@ from shards.sources.kinds import (
     VtabSource,
 )
 from shards.store import MissingObjectError, Store, open_store
-from shards.tables import MOST_ROWS, TableSchema, read_checked
+from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
 LISTING_PATH = "work/listing.json"
 SLICE_ENTRIES = 32_768
@@ -78,9 +77,9 @@ class Listing:
 
 
 def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False) -> Listing:
-    """The source's listing at the store. It is made if there is none, or only one made with other settings.
+    """The source's listing at the store, which is made if there is none with this `scan_hash`.
 
-    `relist` always makes it, since the source may have grown. Only for a process that runs alone.
+    `relist` makes it in any case, since the source may have grown; only a process that runs alone may ask for that.
     """
     if relist:
         return _write(store, source, scan_hash)
@@ -94,7 +93,7 @@ def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False
 
 
 def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
-    """The entries of a slice, if it still is what the listing says."""
+    """The entries of a slice. Raises UserError if the slice is not what the listing says."""
     path = _path(number)
     try:
         data = store.read(path)
@@ -111,7 +110,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
     slices = []
     with Progress("list", 0, unit="entries") as progress:
         for number, held in enumerate(_cut(source.entries())):
-            rows = [vars(entry) | {"locator": _encoded(entry.locator)} for entry in held]
+            rows = [vars(entry) | {"locator": entry.locator.encode("utf-8", "surrogateescape")} for entry in held]
             data = table_bytes(pa.Table.from_pylist(rows, schema=_SCHEMA))
             store.write(_path(number), data)
             sums = sum(entry.num_images for entry in held), sum(entry.num_bytes for entry in held)
@@ -125,7 +124,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
 
 
 def _nothing_in(source: Source) -> str:
-    """What was looked for, and where; the source's other settings do not matter here."""
+    """Says what was looked for, and where. Other settings of the source do not matter here."""
     match source:
         case ClassTarsSource():
             return f"no *.tar below {source.root}"
@@ -141,7 +140,7 @@ def _nothing_in(source: Source) -> str:
 
 
 def _another(source: Source) -> str:
-    """What to do instead. Tars below a folder of images are often tars of classes, or WebDataset's."""
+    """Says what to do instead. Tars below a folder of images are often one tar a class, or WebDataset's."""
     if isinstance(source, FolderSource | FlatSource) and any(
         path.lower().endswith(".tar") for path in islice(open_store(source.root).list(), _MOST_LOOKED_AT)
     ):
@@ -173,10 +172,6 @@ def _size(number: int) -> tuple[int, int]:
 
 def _path(number: int) -> str:
     return f"work/listing-{number:06d}.parquet"
-
-
-def _encoded(locator: str) -> bytes:
-    return locator.encode("utf-8", "surrogateescape")
 
 
 def _entry(row: dict[str, Any]) -> Entry:

@@ -26,16 +26,13 @@ from shards.index import (
     BLOCKS_SCHEMA,
     INDEX_SCHEMA,
     KINDS,
-    KINDS_BY_PLAN,
     LABELS_SCHEMA,
-    QUARANTINE_SCHEMA,
     LeftOut,
     ShardCommit,
     read_commit,
     read_labels,
     read_quarantine,
     read_sample_rows,
-    table_bytes,
 )
 from shards.manifest import (
     BLOCKS_PATH,
@@ -58,12 +55,12 @@ from shards.output.progress import Progress
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
 from shards.packing.config import About, PackSpec
-from shards.packing.deal import read_dropped
+from shards.packing.deal import quarantine_table, read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.sample_rows import SampleRows
 from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import MissingObjectError, Store
-from shards.tables import TableSchema, read_checked
+from shards.tables import TableSchema, read_checked, table_bytes
 
 LEAST_SAMPLES_WITH_ROWS = 1 << 21  # readers keep the rows of 3 million samples in memory
 _INDEX_RULES = TableSchema(schema=INDEX_SCHEMA, may_be_null=frozenset(INDEX_SCHEMA.names) - {"offset", "labels"})
@@ -80,8 +77,7 @@ log = logging.getLogger(__name__)
 
 
 class RowsFile:
-    """rows.bin while it is written: the rows of every block, and where they end and their checksum for the block
-    table."""
+    """Writes rows.bin: the rows of every block. It keeps where they end, and their checksums, for the block table."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash, self._num_bytes = file, hashlib.sha256(), 0
@@ -105,8 +101,8 @@ class RowsFile:
 
 @contextmanager
 def rows_file(store: Store, num_samples: int) -> Iterator[RowsFile | None]:
-    """rows.bin of a dataset that may have `num_samples`; None if it is so small that readers keep its whole index in
-    memory."""
+    """Opens rows.bin of a dataset of up to `num_samples`. Yields None for a dataset so small that readers keep its
+    whole index in memory."""
     if num_samples < LEAST_SAMPLES_WITH_ROWS:
         yield None
         return
@@ -116,7 +112,7 @@ def rows_file(store: Store, num_samples: int) -> Iterator[RowsFile | None]:
 
 @dataclass(kw_only=True)
 class Merged:
-    """What the shards add up to, one after the other."""
+    """Adds up shards, one after the other, for the manifest and the tables of the whole."""
 
     num_classes: int
     shards: list[ShardRecord] = field(default_factory=list)
@@ -131,7 +127,7 @@ class Merged:
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def add_shard(self, path: str, index: bytes, commit: ShardCommit, *, samples_per_block: int) -> None:
-        """Add one shard, from the bytes of its index file. ValueError if they are damaged."""
+        """Adds one shard, from the bytes of its index file. Raises ValueError if they are damaged."""
         shard = len(self.shards)
         rows = read_checked(index, _INDEX_RULES, ["offset", "labels"], most_rows=MOST_SHARD_SAMPLES)
         offsets = rows.column("offset").to_numpy()
@@ -163,7 +159,7 @@ class Merged:
         self.left_out += commit.left_out
 
     def write_tables(self, store: Store, label_names: tuple[str, ...], quarantine: pa.Table) -> None:
-        """Block table, labels and quarantine list."""
+        """Writes the block table, the labels and the quarantine list."""
         columns = zip(*self.blocks, strict=True) if self.blocks else [()] * len(BLOCKS_SCHEMA)
         arrays = [pa.array(column, kind) for column, kind in zip(columns, BLOCKS_SCHEMA.types, strict=True)]
         blocks = pa.Table.from_arrays(arrays, schema=BLOCKS_SCHEMA)
@@ -183,14 +179,9 @@ class Merged:
             store.write(path, data)
             self.files[path] = sha256_hex(data)
 
-    def left_out_table(self) -> pa.Table:
-        """What the shards phase could not pack, as rows of the quarantine list."""
-        rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in self.left_out]
-        return pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)
-
 
 def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -> Manifest:
-    """Write the tables and, last, the manifest. Every shard must be committed."""
+    """Writes the tables and, last, the manifest. Every shard must be committed."""
     merged = Merged(num_classes=len(plan.label_names), files={PLAN_PATH: plan.hash, **plan.files})
     with (
         rows_file(store, plan.num_samples) as merged.rows,
@@ -205,7 +196,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
                 raise InvalidDataError(f"{what}; delete it and run --phase shards again") from error
             progress.advance()
     refuse_quarantine(plan, max_quarantined=max_quarantined, url=store.url, left_out=merged.left_out)
-    quarantine = pa.concat_tables([_dropped_by_plan(store, plan), merged.left_out_table()]).sort_by("position")
+    quarantine = quarantine_table(_dropped_by_plan(store, plan), merged.left_out)
     merged.write_tables(store, plan.label_names, quarantine)
     write_quarantine_csv(store, quarantine)
     _discard_stale_shards(store, plan)
@@ -244,7 +235,7 @@ def write_quarantine_csv(store: Store, left_out: pa.Table) -> None:
 
 
 def discard_work(store: Store) -> None:
-    """Remove the phases' files from the work folder: a finished dataset does not need them."""
+    """Removes the phases' files from the work folder, since a finished dataset does not need them."""
     for path in [path for path in store.list("work") if _WORK_FILE.fullmatch(path)]:
         store.delete(path)
 
@@ -255,7 +246,7 @@ def is_dataset_file(path: str) -> bool:
 
 
 def _discard_stale_shards(store: Store, plan: Plan) -> None:
-    """Remove shards beyond the plan's last, left by an earlier packing whose plan was deleted."""
+    """Removes shards beyond the plan's last, left by an earlier packing whose plan was deleted."""
     for folder in ("shards", "index"):
         for path in list(store.list(folder)):
             found = _SHARD_FILE.fullmatch(path)
@@ -264,7 +255,7 @@ def _discard_stale_shards(store: Store, plan: Plan) -> None:
 
 
 def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out: Sequence[LeftOut] = ()) -> None:
-    """UserError if more images were refused than the job allows; images left out as copies do not count."""
+    """Raises UserError if more images were refused than the job allows. Images left out as copies do not count."""
     total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
     if count <= max_quarantined * total:
         return
@@ -282,7 +273,8 @@ def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out:
 def blocks_of_shard(
     offsets: NDArray[np.int64], *, data_end: int, samples_per_block: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """(first row, first byte, end byte, samples) of each block; every image's header is right before it."""
+    """Yields (first row, first byte, end byte, samples) of each block. A block begins with the header of its first
+    image."""
     starts = offsets - BLOCK_BYTES
     for row in range(0, len(starts), samples_per_block):
         after = row + samples_per_block
@@ -304,7 +296,8 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
 
 
 def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
-    """The plan's dropped images as rows of the quarantine list: refused by the scan, or left out as copies."""
+    """The images that the plan dropped: refused by the scan, or left out as copies. InvalidDataError if their list is
+    not the plan's."""
     try:
         data = store.read(DROPPED_PATH)
     except MissingObjectError:
@@ -312,14 +305,12 @@ def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
     if sha256_hex(data) != plan.files.get(DROPPED_PATH):
         what = f"{store.url}/{DROPPED_PATH} is not the plan's: its sha256 differs, or it is missing"
         raise InvalidDataError(f"{what}; delete {store.url}/plan/plan.json and run --phase plan again")
-    dropped = read_dropped(data)
-    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
-    phase = pc.if_else(by_plan, "plan", "scan")
-    return dropped.append_column("phase", phase).select(QUARANTINE_SCHEMA.names).cast(QUARANTINE_SCHEMA)
+    return read_dropped(data)
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
-    """Images, classes, shards, bytes and time; what was left out, twenty reasons, and where the list is."""
+    """The summary of a packing: images, classes, shards, bytes and time; what was left out, with twenty reasons, and
+    where the whole list is."""
     num_bytes = int(manifest.shard_column("num_bytes").sum())
     images = f"{plural(manifest.num_samples, 'image')} of {plural(manifest.num_classes, 'class')}"
     shards = plural(len(manifest.shards), "shard")
@@ -333,7 +324,7 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
 
 
 def empty_words(store: Store, manifest: Manifest) -> list[str]:
-    """Which classes have no image; no lines if all have some."""
+    """Lines that name the classes without images; none if all have some."""
     labels = read_labels(store.read(LABELS_PATH))
     empty = labels.filter(pc.equal(labels["num_samples"], 0))["name"].to_pylist()
     lines = [f"without any image: {class_words(empty)}"] if empty else []
@@ -343,12 +334,12 @@ def empty_words(store: Store, manifest: Manifest) -> list[str]:
 
 
 def class_words(names: Sequence[str]) -> str:
-    """The number of classes and their names, the first and the last five if they are many."""
+    """The number of classes and their names; if they are many, the first and the last five."""
     return printable_name(f"{plural(len(names), 'class')} ({listed(names)})")
 
 
 def class_warnings(names: Sequence[str], *, todo: str = _LABELS) -> Iterator[str]:
-    """What is probably wrong with these classes: one alone, or names that are nearly equal."""
+    """Yields what is probably wrong with these classes: there is only one, or some names are nearly equal."""
     if len(names) == 1:
         yield printable_name(f"there is only one class, {names[0]!r}, so there is nothing to tell it from; give {todo}")
     groups = near_equal(names)
@@ -360,7 +351,7 @@ def class_warnings(names: Sequence[str], *, todo: str = _LABELS) -> Iterator[str
 
 
 def refused_words(store: Store, dropped: pa.Table) -> str:
-    """The same from the plan's dropped images alone, for a source with too many to be packed."""
+    """The summary of a source with too many refused images to be packed, from the plan's dropped images."""
     return "\n".join([*_left_out(dropped), f"the list: {store.url}/{QUARANTINE_CSV_PATH}"])
 
 
@@ -384,9 +375,7 @@ def _examples(rows: Sequence[dict[str, str]], number: int) -> list[str]:
 
 
 def describe(store: Store, manifest: Manifest, about: About) -> None:
-    """Write the texts into the manifest of a finished dataset, if they are new."""
-    from shards.manifest_table import write_manifest  # noqa: PLC0415 - settings that only answer do not need tables
-
+    """Writes description and licence into the manifest of a finished dataset, if they are new."""
     described = about.of(manifest)
     if described != manifest:
         write_manifest(store, described)

@@ -1,6 +1,6 @@
-"""Second phase of packing: the frozen plan. Which image becomes which sample of which shard.
+"""Second phase of packing: the frozen plan, which says which image becomes which sample of which shard.
 
-plan.json fixes all of it by sha256 and is written last; its own sha256 is the plan's hash, which every shard
+plan.json fixes the plan's files by sha256 and is written last; its own sha256 is the plan's hash, which every shard
 records.
 """
 
@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Annotated, Any
 
+from shards.config_values import Range, as_lines, differences, shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, record_from
 from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
-from shards.schema.config_values import Range, shown_value
-from shards.schema.differences import as_lines, differences
 from shards.store import MissingObjectError, Store
 
 PLAN_PATH = "plan/plan.json"
@@ -32,8 +31,8 @@ class Plan:
     """The content of plan.json. `files` has the sha256 of every other file below plan/.
 
     `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
-    label, the others are copies (`num_duplicates`, `num_evaluation`). `num_relabelled` duplicates had other labels than
-    the image that stays. `evaluation_sets` has the fingerprint of each set.
+    label, and the others are copies (`num_duplicates`, `num_evaluation`) or in the other split. `num_relabelled`
+    duplicates had other labels than the image that stays. `evaluation_sets` has the fingerprint of each set.
     """
 
     format_version: int
@@ -43,13 +42,13 @@ class Plan:
     num_samples: Count
     num_quarantined: Count
     num_refused: Count
+    num_unlabeled: Count
     num_duplicates: Count
     num_relabelled: Count
     num_evaluation: Count
     num_shards: Count
     evaluation_sets: dict[str, str]
     files: dict[str, str]
-    num_unlabeled: Count = 0
 
     @cached_property
     def hash(self) -> str:
@@ -57,13 +56,12 @@ class Plan:
         return sha256_hex(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """JSON with sorted keys; without `num_unlabeled` if it is 0, as before it existed."""
-        said = {name: value for name, value in asdict(self).items() if name != "num_unlabeled" or value}
-        return json.dumps(said, sort_keys=True, indent=1).encode() + b"\n"
+        """JSON with sorted keys."""
+        return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":
-        """Raises ValueError for anything but a plan of this format version whose every value can be right."""
+        """Reads plan.json. Raises ValueError for another format version, and for values that cannot be right."""
         try:
             found = parse_json(data)
             if isinstance(found, dict) and "adopted" in found:
@@ -78,7 +76,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptedRecord:
-    """What plan.json says of existing tars, as far as it is read back by others than `patchline index`."""
+    """The part of plan.json of existing tars that others than `patchline index` read."""
 
     settings: dict[str, object]
     label_names: tuple[str, ...]
@@ -87,7 +85,7 @@ class AdoptedRecord:
 
     @staticmethod
     def from_bytes(data: bytes) -> "AdoptedRecord":
-        """Raises ValueError for anything but such a record."""
+        """Reads the record. Raises ValueError for anything else."""
         found = parse_json(data)
         refuse_other_format(found)
         known = {field.name for field in fields(AdoptedRecord)}
@@ -95,7 +93,7 @@ class AdoptedRecord:
 
 
 def refuse_other_format(found: Any) -> None:
-    """ValueError for a plan.json of another format version."""
+    """Raises ValueError for a plan.json of another format version."""
     if not isinstance(found, dict) or "format_version" not in found:
         raise ValueError("not a plan: it has no format_version")
     version = found["format_version"]
@@ -104,7 +102,7 @@ def refuse_other_format(found: Any) -> None:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """The plan at the store, None before there is one; UserError if it is of another packing."""
+    """The plan at the store; None if there is none yet. Raises UserError if it is the plan of another packing."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:
@@ -126,7 +124,7 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
 
 
 def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:
-    """Other library versions could write other bytes into one dataset."""
+    """Raises UserError if libraries have other versions than when the plan was made: they could write other bytes."""
     different = differences(plan.versions, spec.versions())
     if different:
         what = f"the plan was made with other versions of libraries:\n{as_lines(different)}"

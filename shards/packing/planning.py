@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from shards.class_labels import Meaning
 from shards.errors import UserError
 from shards.hashing import PACKING, hash_array
-from shards.index import table_bytes
 from shards.manifest import FORMAT_VERSION, sha256_hex
 from shards.output.progress import Progress
 from shards.output.quantities import plural
@@ -33,6 +32,7 @@ from shards.sources.kinds import FolderSource, Source
 from shards.sources.names import refuse_classes_of_splits, split_of
 from shards.storage.temporary import temporary_folder
 from shards.store import Store
+from shards.tables import table_bytes
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +53,11 @@ class _Surveyed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decided:
-    """Which scanned rows stay, those on the other side of the test split, what labels mean, and all label names by
-    id."""
+    """The decisions about all scanned rows.
+
+    `stays` says which rows become samples, and `elsewhere` are the rows on the other side of the test split. `meaning`
+    is what labels mean, and `label_names` has the name of each label id.
+    """
 
     stays: NDArray[np.bool_]
     duplicates: Duplicates
@@ -64,7 +67,7 @@ class _Decided:
 
 
 def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
-    """Deal the scanned samples to shards, in the order of a keyed hash of their positions."""
+    """Deals the scanned samples to shards, in the order of a keyed hash of their positions, and writes the plan."""
     meaning = settled(store, spec, len(listing.slices), workers=workers)
     sets = tuple(find_sets(spec.dedup.against))
     found = _survey(store, spec, listing, meaning, sets, workers=workers)
@@ -220,10 +223,10 @@ def _of_other_side(
 ) -> NDArray[np.int64]:
     """The rows that would stay, but are on the other side of the test split."""
     rows = np.flatnonzero(stays)
-    if not spec.set_aside.share or not len(rows):
+    if not spec.split_test or not len(rows):
         return np.empty(0, np.int64)
     table = labelled(pa.concat_tables(_rows_of_scans(store, found.first_rows, rows, columns=("labels",))), meaning)
-    return rows_of_other_side(spec.set_aside, rows, found.sha_prefix, table.column("labels"), seed=spec.seed)
+    return rows_of_other_side(spec, rows, found.sha_prefix, table.column("labels"))
 
 
 def _rows_of_scans(
@@ -233,7 +236,7 @@ def _rows_of_scans(
     *,
     columns: Sequence[str] = ("sha256", "source", "labels", "weights"),
 ) -> Iterator[pa.Table]:
-    """Rows of the scan files, given in rising order; files without any of them are not read."""
+    """Rows of the scan files, given in rising order. Files without any of these rows are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
         _, table = read_scan(store, number, list(columns))
@@ -243,7 +246,7 @@ def _rows_of_scans(
 def _deal(
     store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str, *, workers: int
 ) -> dict[str, str]:
-    """Write the plan's samples files; returns the sha256 of each by its path."""
+    """Writes the plan's samples files; returns the sha256 of each by its path."""
     num_scans = len(found.first_rows) - 1
     with Progress("deal", num_scans, unit="scan files") as progress:
         for count in run_tasks(deal, _deal_tasks(store, spec, found, decided, folder), workers=workers):
@@ -288,7 +291,7 @@ def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decide
 
 
 def _num_files(spec: PackSpec, decided: _Decided) -> int:
-    """Samples files of the plan."""
+    """The number of samples files of the plan."""
     return -(-int(decided.stays.sum()) // (shards_per_file(spec.samples_per_shard) * spec.samples_per_shard))
 
 
@@ -303,7 +306,7 @@ def _slots(stays: NDArray[np.bool_], *, seed: int) -> NDArray[np.int64]:
 def _drops(spec: PackSpec, found: _Surveyed, decided: _Decided) -> pa.Table:
     duplicates = decided.duplicates
     num_rows, num_elsewhere = len(duplicates.rows), len(decided.elsewhere)
-    side = "test" if spec.set_aside.side == "train" else "training"
+    side = "training" if spec.split == "test" else "test"
     copies = pa.table(
         {
             "position": pa.array(duplicates.rows, pa.int64()),
@@ -318,11 +321,10 @@ def _drops(spec: PackSpec, found: _Surveyed, decided: _Decided) -> pa.Table:
             "position": pa.array(decided.elsewhere, pa.int64()),
             "kind": pa.repeat("split", num_elsewhere),
             "reason": pa.repeat(f"in the {side} split", num_elsewhere),
-            "match": pa.nulls(num_elsewhere, pa.string()),
-            "distance": pa.nulls(num_elsewhere, pa.int32()),
         }
     )
-    return pa.concat_tables([copies, found.overlaps.select(copies.schema.names), others])
+    overlaps = found.overlaps.select(copies.schema.names)
+    return pa.concat_tables([copies, overlaps, others], promote_options="default")
 
 
 def _write_dropped(

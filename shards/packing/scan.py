@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from isal.isal_zlib import crc32
 
 from shards.class_names import class_name, labels_fault
+from shards.config_values import Range
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.images.damage import jpeg_damage, png_damage
 from shards.images.image_header import read_header
@@ -28,7 +29,6 @@ from shards.images.near_duplicates import perceptual_hash
 from shards.packing.config import PackSpec
 from shards.packing.listing import slice_entries
 from shards.parquet_pieces import ParquetPieces
-from shards.schema.config_values import Range
 from shards.sources.entry import MOST_BYTES_AHEAD, Entry, ImageBytes, Reader
 from shards.storage.ahead import Hold, in_order_within
 from shards.storage.objects import StoreFile
@@ -65,7 +65,7 @@ _SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
 
 
 class StagedFile:
-    """The copies of one slice's images; they appear, whole, when the block ends without an error."""
+    """Writes the copies of one slice's images. The file appears, whole, when the block ends without an error."""
 
     def __init__(self, store: Store, number: int) -> None:
         self._number, self._position = number, 0
@@ -81,7 +81,7 @@ class StagedFile:
         self._writing.__exit__(kind, error, trace)
 
     def add(self, entry: Entry, image: bytes) -> Entry:
-        """Append an image; returns its entry with a locator that finds the copy."""
+        """Appends an image; returns its entry with a locator that finds the copy."""
         self._file.write(image)
         locator = f"{self._number}:{self._position}:{len(image)}"
         self._position += len(image)
@@ -136,7 +136,7 @@ def scan_path(number: int) -> str:
 
 
 def scan_slice(task: ScanTask) -> int:
-    """Write the scan of a slice unless it exists; returns the slice's number."""
+    """Writes the scan of a slice unless it exists; returns the slice's number."""
     store = open_store(task.url)
     footer = scan_footer(task.spec.scan_hash(), task.slice_sha256)
     if not is_scanned(store, task.number, footer):
@@ -165,7 +165,7 @@ def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
 
 
 def read_scan(store: Store, number: int, columns: Sequence[str]) -> tuple[bytes, pa.Table]:
-    """The scan file of a slice, and these columns of it. UserError if it is missing or damaged."""
+    """The bytes of a slice's scan file, and these columns of it. Raises UserError if it is missing or damaged."""
     path = scan_path(number)
     try:
         data = store.read(path)

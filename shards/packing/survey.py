@@ -13,15 +13,25 @@ from numpy.typing import NDArray
 from shards.class_labels import Meaning, WrittenLabels, are_names, settle
 from shards.class_names import read_label_names
 from shards.errors import ImageRefusedError, UserError
-from shards.images.config import PERCEPTUAL_HASH
+from shards.files.typed_json import read_record
 from shards.images.image_header import ImageHeader
 from shards.images.resize import refusal
 from shards.manifest import sha256_hex
 from shards.packing.config import PackSpec
-from shards.packing.evaluation_sets import EvaluationMatch, EvaluationSet, bytes_rows, load_images
+from shards.packing.evaluation_sets import (
+    EvaluationMatch,
+    EvaluationSet,
+    bytes_rows,
+    find_sets,
+    hash_tasks,
+    is_hashed,
+    load_images,
+)
+from shards.packing.listing import LISTING_PATH, Listing
 from shards.packing.scan import SCAN_SCHEMA, is_scanned, read_scan, scan_footer, scan_path
+from shards.pool import each_at_once
 from shards.reading.parallel import run_tasks
-from shards.store import Store, open_store
+from shards.store import MissingObjectError, Store, open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # a million images
@@ -38,8 +48,8 @@ class _CountTask:
 
 
 def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Meaning:
-    """What the labels of a scan mean; a source of names needs no look at them. UserError if they could be meant two
-    ways."""
+    """Decides what the labels of a scan mean. Labels of a source of names are not read for this. Raises UserError for
+    labels that could mean two things."""
     listed = read_label_names(spec.labels_file) if spec.labels_file else None
     numbered = spec.source.known_labels()
     if spec.source.labels_are_names:
@@ -50,7 +60,7 @@ def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Me
 
 
 def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
-    """Rows of a scan with the classes that their labels mean, and with the reason if they are none."""
+    """Rows of a scan with the classes that their labels mean, or with the reason why a label cannot be read."""
     lists = table.column("labels").combine_chunks()
     labels_each = pc.list_flatten(lists).dictionary_encode()
     if meaning.is_same(labels_each.dictionary.to_pylist()) and not _has_repeated(lists, labels_each):
@@ -122,7 +132,7 @@ class Survey:
 
 
 def survey(task: SurveyTask) -> Survey:
-    """Raises UserError if a scan file is missing or was made with other settings."""
+    """Summarises some scan files. Raises UserError if one is missing or was made with other settings."""
     columns = ["labels", "weights", "ext", "mode", "sha256", "reason", *(["phash"] if task.spec.is_hashed else [])]
     hashes, tables, fits, labels = [], [], [], set[str]()
     num_unlabeled, examples = 0, list[tuple[str, str]]()
@@ -167,7 +177,7 @@ def reasons(table: pa.Table, spec: PackSpec) -> pa.Array:
 
 
 def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
-    """Formats that shards do not hold, if images may not be re-encoded."""
+    """The reason for each row whose format shards do not hold, if images may not be re-encoded."""
     ext, mode = table.column("ext").combine_chunks(), table.column("mode").combine_chunks()
     result = pa.nulls(len(ext), pa.string())
     for kind in table.select(["ext", "mode"]).group_by(["ext", "mode"]).aggregate([]).to_pylist():
@@ -181,7 +191,7 @@ def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
 
 
 def _overlaps(task: SurveyTask, table: pa.Table, sha256: NDArray[np.uint8], is_fit: NDArray[np.bool_]) -> list[Overlap]:
-    images = load_images(task.url, task.evaluation_sets, PERCEPTUAL_HASH)
+    images = load_images(task.url, task.evaluation_sets)
     hashes, has_hash = bytes_rows(table.column("phash"))
     rows = np.flatnonzero(is_fit)
     found, distance = images.closest(
@@ -201,3 +211,22 @@ def _read_scan(task: SurveyTask, number: int, slice_sha256: str, columns: list[s
         message = f"{store.url}/{path} is the scan of another source or of other settings"
         raise UserError(f"{message}; scan again, or delete {store.url}/plan and {store.url}/work first")
     return data, table
+
+
+def unscanned_parts(store: Store, spec: PackSpec, *, url: str, num_parts: int) -> list[int]:
+    """The parts of the phase scan that still have a slice of the listing, or a shard of an evaluation set, to read: all
+    parts if there is no listing made with these settings."""
+    scan_hash = spec.scan_hash()
+    try:
+        listing = read_record(Listing, store.read(LISTING_PATH))
+    except (MissingObjectError, ValueError):
+        return list(range(num_parts))
+    if listing.scan_hash != scan_hash:
+        return list(range(num_parts))
+    footers = [scan_footer(scan_hash, piece.sha256) for piece in listing.slices]
+    is_there = each_at_once(lambda number: is_scanned(store, number, footers[number]), range(len(footers)))
+    missing = {number % num_parts for number in range(len(footers)) if not is_there[number]}
+    if spec.is_hashed:
+        every = hash_tasks(url, find_sets(spec.dedup.against))
+        missing |= {number % num_parts for number, task in enumerate(every) if not is_hashed(store, task)}
+    return sorted(missing)

@@ -22,7 +22,9 @@ from shards.index import IndexRow, LeftOut, ShardCommit, index_bytes, read_commi
 from shards.manifest import index_path, sha256_hex, shard_path
 from shards.packing.config import PackSpec
 from shards.packing.deal import SAMPLES_SCHEMA, samples_path, shards_per_file
+from shards.packing.plan import Plan
 from shards.packing.scan import reader_of
+from shards.pool import each_at_once
 from shards.sources.entry import ImageBytes
 from shards.sources.tar_members import BLOCK_BYTES
 from shards.storage.objects import StoreFile
@@ -44,62 +46,6 @@ _FIXED_SUM = sum(_MODE_UID_GID) + sum(_TIME) + sum(_TYPE_MAGIC) + 7 * ord(" ")
 _ROWS_AT_ONCE = 1 << 16
 _JSON = json.JSONEncoder(ensure_ascii=False, sort_keys=True)
 _RULES = TableSchema(schema=SAMPLES_SCHEMA)
-
-
-class TarWriter:
-    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = hashlib.sha256()
-        self._held = bytearray()
-        self.num_bytes = 0
-
-    def add(self, name: str, data: bytes) -> int:
-        """Append one file; returns the offset of its first data byte in the archive."""
-        self._held += header(name, len(data))
-        offset = self.num_bytes + BLOCK_BYTES
-        if len(data) < _HELD_BYTES:
-            self._held += data
-        else:
-            self._write_held()
-            self._write(data)
-        num_padding = -len(data) % BLOCK_BYTES
-        self._held += bytes(num_padding)
-        self.num_bytes = offset + len(data) + num_padding
-        if len(self._held) >= _HELD_BYTES:
-            self._write_held()
-        return offset
-
-    def finish(self) -> None:
-        """Write the end-of-archive marker, two empty blocks, and everything still buffered."""
-        self._held += bytes(2 * BLOCK_BYTES)
-        self.num_bytes += 2 * BLOCK_BYTES
-        self._write_held()
-
-    def sha256(self) -> str:
-        """The sha256 of the bytes added so far."""
-        self._write_held()
-        return self._hash.hexdigest()
-
-    def _write_held(self) -> None:
-        self._write(bytes(self._held))
-        self._held.clear()
-
-    def _write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._hash.update(data)
-
-
-def header(name: str, num_bytes: int) -> bytes:
-    """The header block of a file; ValueError if it does not fit into a plain ustar header."""
-    encoded = name.encode()
-    if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
-        sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
-        raise ValueError(f"tar member {name!r} does not fit into a ustar header: {sizes}")
-    size = b"%011o" % num_bytes
-    checksum = b"%06o" % (_FIXED_SUM + sum(encoded) + sum(size))
-    return b"".join((encoded.ljust(MOST_NAME_BYTES, b"\0"), _MODE_UID_GID, size, _TIME, checksum, _TYPE_MAGIC))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +89,7 @@ class PlannedSample:
 
 
 def pack_shard(task: ShardTask) -> int:
-    """Write and commit one shard, unless that is done; returns the number of its samples in the plan."""
+    """Writes and commits one shard, unless that is done; returns the number of its samples in the plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
     try:
@@ -159,6 +105,78 @@ def pack_shard(task: ShardTask) -> int:
     return len(samples)
 
 
+def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
+    """The shards of one task: a contiguous range of the plan. Ranges differ in length by one at most."""
+    return range(part * num_shards // num_parts, (part + 1) * num_shards // num_parts)
+
+
+def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
+    """The parts of the phase shards that still have a shard to pack by this plan."""
+
+    is_missing = each_at_once(lambda shard: committed(store, plan.hash, shard) is None, range(plan.num_shards))
+    return [
+        part
+        for part in range(num_parts)
+        if any(is_missing[shard] for shard in shards_of_part(part, num_parts, num_shards=plan.num_shards))
+    ]
+
+
+class TarWriter:
+    """Appends members to `file` from its start; `num_bytes` and `sha256()` cover everything added."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._held = bytearray()
+        self.num_bytes = 0
+
+    def add(self, name: str, data: bytes) -> int:
+        """Appends one file; returns the offset of its first data byte in the archive."""
+        self._held += header(name, len(data))
+        offset = self.num_bytes + BLOCK_BYTES
+        if len(data) < _HELD_BYTES:
+            self._held += data
+        else:
+            self._write_held()
+            self._write(data)
+        num_padding = -len(data) % BLOCK_BYTES
+        self._held += bytes(num_padding)
+        self.num_bytes = offset + len(data) + num_padding
+        if len(self._held) >= _HELD_BYTES:
+            self._write_held()
+        return offset
+
+    def finish(self) -> None:
+        """Writes the end-of-archive marker, two empty blocks, and everything still buffered."""
+        self._held += bytes(2 * BLOCK_BYTES)
+        self.num_bytes += 2 * BLOCK_BYTES
+        self._write_held()
+
+    def sha256(self) -> str:
+        """The sha256 of the bytes added so far."""
+        self._write_held()
+        return self._hash.hexdigest()
+
+    def _write_held(self) -> None:
+        self._write(bytes(self._held))
+        self._held.clear()
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+
+
+def header(name: str, num_bytes: int) -> bytes:
+    """The header block of a file. Raises ValueError if name or size do not fit into a plain ustar header."""
+    encoded = name.encode()
+    if len(encoded) > MOST_NAME_BYTES or not 0 <= num_bytes <= MOST_MEMBER_BYTES:
+        sizes = f"name of {len(encoded)} bytes (at most {MOST_NAME_BYTES}), {num_bytes} bytes (to {MOST_MEMBER_BYTES})"
+        raise ValueError(f"tar member {name!r} does not fit into a ustar header: {sizes}")
+    size = b"%011o" % num_bytes
+    checksum = b"%06o" % (_FIXED_SUM + sum(encoded) + sum(size))
+    return b"".join((encoded.ljust(MOST_NAME_BYTES, b"\0"), _MODE_UID_GID, size, _TIME, checksum, _TYPE_MAGIC))
+
+
 def samples_of_shard(shard: int, spec: PackSpec) -> str:
     """The samples file with a shard's rows of the plan."""
     return samples_path(shard // shards_per_file(spec.samples_per_shard))
@@ -166,7 +184,7 @@ def samples_of_shard(shard: int, spec: PackSpec) -> str:
 
 @lru_cache(maxsize=256)
 def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
-    """Each worker reads a samples file once as a whole, to check that it is the plan's."""
+    """Raises UserError unless a samples file is the plan's. Each worker reads a file once as a whole to check that."""
     store = open_store(url)
     try:
         found = sha256_hex(store.read(path))
@@ -182,7 +200,7 @@ def _again(store: Store) -> str:
 
 
 def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
-    """The commit record of a finished shard of this plan whose tar is complete; None otherwise."""
+    """The commit record of a shard that is finished by this plan, with a complete tar; None for any other shard."""
     try:
         commit = read_commit(store.read(index_path(shard)))
         whole = store.size(shard_path(shard)) == commit.tar_bytes
@@ -192,7 +210,7 @@ def committed(store: Store, plan_hash: str, shard: int) -> ShardCommit | None:
 
 
 def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list[PlannedSample]:
-    """The samples dealt to a shard; reads this shard's row group of the plan and no more. ValueError if it is
+    """The samples dealt to a shard. Only this shard's row group of the plan is read. Raises ValueError if it is
     damaged."""
     file, group = divmod(shard, shards_per_file(samples_per_shard))
     with arrow_faults(), open_checked(StoreFile(store, samples_path(file)), _RULES, most_rows=MOST_ROWS) as opened:
@@ -205,7 +223,8 @@ def planned_samples(store: Store, shard: int, *, samples_per_shard: int) -> list
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """A column as Python values, lists as tuples (empty for null ones): several times as fast as its `to_pylist`."""
+    """A column as Python values, with lists as tuples (empty for null). This is several times as fast as
+    `to_pylist`."""
     if pa.types.is_list(column.type):
         values, offsets = _values(column.values), column.offsets.to_pylist()
         return [tuple(values[begin:end]) for begin, end in pairwise(offsets)]

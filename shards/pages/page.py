@@ -38,8 +38,8 @@ Ticks = Sequence[tuple[float, str]]
 
 
 def page(package: str, template: str, values: Mapping[str, object], *, script: str = "") -> bytes:
-    """The page in UTF-8 that a template of a package makes of these values; equal values give equal bytes. `template`
-    and `script` are names of files in the package. The template extends page.html.j2."""
+    """Renders a template of a package as a page in UTF-8; equal values give equal bytes. `template` and `script` are
+    names of files in the package. The template extends page.html.j2."""
     import jinja2  # noqa: PLC0415 - plots alone do not need it
 
     own, frame = resources.files(package), resources.files("shards.pages")
@@ -69,24 +69,24 @@ def style_sheet() -> Markup:
 
 
 def shown(text: str, most: int = NAME_CHARACTERS) -> str:
-    """`text` for display: no password, no control or direction-changing characters, the middle of long ones
-    left out."""
-    plain = _visible(without_secrets(text))
+    """The text for display: without passwords, with control and direction-changing characters escaped, and without the
+    middle of long texts."""
+    plain = _visible(without_users_and_queries(text))
     return plain if len(plain) <= most else f"{plain[: most // 2]}…{plain[-(most // 2) :]}"
 
 
 def paragraphs(text: str) -> list[str]:
-    """The lines of a description that are not empty. Their author meant them to be read: URLs stay whole."""
+    """The lines of a description that are not empty. Their author wants them to be read, so URLs stay whole."""
     return [_visible(line, kept=_JOINERS) for line in text.split("\n") if line.strip()]
 
 
-def without_secrets(text: str) -> str:
-    """The text without what could be a password: users and queries of URLs."""
+def without_users_and_queries(text: str) -> str:
+    """The text without users and queries of URLs, which could be passwords."""
     return _QUERY.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text))
 
 
 def data_uri(image: bytes, kind: str) -> str:
-    """The URI that an image is inside its page by; `kind`: jpeg or png."""
+    """The URI by which a page embeds an image. `kind` is jpeg or png."""
     return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
 
 
@@ -121,8 +121,8 @@ def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`: powers of ten with 2 and 5 times them, or, of many, some of the powers; the
-    two ends if fewer than two are round."""
+    """Round numbers from `low` to `high`: powers of ten, with 2 and 5 times them if these are few, or only some of the
+    powers if they are many. If fewer than two numbers are round, the two ends."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for factors in ((1, 2, 5), (1,)):
         found = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
@@ -176,7 +176,7 @@ class Frame:
         return f'{area if has_area else ""}<polyline class="{style}" points="{path}"/>'
 
     def dot(self, x: float, y: float, style: str, *, radius: int) -> str:
-        """A point as a disc."""
+        """A filled circle at a point."""
         return f'<circle class="{style}" cx="{self.across(x):.1f}" cy="{self.down(y):.1f}" r="{radius}"/>'
 
     def mark(self, x: float, text: str = "") -> str:
@@ -188,11 +188,11 @@ class Frame:
         return line + (f'<text class="marked" {place}>{escape(text)}</text>' if text else "")
 
     def svg(self, about: str, drawn: Iterable[str]) -> Markup:
-        """The plot with what is drawn in the frame. `about`: what it shows, in words."""
+        """The plot with what is drawn in the frame. `about` says in words what it shows."""
         return svg(about, WIDTH, HEIGHT, self.elements(drawn))
 
     def elements(self, drawn: Iterable[str]) -> list[str]:
-        """The frame around what is drawn in it, which lies above its grid."""
+        """The elements of the plot: the grid below what is drawn, the axes and their names above it."""
         base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         grid = [
             f'<path class="grid" d="M{LEFT} {self.down(at):.1f}H{right}"/>'
@@ -217,8 +217,8 @@ class Frame:
 
 
 def svg(about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False) -> Markup:
-    """The picture of these elements; `about`: what it shows, for those who do not see it. A flat one is as wide as the
-    page."""
+    """The picture of these elements. `about` says what it shows, for people who do not see it. A flat picture is as
+    wide as the page."""
     # every text in `body` is either made here or was escaped when it was put in
     size = 'preserveAspectRatio="none" class="flat"' if is_flat else f'style="max-width:{width * 1.15:.0f}px"'
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}" {size}>'
@@ -233,8 +233,8 @@ def matrix(
     style: Callable[[int, int], str],
     about: str,
 ) -> Markup:
-    """Percentages, the largest in the strongest colour. `style`: the CSS class of a row and column; cells of the class
-    `none` stay empty. Many names have small cells without numbers."""
+    """Draws percentages, the largest in the strongest colour. `style` gives the CSS class of a row and column; cells of
+    the class `none` stay empty. If there are many names, cells are small and have no numbers."""
     cell = _CELL if max(len(rows), len(columns)) <= _MOST_WIDE else _NARROW_CELL
     left, top, right = _margins(rows, columns, cell=cell)
     drawn = [
@@ -273,7 +273,8 @@ def _percent(value: float) -> str:
 
 
 def _margins(rows: Sequence[str], columns: Sequence[str], *, cell: int) -> tuple[int, int, int]:
-    """Room for the whole names left of the cells, above and right of them, where those of columns lean over."""
+    """The room for whole names: left of the cells, above them, and right of them, where the names of columns lean
+    over."""
     left = max([_LEAST_LEFT, *(12 + text_width(name) for name in rows)])
     top = max([_LEAST_TOP, *(24 + math.sin(math.radians(_TURN)) * text_width(name) for name in columns)])
     lean = math.cos(math.radians(_TURN))
@@ -282,7 +283,7 @@ def _margins(rows: Sequence[str], columns: Sequence[str], *, cell: int) -> tuple
 
 
 def text_width(text: str) -> float:
-    """Pixels of a name at most, in the fonts that pages are shown in."""
+    """The width of a name in pixels, at most, in the fonts that pages are shown in."""
     return _TEXT_SIZE * sum(_width(one) for one in text)
 
 

@@ -1,7 +1,7 @@
 """One function over many tasks, in this process or in a pool of processes.
 
-Packing, verification and adoption use it: their tasks are work for the processor, which threads cannot share. Waiting
-in the background, inside one process, is shards/pool.py's.
+Packing, verification and adoption use it: their tasks keep a processor busy, which threads cannot share. Waiting in the
+background, inside one process, is done by shards/pool.py.
 """
 
 import logging
@@ -28,7 +28,7 @@ _WARNINGS = (
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
-    """Results as they come. Tasks are drawn only as workers become free, so they may be many and large."""
+    """Yields results as they come. Tasks are drawn only as workers become free, so they may be many and large."""
     left = iter(tasks)
     first = list(islice(left, 2))
     if workers == 1 or len(first) < 2:
@@ -52,7 +52,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
 
 def _start_quietly() -> None:
     """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all processes, but only the parent
-    handles it: the workers block it from the start, because it would end in a traceback there."""
+    handles it: the workers block it from the start, because it would end them with a traceback."""
     resource_tracker.ensure_running()  # first: its own start unblocks signals at the end
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -62,7 +62,7 @@ def _start_quietly() -> None:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Ends the worker when its parent ends: after a kill it would wait for tasks for ever."""
+    """Prepares a worker, which ends when its parent ends: after a kill it would wait for tasks for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # if another part of this program has started the server
     for number in _WARNINGS:
         signal.signal(number, signal.SIG_IGN)

@@ -23,17 +23,7 @@ from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.order import SampleOrder, WindowId
 from shards.pool import Pool, close_all
-from shards.reading.samples import (
-    RawSample,
-    faulty,
-    locate_row,
-    read_sample,
-    read_slice,
-    refetched,
-    sample_of,
-    too_large,
-    verified,
-)
+from shards.reading.samples import RawSample, faulty, locate_row, refetched, sample_of, too_large
 from shards.reading.windows import (
     PLACED,
     SINGLE_READS_SHARE,
@@ -44,32 +34,20 @@ from shards.reading.windows import (
     as_matrix,
     largest_blocks_bytes,
     placed,
-    window_bound_bytes,
 )
 from shards.sample_rows import SampleRows
 from shards.storage.objects import TrafficCounts
 from shards.storage.ranges import RangeReads, StreamStore
 
-__all__ = [
-    "RawBatch",
-    "RawSample",
-    "SampleReader",
-    "locate_row",
-    "read_sample",
-    "read_slice",
-    "refetched",
-    "verified",
-    "window_bound_bytes",
-]
-FIRST_READS = 8  # a lane's first batches read what has not arrived sample by sample; later ones wait for it
+FIRST_READS = 8  # batches of a lane that read missing samples one by one; later batches wait for their blocks
 _WINDOWS_A_LANE = 2
 TRAFFIC_NAMES = tuple(field.name for field in fields(TrafficCounts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawBatch:
-    """A rank's samples of one batch, in its order, as arrays: PLACED[n], in int64[n] the epoch that each belongs to,
-    and in uint64[n] the address of its bytes, which this object keeps in memory; 0 if they are not there.
+    """A rank's samples of one batch, in its order, as arrays: PLACED[n]; in int64[n] the epoch that each belongs to;
+    and in uint64[n] the address of its bytes, which this object keeps in memory, or 0 if they are not there.
 
     `pieces`: the ranges that were read, by number. `exceptions`: by place, the samples that were read again or may not
     be read.
@@ -82,7 +60,7 @@ class RawBatch:
     exceptions: Mapping[int, RawSample]
 
     def sample(self, place: int) -> RawSample:
-        """The sample at this place. One whose bytes are unavailable carries the reason as its `fault`."""
+        """Returns the sample at this place. If its bytes are unavailable, its `fault` says why."""
         if place in self.exceptions:
             return self.exceptions[place]
         row = self.table[place]
@@ -96,7 +74,7 @@ class RawBatch:
         return tuple(map(self.sample, range(self.table.size)))
 
     def labels_of(self, place: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The labels of a sample, and their weights: one per label, or none."""
+        """Returns the labels of a sample, and their weights: one per label, or none."""
         row = self.table[place]
         rows, number = self.pieces[int(row["piece"])].rows, int(row["row"])
         return rows.labels_of(number), rows.weights_of(number)
@@ -121,14 +99,14 @@ class _Lane:
             self.passed.append(window.held)
 
     def has_room(self) -> bool:
-        """Whether another window may be begun."""
+        """Says whether another window may be begun."""
         self.passed = [held for held in self.passed if held.now]
         return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
 
 @dataclass(kw_only=True, slots=True)
 class _Wanted:
-    """What a batch takes of one window: entries of the batch and, rising, the samples' numbers in the window."""
+    """The part of a batch that one window has: entries of the batch and, rising, the samples' numbers in the window."""
 
     lane: _Lane
     name: WindowId
@@ -164,7 +142,7 @@ class _Gathered:
         self.num_pieces += len(slices)
 
     def table(self) -> NDArray[Any]:
-        """PLACED[n], in the order of the batch."""
+        """Returns PLACED[n], in the order of the batch."""
         if not self.rows:
             return np.empty(0, dtype=PLACED)
         rows = np.concatenate(self.rows)
@@ -175,7 +153,7 @@ class _Gathered:
 
 
 def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> None:
-    """Adds what a batch takes of a window, but for what is read singly."""
+    """Adds the samples that a batch takes of a window, but not those that are read singly."""
     entries, places = wanted.entries, wanted.places
     if singles:
         waits = np.array([entry not in singles for entry in entries.tolist()])
@@ -186,12 +164,12 @@ def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> N
 
 
 class SampleReader:
-    """Reads samples at positions of the order, for one stream (shards/reading/read.py makes and closes it).
+    """Reads samples at positions of the order, for one stream (StreamReader makes and closes it).
 
-    From call to call the positions of every lane rise; one reader belongs to one thread. What it holds is bounded by
-    `window_bound_bytes`: two windows a lane, the bytes of batches that the caller has not dropped yet included. Memory
-    of up to four blocks, kept for the next ones, comes on top (shards/storage/ranges.py). A sample larger than
-    `most_sample_bytes` is handed over as a fault.
+    From call to call the positions of every lane rise; one reader belongs to one thread. The bytes that it holds are
+    bounded by `window_bound_bytes`: two windows a lane, including the bytes of batches that the caller has not dropped
+    yet. Memory of up to four blocks, kept for the next ones, comes on top (ReusedMemory in shards/storage/ranges.py). A
+    sample larger than `most_sample_bytes` is handed over as a fault.
 
     `tars` reads the shards; `loaders` run what waits for index files and for samples that are read again.
     """
@@ -208,7 +186,7 @@ class SampleReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are being read, held, or in batches that are still referred to."""
+        """The bytes that are being read, held, or in batches that are still referred to."""
         return self._held.now
 
     def drop(self) -> None:
@@ -218,9 +196,9 @@ class SampleReader:
                 window.drop()
 
     def read(self, positions: NDArray[np.int64]) -> RawBatch:
-        """The samples at `positions`, in that order.
+        """Returns the samples at `positions`, in that order.
 
-        A sample whose bytes are unavailable carries the reason as its `fault`. Raises what an unreachable store raises.
+        If the bytes of a sample are unavailable, its `fault` says why. Raises the errors of an unreachable store.
         """
         asked = self._ask(positions)
         singles = self._ask_for_singles(asked)
@@ -254,8 +232,8 @@ class SampleReader:
         return asked
 
     def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, tuple[int, LoadedSlice]]:
-        """Entry -> id and slice of a sample, for a lane's first batches: samples whose block has not arrived, all
-        requested at once."""
+        """Requests samples whose block has not arrived, for a lane's first batches, all at once. Returns the id and the
+        slice of each by its entry."""
         missing: list[tuple[int, int]] = []
         for wanted in asked:
             if wanted.lane.num_reads <= FIRST_READS:
@@ -285,7 +263,7 @@ class SampleReader:
         return [self.dataset.rows_of(number, 1) for number in numbers]
 
     def _allowed_singles(self) -> int:
-        """Bytes that single reads may hold: a share of two windows of each lane seen so far."""
+        """Returns the bytes that single reads may hold: a share of two windows of each lane seen so far."""
         if self._allowed[0] != len(self._lanes):
             num_blocks = _WINDOWS_A_LANE * self.order.window_blocks * len(self._lanes)
             of_windows = largest_blocks_bytes(self.dataset.blocks, num_blocks, epochs=2)
@@ -293,8 +271,8 @@ class SampleReader:
         return self._allowed[1]
 
     def _ask_for_single(self, number: int, rows: SampleRows, *, allowed: int) -> LoadedSlice | None:
-        """Requests a single sample, unless it is too large to be read; None if it would exceed what single reads may
-        hold: it has to wait for its block."""
+        """Requests a single sample, unless it is too large to be read. Returns None if it would exceed what single
+        reads may hold: then it has to wait for its block."""
         shard, _ = locate_row(self.dataset, number)
         single = LoadedSlice(path=self.dataset.shard_path(shard), rows=rows, fetched=None, num_left=1)
         first, size = int(rows.offset[0]), int(rows.size[0])
@@ -306,8 +284,8 @@ class SampleReader:
         return single
 
     def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
-        """Begins a window that this batch waits for. What is read singly comes first, and the windows of the next
-        batches after it (`_move_on`)."""
+        """Begins a window that this batch waits for. Samples that are read singly come first, and the windows of the
+        next batches after it (`_move_on`)."""
         if not wanted.window and any(entry not in singles for entry in wanted.entries.tolist()):
             wanted.window = self._begin(wanted.lane, wanted.name, first=int(wanted.places[0]))
 
@@ -319,8 +297,8 @@ class SampleReader:
         return window
 
     def _checked(self, gathered: "_Gathered", *, epochs: NDArray[np.int64]) -> RawBatch:
-        """The batch with an address for each sample that lies within the bytes of its piece. The others are read again,
-        one by one, unless they are too large."""
+        """Returns the batch with an address for each sample that lies within the bytes of its piece. The others are
+        read again, one by one, unless they are too large."""
         table, pieces = gathered.table(), gathered.pieces
         bodies = [pieces[number].body for number in table["piece"].tolist()]
         begin, size = table["begin"], table["size"]
@@ -370,26 +348,28 @@ class StreamReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it reads nothing any more."""
+        """Whether it has stopped reading."""
         return self._loaders.is_closed
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are being read, held, or in batches that are still referred to."""
+        """The bytes that are being read, held, or in batches that are still referred to."""
         return sum(reader.held_bytes for reader in self._readers)
 
     def counts(self) -> dict[str, float]:
-        """The counts by name of TRAFFIC_NAMES: what this stream read and retried so far, index files included."""
+        """Returns the counts by name of TRAFFIC_NAMES: what this stream read and retried so far, index files
+        included."""
         return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """The dataset as this stream reads it."""
+        """Returns the dataset as this stream reads it."""
         return dataset.read_by(self._reads)
 
     def samples(
         self, dataset: Dataset, order: SampleOrder, *, most_sample_bytes: int = MAX_IMAGE_BYTES
     ) -> SampleReader:
-        """Reads the dataset's samples in this order; a sample larger than `most_sample_bytes` is a fault."""
+        """Returns a reader of the dataset's samples in this order; a sample larger than `most_sample_bytes` is a
+        fault."""
         tars = self._reads.of(dataset.shard_store)
         reader = SampleReader(
             self.dataset(dataset), order, tars=tars, loaders=self._loaders, most_sample_bytes=most_sample_bytes
@@ -398,7 +378,7 @@ class StreamReader:
         return reader
 
     def pool(self, limit: int, *, name: str) -> Pool:
-        """Threads for the stream's other work, which are closed with it."""
+        """Returns threads for the stream's other work, which are closed with it."""
         pool = Pool(limit, name=name)
         self._pools.append(pool)
         return pool
@@ -406,7 +386,7 @@ class StreamReader:
     def close(self) -> None:
         """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
         if sys.is_finalizing() or os.getpid() != self._process:
-            return  # closed at exit, or the parent's: a lock may be held by a thread that is no more
+            return  # it closes at exit, or is the parent's: a thread that is gone may hold a lock
         close_all(self._pools)
         for reader in self._readers:
             reader.drop()

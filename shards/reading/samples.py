@@ -1,4 +1,4 @@
-"""Single samples of a dataset: where they lie, what the index says of them, their bytes, checked."""
+"""Single samples of a dataset: their place, their row of the index, and their checked bytes."""
 
 from dataclasses import dataclass, replace
 
@@ -12,9 +12,9 @@ from shards.output.terminal import printable_name
 from shards.sample_rows import SampleRows
 from shards.storage.objects import MissingObjectError
 
-# Raised for a tar that is missing or cut off; other errors of a store say nothing about the sample.
+# A tar that is missing or cut off raises them; other errors of a store say nothing about the sample.
 BYTES_MISSING = (MissingObjectError, EOFError)
-MOST_SLICE_BYTES = 1 << 30  # by one read
+MOST_SLICE_BYTES = 1 << 30  # that one read may bring
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +38,13 @@ class RawSample:
 
 
 def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
-    """(shard, row) of a sample id."""
+    """Returns (shard, row) of a sample id."""
     shard = int(np.searchsorted(dataset.first_sample_ids, sample_id, side="right")) - 1
     return shard, sample_id - int(dataset.first_sample_ids[shard])
 
 
 def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | bytes | None) -> RawSample:
-    """The sample of a row of the index."""
+    """Returns the sample of a row of the index."""
     return RawSample(
         sample_id=sample_id,
         data=data,
@@ -60,28 +60,29 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
 
 
 def too_large(size: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """Why a sample of `size` bytes must not be read; empty if it may be."""
+    """Says why a sample of `size` bytes must not be read; "" if it may be."""
     return f"too large: {size} bytes, allowed: {most_bytes}" if size > most_bytes else ""
 
 
 def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
-    """The sample without its bytes, with the reason, the tar and the image's source."""
+    """Returns the sample without its bytes. Its `fault` has the reason and the tar, its `source` the image's name."""
     shard, row = locate_row(dataset, sample.sample_id)
     where = f"row {dataset.packed_row(shard, row)} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
     return replace(sample, data=None, fault=f"{fault} ({printable_name(where)})", source=dataset.source_of(shard, row))
 
 
 def verified(dataset: Dataset, sample: RawSample) -> RawSample:
-    """The sample if its bytes are those that were packed; if not, it is read again once, and may get a `fault`."""
+    """Returns the sample if its bytes are those that were packed. Otherwise reads it again once, which may end in a
+    `fault`."""
     if sample.data is None or crc32(sample.data) == sample.crc32:
         return sample
     return refetched(dataset, sample)
 
 
 def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
-    """The sample read again by its offset and checked; one that is too large to be read is a fault.
+    """Returns the sample, read again by its offset and checked; a sample that is too large to be read is a fault.
 
-    Raises what an unreachable store raises, and StorageError if all tars are gone.
+    Raises the errors of an unreachable store, and StorageError if all tars are gone.
     """
     shard, row = locate_row(dataset, sample.sample_id)
     rows = dataset.rows_of(sample.sample_id, 1)
@@ -100,7 +101,7 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
 
 
 def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
-    """One sample by its offset, checked; a substitute is read this way."""
+    """Reads one sample by its offset and checks it; substitutes are read this way."""
     rows = dataset.rows_of(sample_id, 1)
     if fault := too_large(int(rows.size[0])):
         return faulty(dataset, sample_of(rows, 0, sample_id=sample_id, data=None), fault)
@@ -108,8 +109,8 @@ def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
 
 
 def read_slice(dataset: Dataset, block: BlockSlice) -> list[RawSample]:
-    """Consecutive samples of one shard by one range read, or one by one if that is too large or does not bring them
-    all."""
+    """Reads consecutive samples of one shard by one range read, or one by one if the range is too large or does not
+    bring them all."""
     shard, _ = locate_row(dataset, block.first_sample_id)
     rows = dataset.rows_of(block.first_sample_id, block.num_samples)
     begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])

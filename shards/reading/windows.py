@@ -1,7 +1,7 @@
-"""Windows of blocks on their way into memory, and how many bytes they hold at most.
+"""Windows of blocks on their way into memory, and the most bytes that they hold.
 
 A window (W blocks of one lane) is fetched once, with a range read per block. A block's bytes are dropped when the last
-of its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes: these
+of its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes, which
 stay in memory, and count as held, until the last view is dropped.
 """
 
@@ -19,10 +19,9 @@ from shards.dataset import Dataset
 from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.samples import BYTES_MISSING, locate_row
-from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows
+from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows, refuse_block_reads
 from shards.storage.fork_lock import ForkLock
 from shards.storage.ranges import ReusedMemory, StreamStore
-from shards.tables import refuse_block_reads
 
 SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
 # A sample as arrays of them hold it: its bytes are `size` from `begin` on of the range number `piece` that was read.
@@ -38,14 +37,15 @@ _OF_INDEX = ("size", "crc32", "height", "width", "orientation")
 
 
 class HeldBytes:
-    """Bytes being read or in memory, `now` and at `most`, of a window or of all: a window's count in the `whole`."""
+    """Counts the bytes that are being read or in memory, `now` and at `most`. A window's count also adds to the
+    `whole`."""
 
     def __init__(self, whole: "HeldBytes | None" = None) -> None:
-        self._lock, self._whole = ForkLock(reentrant=True), whole  # memory may be freed anywhere in a thread
+        self._lock, self._whole = ForkLock(reentrant=True), whole  # a thread may free memory while it holds the lock
         self.now = self.most = 0
 
     def add(self, count: int) -> None:
-        """`count` more; fewer if it is negative."""
+        """Adds `count` bytes, or takes them off if it is negative."""
         with self._lock:
             self.now += count
             self.most = max(self.most, self.now)
@@ -53,7 +53,7 @@ class HeldBytes:
             self._whole.add(count)
 
     def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
-        """Bytes first..end-1, counted from now until nothing refers to them any more."""
+        """Requests bytes first..end-1, which are counted from now on until nothing refers to them any more."""
         body: Future[RangeBytes] = Future()
         read = tars.submit(path, first, end, urgent=urgent, reused=True)
         self.add(end - first)
@@ -81,7 +81,7 @@ class HeldBytes:
 
 
 class RangeBytes(NamedTuple):
-    """The bytes of a range, and their address in memory, which is theirs as long as something refers to them."""
+    """The bytes of a range, and their address, which is valid as long as something refers to the bytes."""
 
     data: memoryview
     address: int
@@ -99,7 +99,8 @@ class Fetched:
     _arrived: RangeBytes | None = None
 
     def wait(self) -> RangeBytes:
-        """Waits for the bytes; NO_BYTES if the tar does not have them. Raises what an unreachable store raises."""
+        """Waits for the bytes. Returns NO_BYTES if the tar does not have them. Raises the errors of an unreachable
+        store."""
         if self._arrived is None:
             try:
                 self._arrived = self.body.result()
@@ -109,7 +110,7 @@ class Fetched:
 
 
 class ReadPiece(NamedTuple):
-    """A range that was read, and the rows of the index that it holds."""
+    """A range that was read, and the rows of the index for its samples."""
 
     body: RangeBytes
     rows: SampleRows
@@ -117,8 +118,8 @@ class ReadPiece(NamedTuple):
 
 @dataclass(kw_only=True)
 class LoadedSlice:
-    """What one range read brings of a window, a slice of a block: its rows of the index, how many samples are still to
-    come."""
+    """A slice of a block, which one range read brings: its rows of the index, and how many samples are still to be
+    handed over."""
 
     path: str
     rows: SampleRows
@@ -126,7 +127,7 @@ class LoadedSlice:
     num_left: int
 
     def wait(self) -> ReadPiece:
-        """Waits for the bytes, which are NO_BYTES if the tar does not have them. Raises as Fetched.wait."""
+        """Waits for the bytes, which are NO_BYTES if the tar does not have them. Raises the errors of Fetched.wait."""
         fetched = self.fetched
         return ReadPiece(fetched.wait() if fetched else NO_BYTES, self.rows)
 
@@ -146,8 +147,8 @@ class Contents:
     slices: tuple[LoadedSlice, ...]
 
     def rows_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of samples with rising numbers. Nearly always one follows the other: then it is a view, since NumPy
-        gives up the interpreter lock for the least copy and waits for it again."""
+        """Returns the rows of samples with rising numbers. Nearly always each number follows the one before; then the
+        result is a view, since NumPy gives up the interpreter lock for the smallest copy and waits for it again."""
         if not places.size:
             return self.rows[:0]
         first, last = int(places[0]), int(places[-1])
@@ -161,8 +162,8 @@ class Contents:
 
 @dataclass(kw_only=True)
 class Window:
-    """A window of `size` samples, from its sample number `first` on (a start may be in the middle of it), loaded by a
-    thread."""
+    """A window of `size` samples that a thread loads, from its sample number `first` on (a start may be in the middle
+    of it)."""
 
     name: WindowId
     size: int
@@ -175,13 +176,13 @@ class Window:
 
     @property
     def loaded(self) -> Contents | None:
-        """The contents, once they are there."""
+        """The contents once they are there, None before."""
         if self._loaded is None and self.contents.done() and not self.contents.exception():
             self._loaded = self.contents.result()
         return self._loaded
 
     def wait(self) -> Contents:
-        """Waits for the contents. Raises what prevented them."""
+        """Waits for the contents. Raises the error that prevented them."""
         return self.loaded or self.contents.result()
 
     def load(self, dataset: Dataset, order: SampleOrder, tars: StreamStore) -> None:
@@ -202,10 +203,11 @@ class Window:
             with suppress(InvalidStateError):
                 self.contents.set_result(found)
             if self.dropped:
-                self.drop()  # again: what was requested meanwhile
+                self.drop()  # once more, for the bytes that were requested meanwhile
 
     def over(self, load: Future[None]) -> None:
-        """Called when `load` has ended: if it did not run, whoever waits for the contents is told."""
+        """Tells whoever waits for the contents if `load` has ended without running, for example because the pool is
+        closed."""
         error = CancelledError() if load.cancelled() else load.exception()
         if error is not None:
             with suppress(InvalidStateError):
@@ -221,7 +223,7 @@ class Window:
         """Records that these samples were handed over; blocks with none left are dropped."""
         self._handed_over.append(places)
         if not (found := self.loaded):
-            return  # they were read singly; a later call counts them
+            return  # the samples were read singly; a later call counts them
         for some in self._handed_over:
             counted = some if some[0] >= self.first else some[some >= self.first]
             for number in found.rows_of(counted)[:, 0].tolist():
@@ -232,7 +234,7 @@ class Window:
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:
-        """Whether sample number `place` of the window has arrived."""
+        """Says whether sample number `place` of the window has arrived."""
         if place < self.first or not (found := self.loaded):
             return False
         fetched = found.slices[found.rows[place, 0]].fetched
@@ -266,13 +268,13 @@ class Window:
 
 
 def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:
-    """PLACED[n] -> int64[n, columns], the same memory."""
+    """Views PLACED[n] as int64[n, columns], in the same memory."""
     return table.view(np.int64).reshape(table.size, -1)
 
 
 def placed(rows: SampleRows, chosen: NDArray[np.int64], *, first_sample_id: int) -> NDArray[Any]:
-    """PLACED[number of chosen]: the chosen rows, the first of all rows being of `first_sample_id`. All are of piece 0,
-    which begins with the shard."""
+    """Returns PLACED[number of chosen], the chosen rows; the first of all rows belongs to `first_sample_id`. All are of
+    piece 0, which begins with the shard."""
     table = np.zeros(chosen.size, dtype=PLACED)
     table["sample_id"], table["row"], table["begin"] = first_sample_id + chosen, chosen, rows.offset[chosen]
     for name in _OF_INDEX:
@@ -289,7 +291,7 @@ def placed(rows: SampleRows, chosen: NDArray[np.int64], *, first_sample_id: int)
 
 
 def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tuple[str, SampleRows]:
-    """The path of a block's tar, and the block's rows `low` to `high`."""
+    """Returns the path of a block's tar, and the block's rows `low` to `high`."""
     shard, _ = locate_row(dataset, block.first_sample_id)
     rows = dataset.rows_of(block.first_sample_id + low, high - low + 1)
     with dataset.naming(index_path(shard)):
@@ -298,7 +300,7 @@ def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tu
 
 
 def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
-    """The most lanes that a rank reads: more than its share if ranks share lanes."""
+    """Returns the most lanes that a rank reads: more than its share if ranks share lanes."""
     of_lane, of_rank = batch_size // lanes, batch_size // num_ranks
     return of_rank // of_lane if of_rank % of_lane == 0 else min(lanes, -(-of_rank // of_lane) + 1)
 
@@ -306,7 +308,7 @@ def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
 def window_bound_bytes(
     blocks: BlockTable, order: SampleOrder, *, batch_size: int, num_ranks: int, batches_in_use: int
 ) -> int:
-    """The most bytes that a rank's SampleReader ever holds or reads: its `held_bytes` never exceeds this.
+    """Returns the most bytes that a rank's SampleReader ever holds or reads: its `held_bytes` never exceeds them.
 
     A lane holds two windows of W blocks each: the one after next is begun only when the last has been freed. If a few
     batches reach beyond a whole window, that window's blocks come on top: blocks that lie within the samples that a
@@ -326,7 +328,8 @@ def window_bound_bytes(
 
 
 def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
-    """The most slices of blocks that `num_samples` consecutive samples can hold whole, if windows lie whole in them."""
+    """Returns the most slices of blocks that `num_samples` consecutive samples can hold whole, if windows lie whole in
+    them."""
     if num_samples < 1:
         return 0
     sizes = order.block_sizes

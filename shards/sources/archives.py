@@ -1,7 +1,6 @@
 """Images in tars of one class each (ImageNet-21k), separate or all inside one tar (ILSVRC), read in place."""
 
 import logging
-import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence, Set
@@ -10,14 +9,14 @@ from dataclasses import dataclass, replace
 from io import FileIO
 from typing import ClassVar, Literal, Self
 
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values, shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.names import ClassLevel, ClassPaths, PassedOver, refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
 from shards.storage.ahead import Hold, Pieces, in_order_within, stored_pieces
-from shards.storage.local import LocalStore, open_regular
+from shards.storage.local import LocalStore, open_regular, read_exactly
 from shards.store import MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ _COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz
 class ClassTarsSource:
     """A folder or `s3://bucket/prefix` with one tar per class; the tar's name without `.tar` is the label.
 
-    The layout of ImageNet-21k's winter 2021 release: 19,167 tars such as n01440764.tar.
+    This is the layout of ImageNet-21k's winter 2021 release: 19,167 tars such as n01440764.tar.
     """
 
     staged: ClassVar[bool] = False
@@ -50,7 +49,8 @@ class ClassTarsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Every tar at any depth, sorted by name. UserError if they lie in folders of different splits."""
+        """Yields every tar at any depth, sorted by name. Raises UserError if they lie in folders of different
+        splits."""
         if not self.root:
             raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the tars")
         return refusing_mixed_folders(self._entries(), self.root)
@@ -65,22 +65,22 @@ class ClassTarsSource:
         others.mention(self.root)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The images of each tar, from its start to its end."""
+        """Yields the images of each tar, from its start to its end."""
         return _images(open_store(self.root), entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
-        """Reads by path, offset and size."""
+        """Returns a reader by path, offset and size."""
         return TarReader(store=open_store(self.root))
 
     def known_labels(self) -> None:
-        """The labels are not known before the scan."""
+        """Returns None, because the labels are not known before the scan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TarOfTarsSource:
     """One tar, a file or `s3://bucket/key`, of tars of one class each; an inner tar's name is the label.
 
-    The layout of ILSVRC2012_img_train.tar. Nothing is unpacked: images are read from it by their offsets.
+    This is the layout of ILSVRC2012_img_train.tar. Nothing is unpacked: images are read from the tar by their offsets.
     """
 
     staged: ClassVar[bool] = False
@@ -96,8 +96,8 @@ class TarOfTarsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Every inner tar, in the archive's order; only the headers of the outer one are read. UserError if they lie in
-        folders of different splits."""
+        """Yields every inner tar, in the archive's order; only the headers of the outer tar are read. Raises UserError
+        if the inner tars lie in folders of different splits."""
         return refusing_mixed_folders(self._entries(), self.path, option="--source.path")
 
     def _entries(self) -> Iterator[Entry]:
@@ -112,15 +112,15 @@ class TarOfTarsSource:
         others.mention(self.path)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The images of each inner tar, from its start to its end."""
+        """Yields the images of each inner tar, from its start to its end."""
         return _images(self._store_and_name()[0], entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
-        """Reads by offset and size."""
+        """Returns a reader by offset and size."""
         return TarReader(store=self._store_and_name()[0])
 
     def known_labels(self) -> None:
-        """The labels are not known before the scan."""
+        """Returns None, because the labels are not known before the scan."""
 
     def _outer_members(self, store: Store, path: str, others: PassedOver) -> Iterator[Member]:
         def wanted(name: str) -> bool:
@@ -171,7 +171,7 @@ class TarReader:
 
 
 class _OpenFiles:
-    """The local tars read last, kept open: a shard's images come from all classes in turn."""
+    """Keeps the local tars that were read last open, since a shard's images come from all classes in turn."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -187,10 +187,7 @@ class _OpenFiles:
     def read(self, locator: str) -> ImageBytes:
         path, first, size = split_locator(locator)
         try:
-            descriptor = self._file(path).fileno()
-            data = os.pread(descriptor, size, first)
-            while len(data) < size and (more := os.pread(descriptor, size - len(data), first + len(data))):
-                data += more
+            data = read_exactly(self._file(path).fileno(), first, first + size)
         except OSError as error:
             return OSError(error.strerror or str(error))
         except InvalidDataError as error:
@@ -210,19 +207,19 @@ class _OpenFiles:
 
 
 def split_locator(locator: str) -> tuple[str, int, int]:
-    """(path, offset, size) of `PATH:OFFSET:SIZE`; the path may contain colons."""
+    """Returns (path, offset, size) of `PATH:OFFSET:SIZE`; the path may contain colons."""
     path, first, size = locator.rsplit(":", 2)
     return path, int(first), int(size)
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file is meant as an image: it has an image suffix and is not hidden."""
+    """Says whether a file is meant as an image: it has an image suffix and is not hidden."""
     stem, dot, suffix = name.rpartition(".")
     return f"{dot}{suffix}".lower() in IMAGE_SUFFIXES and bool(stem) and not is_hidden(name)
 
 
 def is_tar_name(name: str, *, where: str) -> bool:
-    """Whether a file is read as a tar; UserError for a compressed one."""
+    """Says whether a file is read as a tar. Raises UserError for a compressed one."""
     if is_hidden(name):
         return False
     if name.lower().endswith(_COMPRESSED_SUFFIXES):
@@ -232,7 +229,7 @@ def is_tar_name(name: str, *, where: str) -> bool:
 
 
 def _tar_entry(path: str, tar_name: str, first: int, num_bytes: int) -> Entry:
-    """The entry of the tar in bytes first..first+num_bytes-1 of an object."""
+    """Returns the entry of the tar in bytes first..first+num_bytes-1 of an object."""
     return Entry(
         locator=f"{path}:{first}:{num_bytes}",
         name=printable(tar_name),
@@ -246,7 +243,8 @@ def _own_name(tar_name: str) -> str:
 
 
 def _tar_class(path: str, classes: ClassPaths, *, inner: str = "") -> str:
-    """The class of a tar, or of the images in one of its folders. A folder of the tar's own name is no level."""
+    """Returns the class of a tar, or of the images in one of its folders. A folder with the tar's own name is not a
+    level."""
     stem, own = path.removeprefix("./")[: -len(".tar")], _own_name(path)
     inner = "" if inner == own else inner.removeprefix(f"{own}/")
     return classes.class_of(f"{stem}/{inner}" if inner else stem, num_first=stem.count("/") + 1)
@@ -299,7 +297,8 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
 
 
 def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
-    """UserError for an image of a second split in one class tar; `found`: the splits so far, each with an image."""
+    """Raises UserError for an image of a second split in one class tar. `found`: the splits so far, each with an
+    image."""
     for split in filter(None, map(split_of, name.split("/")[:-1])):
         found.setdefault(split, printable(name))
     todo = "write the images of each split to tars of their own"
@@ -307,7 +306,7 @@ def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
 
 
 def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
-    """UserError for a WebDataset shard, whose members with one key are a sample: its name is no class."""
+    """Raises UserError for a WebDataset shard, whose members with one key are a sample: its name is not a class."""
     beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(_own_name(tar.name)) else set()))
     if beside and any(f".{suffix}" in IMAGE_SUFFIXES for suffix in suffixes):
         raise UserError(

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, too_large
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ENLARGE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSource:
-    """A fixed fifth of the digits is the test split, chosen by our keyed hash of the index."""
+    """The digits as a source. The test split is a fixed fifth of them, chosen by our keyed hash of the index."""
 
     staged: ClassVar[bool] = False
     labels_are_names: ClassVar[bool] = True
@@ -35,23 +35,23 @@ class DigitsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """The images in the order of load_digits."""
+        """Yields the images in the order of load_digits."""
         _, labels = _load()
         for index in split_indices(self.split).tolist():
             yield Entry(locator=str(index), name=f"digits/{index:04d}.png", labels=(str(labels[index]),))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Makes each again."""
+        """Makes each image again."""
         images = self.reader().read_many([entry.locator for entry in entries])
         for entry, image in zip(entries, images, strict=True):
             yield entry, image if len(image) <= max_bytes else too_large(len(image), max_bytes=max_bytes)
 
     def reader(self) -> "DigitsReader":
-        """Reads by index."""
+        """Returns a reader by index."""
         return DigitsReader()
 
     def known_labels(self) -> tuple[str, ...]:
-        """The digits."""
+        """Returns the digits."""
         return tuple("0123456789")
 
 
@@ -59,14 +59,14 @@ class DigitsReader:
     """Makes the PNG of each index."""
 
     def read_many(self, locators: Sequence[str]) -> Iterator[bytes]:
-        """The same bytes for the same index and Pillow version, every time."""
+        """Yields the same bytes for the same index and Pillow version, every time."""
         images, _ = _load()
         for locator in locators:
             yield enlarged_png(images[int(locator)])
 
 
 def split_indices(split: str) -> "NDArray[np.int64]":
-    """Indices of a split, rising: 1,438 train, 359 test."""
+    """Returns the indices of a split, rising: 1,438 train, 359 test."""
     import numpy as np
 
     from shards.hashing import derive_key, hash_array
@@ -78,7 +78,7 @@ def split_indices(split: str) -> "NDArray[np.int64]":
 
 
 def enlarged_png(digit: "NDArray[np.float64]") -> bytes:
-    """8x8 values 0..16 -> 32x32 RGB PNG, every value a square of 4x4 pixels."""
+    """Turns 8x8 values 0..16 into a 32x32 RGB PNG, in which every value is a square of 4x4 pixels."""
     import numpy as np
     from PIL import Image
 

@@ -14,7 +14,7 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif")
 )
 
-# Most bytes of all images read ahead of their turn; the image whose turn it is comes on top.
+# The most bytes of images that are read ahead of their turn; the image whose turn it is comes on top.
 MOST_BYTES_AHEAD = 64 << 20
 
 # The bytes of an image, or why there are none: a file system error or a refusal.
@@ -25,9 +25,9 @@ ImageBytes = bytes | OSError | ImageRefusedError
 class Entry:
     """One image of a source, or a container of images (a tar of a class, a row group) that the scan opens.
 
-    `locator` tells the source's own reader where the bytes are. `name` is the source's name for it, valid Unicode.
-    `labels` are class names (empty: unknown), `weights` their weights (empty, or one per label). `num_bytes` is what
-    the scan will read for it, 0 if the listing does not say; `num_images` is 0 if only opening it can tell.
+    `locator` tells the source's own reader where the bytes are. `name` is the source's name for the image, in valid
+    Unicode. `labels` are class names (empty: unknown), `weights` their weights (empty, or one per label). `num_bytes`
+    is what the scan will read for it, or 0 if the listing does not say; `num_images` is 0 if only opening it can tell.
     """
 
     locator: str
@@ -42,15 +42,15 @@ class Reader(Protocol):
     """Reads images of one source again by their locators."""
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """The bytes of each in order, or its error: one unreadable image must not stop the others."""
+        """Yields the bytes of each image in order, or its error: one unreadable image must not stop the others."""
         ...
 
 
 def printable(name: str) -> str:
-    """A file name as valid Unicode: bytes that are not UTF-8 become backslash escapes."""
+    """Returns a file name as valid Unicode: bytes that are not UTF-8 become backslash escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def too_large(num_bytes: int | str, *, max_bytes: int) -> ImageRefusedError:
-    """The refusal of an image of more bytes than allowed."""
+    """Returns the refusal of an image that has more bytes than allowed."""
     return ImageRefusedError(f"too large: {num_bytes} bytes, allowed: {max_bytes}")

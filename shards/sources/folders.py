@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import ClassVar, Literal
 
 from shards.class_names import class_name
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.names import (
     SPLIT_COLUMN,
@@ -28,7 +28,7 @@ from shards.sources.tree import SYSTEM_FOLDERS, Row, Tree, list_images, refused_
 log = logging.getLogger(__name__)
 _MOST_NAMED = 12
 _FIRST_WORD = r"([^_]+)_"
-_MOST_OF_LABEL, _MOST_STEMS = 1000, 200_000  # kept of one label, where more are ids, and of all
+_MOST_OF_LABEL, _MOST_STEMS = 1000, 200_000  # stems kept of one label, which has ids if there are more, and in all
 _NUMBERED = re.compile(r"[\W_]*\d+$")  # the number of a file within its class
 _WORDS = re.compile(r"(?:[^\W\d_]|[ _-])+")
 
@@ -54,7 +54,7 @@ class FolderSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Sorted by path. UserError if the folders are splits."""
+        """Yields the images, sorted by path. Raises UserError if the folders are splits."""
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
@@ -76,23 +76,23 @@ class FolderSource:
             log.warning("%s without an image, so not a class: %s", plural(len(empty), "folder"), shown)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """File by file."""
+        """Yields the images file by file."""
         return Tree(root=self.root).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Tree:
-        """Reads by path below the root."""
+        """Returns a reader by path below the root."""
         return Tree(root=self.root)
 
     def known_labels(self) -> None:
-        """The labels are not known before the scan."""
+        """Returns None, because the labels are not known before the scan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatSource:
     """Images in a folder or an S3 prefix, and below it, whose folders say nothing about their labels.
 
-    Labels come from the file names or from a table. A file in several rows has the labels of all of them; a file that
-    the table leaves out has no label; a file that only the table names is an unreadable image.
+    Labels come from the file names or from a table. A file in several rows has the labels of all of them, and a file
+    that is not in the table has no label. A file that is only in the table is an unreadable image.
     """
 
     staged: ClassVar[bool] = False
@@ -123,21 +123,22 @@ class FlatSource:
             raise UserError(f"{message}, around the label, e.g. '([^_]+)_'")
 
     def entries(self) -> Iterator[Entry]:
-        """Sorted by path. UserError if they lie in folders of different splits, and no table lists them."""
+        """Yields the images, sorted by path. Raises UserError if they lie in folders of different splits, and no table
+        lists them."""
         if self.labels_csv:
             return self._labelled_by_table()
         return refusing_mixed_folders(self._labelled_by_name(), self.root)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """File by file."""
+        """Yields the images file by file."""
         return Tree(root=self.root).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Tree:
-        """Reads by path below the root."""
+        """Returns a reader by path below the root."""
         return Tree(root=self.root)
 
     def known_labels(self) -> None:
-        """The labels are not known before the scan."""
+        """Returns None, because the labels are not known before the scan."""
 
     def _labelled_by_name(self) -> Iterator[Entry]:
         pattern, stems = re.compile(self.label_pattern), _Stems()
@@ -179,7 +180,7 @@ class FlatSource:
             log.warning("%s listed again with other labels: an image has the labels of all its rows", again)
 
     def _rows(self) -> Iterator[Row]:
-        """(file, its labels, empty) of each row; (empty, the row's number, reason) of an invalid row."""
+        """Yields (file, its labels, empty) for each row, and (empty, the row's number, reason) for an invalid row."""
         columns = {"file-column": self.file_column, "label-column": self.label_column}
         splits = Splits(wanted="")
         for number, values in read_rows(self.labels_csv, columns, beside=SPLIT_COLUMN):
@@ -194,7 +195,8 @@ class FlatSource:
                 yield b"", str(number).encode(), str(refusal).encode()
 
     def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[tuple[Entry, int]]:
-        """The entry of a file that the table names, or of each invalid row, and its number of rows that differ."""
+        """Yields the entry of a file that the table names, with the number of its rows that differ, or the entries of
+        invalid rows."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])
             yield from ((refused_entry(f"{table} row {number.decode()}", why.decode()), 1) for _, number, why in rows)
@@ -207,8 +209,11 @@ class FlatSource:
 
 
 class _Stems:
-    """The names of files without their numbers: `american_bulldog` and `american_beagle`, with one label `american`,
-    may be two classes. Names that go on with an id, such as `cat_3fa9`, are not taken for classes."""
+    """The names of files without their numbers.
+
+    `american_bulldog` and `american_beagle`, with one label `american`, may be two classes. Names that go on with an
+    id, such as `cat_3fa9`, are not taken for classes.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {}
@@ -239,14 +244,15 @@ class _Stems:
 
 
 def _class_stems(counts: Counter[str]) -> list[str]:
-    """Those of the stems of one label that can be names of classes: words, or names of several files."""
+    """Returns the stems of one label that can be names of classes: words, or names of several files."""
     if len(counts) >= _MOST_OF_LABEL:
         return []
     return sorted(stem for stem, count in counts.items() if count > 1 or _WORDS.fullmatch(stem))
 
 
 def _folders_in(root: str) -> set[str]:
-    """The class names of the folders in a local folder, but hidden ones; none of a bucket, which has no empty ones."""
+    """Returns the class names of the folders in a local folder, except hidden ones. A bucket has no empty folders, so
+    the result is empty."""
     if "://" in root:
         return set()
     with os.scandir(root) as entries:

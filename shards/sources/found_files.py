@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 _WILDCARDS = "*?["
 _ANY_DEPTH = "**"
 MOST_GROUP_ROWS = 1 << 26  # the most that pyarrow has ever put into a row group by default
-MOST_GROUP_IMAGES = 1 << 22  # each is a row of the quarantine list if the row group is damaged
+MOST_GROUP_IMAGES = 1 << 22  # if the row group is damaged, each is a row of the quarantine list
 _MOST_GROUP_LABELS = 1 << 26
 _MOST_CHUNK_BYTES = 1 << 50  # images are read in pieces
 
 
 def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
-    """All files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
+    """Returns all files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
 
-    In folders, files at any depth whose name ends in one of `suffixes`. UserError if one of `patterns` has none.
+    In folders, it finds files at any depth whose name ends in one of `suffixes`. Raises UserError if one of `patterns`
+    has none.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -47,7 +48,7 @@ def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[st
 
 
 def open_found(path: str, buckets: Buckets) -> Any:
-    """The file, as pyarrow reads it: seekable. Errors: OSError, MissingObjectError, InvalidDataError."""
+    """Opens the file for pyarrow: seekable. Raises OSError, MissingObjectError or InvalidDataError."""
     import pyarrow as pa
 
     if not path.startswith(SCHEME):
@@ -75,13 +76,13 @@ def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _literal(parts: list[str]) -> tuple[list[str], list[str]]:
-    """Divides a pattern after the folders that exist: brackets in their names are no wildcards."""
+    """Divides a pattern after the folders that exist: brackets in their names are not wildcards."""
     num = next((num for num in range(len(parts) - 1, 0, -1) if Path("/".join(parts[:num]) or "/").is_dir()), 0)
     return parts[:num], parts[num:]
 
 
 def _at_any_depth(pattern: str) -> Iterator[str]:
-    """The files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
+    """Yields the files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
     begin, rest = _literal(pattern.split("/"))
     while not glob.has_magic(rest[0]):
         begin, rest = [*begin, rest[0]], rest[1:]
@@ -92,7 +93,7 @@ def _at_any_depth(pattern: str) -> Iterator[str]:
 
 
 def _fits(names: list[str], patterns: list[str]) -> bool:
-    """Whether a path's parts fit a pattern's; `**` is any number of folders. Hidden names fit no wildcard."""
+    """Says whether a path's parts fit a pattern's; `**` is any number of folders. Hidden names fit no wildcard."""
     if not patterns or not names:
         return not patterns and not names
     is_hidden = names[0].startswith(".")
@@ -119,8 +120,8 @@ def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 def refuse_groups(
     opened: "ParquetPieces", columns: Sequence[str], *, most_rows: int, most_bytes: int | None = None
 ) -> None:
-    """ValueError if a row group has more rows, or one of these columns more values or decompressed bytes, than any, or
-    lies outside the file."""
+    """Raises ValueError if a row group lies outside the file or has more rows than any can have, or if one of these
+    columns has more values or decompressed bytes."""
     from shards.parquet_pieces import refuse_encrypted
 
     for number, group in enumerate(opened.groups):
@@ -142,7 +143,7 @@ def refuse_groups(
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """The exceptions that an unreadable file raises. Names in a damaged footer may not be UTF-8: ValueError."""
+    """Returns the exceptions that an unreadable file raises. Names in a damaged footer may not be UTF-8: ValueError."""
     import pyarrow as pa
 
     return pa.ArrowException, ValueError, OSError, EOFError, MissingObjectError

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable
 from shards.sources.found_files import find_files
 from shards.sources.names import SPLIT_COLUMN, Splits, refuse_mixed_splits
@@ -25,16 +25,16 @@ class Locations:
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Reads files in order; those on servers are fetched ahead."""
+        """Yields the bytes of files in order; those on servers are fetched ahead."""
         entries = [Entry(locator=locator, name="") for locator in locators]
         return (image for _, image in self.images(entries, max_bytes=MOST_BYTES))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The image of each entry, in order."""
+        """Yields the image of each entry, in order."""
         start, buckets = self.root.rstrip("/") + "/", Buckets()
 
         def read(entry: Entry, hold: Hold = no_wait) -> ImageBytes:
-            return _read(entry.locator, start, buckets, _Most(num_bytes=max_bytes, hold=hold))
+            return _read(entry.locator, start, buckets, max_bytes=max_bytes, hold=hold)
 
         if is_remote(start) or any(is_remote(entry.locator) for entry in entries):
             return read_ahead(read, iter(entries))
@@ -42,44 +42,33 @@ class Locations:
 
 
 def is_remote(location: str) -> bool:
-    """Whether a location is on a server."""
+    """Says whether a location is on a server."""
     return location.startswith(SCHEME) or is_web(location)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Most:
-    """Most bytes to read of an image, and the call that waits for room for them."""
-
-    num_bytes: int
-    hold: Hold
-
-
-def _read(location: str, start: str, buckets: Buckets, most: _Most) -> ImageBytes:
+def _read(location: str, start: str, buckets: Buckets, *, max_bytes: int, hold: Hold) -> ImageBytes:
+    """Reads an image from its location. `start`: the folder or prefix of relative paths, with a slash at its end."""
     if location.startswith(REFUSED):
         return ImageRefusedError(location.removeprefix(REFUSED))
     if "\0" in location:
         return ImageRefusedError("its location contains a NUL byte")
     if is_web(location):
-        return fetch_url(location, max_bytes=most.num_bytes, hold=most.hold)
+        return fetch_url(location, max_bytes=max_bytes, hold=hold)
     if location.startswith(SCHEME):
-        return _read_object(location, buckets, most)
+        try:
+            store, key = buckets.locate(location)
+        except ImageRefusedError as refusal:
+            return refusal
+        return fetch(store, key, max_bytes=max_bytes, hold=hold)
     if "://" in location:
         return ImageRefusedError("neither a path nor a URL that begins with s3://, http:// or https://")
     if location.startswith("/"):
-        return read_file(location, max_bytes=most.num_bytes)
+        return read_file(location, max_bytes=max_bytes)
     if not is_remote(start):
-        return read_below(start, location, max_bytes=most.num_bytes)
+        return read_below(start, location, max_bytes=max_bytes)
     if reason := outside(location):
         return ImageRefusedError(reason)
-    return _read(start + location, "/", buckets, most)
-
-
-def _read_object(url: str, buckets: Buckets, most: _Most) -> ImageBytes:
-    try:
-        store, key = buckets.locate(url)
-    except ImageRefusedError as refusal:
-        return refusal
-    return fetch(store, key, max_bytes=most.num_bytes, hold=most.hold)
+    return _read(start + location, "/", buckets, max_bytes=max_bytes, hold=hold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +111,7 @@ class ManifestSource:
         return self.keep_copies
 
     def entries(self) -> Iterator[Entry]:
-        """File by file, row by row."""
+        """Yields the entries file by file, row by row."""
         columns = {"path-column": self.path_column, "label-column": self.label_column}
         if self.weights_column:
             columns["weights-column"] = self.weights_column
@@ -136,15 +125,15 @@ class ManifestSource:
         splits.refuse_none(self.split_column)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Each read from its location; those on servers are fetched ahead."""
+        """Yields the images, each read from its location; those on servers are fetched ahead."""
         return Locations(root=self._root()).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Locations:
-        """Reads by the location in the table."""
+        """Returns a reader by the location in the table."""
         return Locations(root=self._root())
 
     def known_labels(self) -> None:
-        """The labels are not known before the scan."""
+        """Returns None, because the labels are not known before the scan."""
 
     def _paths(self) -> list[str]:
         if not self.files:

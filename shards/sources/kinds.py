@@ -36,7 +36,7 @@ Source = (
 
 
 def tool_versions(source: Source) -> dict[str, str]:
-    """Versions of the libraries that can change a written byte."""
+    """Returns the versions of the libraries that can change a written byte."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = {package: version(package) for package in ("numpy", "pillow", "pyarrow")}

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from shards.class_names import class_name
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, Entry, printable
 
 _SPLITS = {
@@ -22,7 +22,7 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Names beside train and test in published datasets (STL-10, SVHN); as the name of a class they are none by themselves.
+# Published datasets (STL-10, SVHN) have these beside train and test; alone, each may be the name of a class.
 _BESIDE_SPLITS = frozenset(("unlabeled", "unlabelled", "extra", "holdout", "hold-out", "held-out"))
 SPLIT_COLUMN = "split"
 _MOST_SHOWN = 6
@@ -36,19 +36,20 @@ _LONGEST_SUFFIX = 8
 
 
 def split_of(name: str) -> str:
-    """The split that a folder or file of this name holds: train, validation or test; empty for any other name."""
+    """Returns the split that a folder or file of this name holds: train, validation or test; empty for any other
+    name."""
     return _SPLITS.get(name.casefold(), "")
 
 
 def split_in(name: str) -> str:
-    """The split that words of a name denote, as in test-00000.parquet; empty if none do, or of several splits."""
+    """Returns the split that words of a name denote, as in test-00000.parquet; empty if they denote none or several."""
     splits = set(filter(None, (split_of(word[0]) for word in _WORD.finditer(name))))
     return splits.pop() if len(splits) == 1 else ""
 
 
 def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collection[str]) -> None:
-    """Refuses class folders below `root` that are splits. Raises UserError if there are two or more, or no others.
-    `nested`: those with folders of their own, which are the classes then."""
+    """Raises UserError if class folders below `root` are splits: two or more of them are, or all. `nested`: the folders
+    that have folders of their own, which are the classes then."""
     found = splits_among(classes)
     if not found:
         return
@@ -63,9 +64,12 @@ def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collect
 
 
 def splits_among(names: Collection[str]) -> dict[str, str]:
-    """Returns those of the names that differ in the name of a split alone, such as train2017 and val2017, and the split
-    of each; also names that are all exactly splits, or go with them. Class names such as `test tube` and `train
-    station` are none."""
+    """Returns the names that differ in the name of a split alone, such as train2017 and val2017, with the split of
+    each.
+
+    If all names are exactly splits, or usually go with them, all are returned. Class names such as `test tube` and
+    `train station` are not splits.
+    """
     groups: dict[str, dict[str, str]] = {}
     for name in sorted(names):
         for word in _WORD.finditer(name):
@@ -80,13 +84,14 @@ def splits_among(names: Collection[str]) -> dict[str, str]:
 
 
 def names_for(found: Mapping[str, str]) -> dict[str, str]:
-    """A name for the dataset of each folder: its split, or, if two are of one split such as dev and eval, its own."""
+    """Names the dataset of each folder: by its split, or, if two folders are of one split such as dev and eval, by its
+    own name."""
     counts = Counter(found.values())
     return {name: split if counts[split] == 1 else name for name, split in found.items()}
 
 
 def refuse_classes_of_splits(classes: Collection[str]) -> None:
-    """Refuses class names that differ in the name of a split alone, wherever they come from. Raises UserError."""
+    """Raises UserError for class names that differ in the name of a split alone, wherever they come from."""
     if found := splits_among(classes):
         splits = ", ".join(f"{name!r} ({split})" for name, split in list(found.items())[:_MOST_SHOWN])
         raise UserError(
@@ -119,14 +124,15 @@ def refusing_mixed_folders(entries: Iterable[Entry], root: str, *, option: str =
 
 
 class Splits:
-    """The splits that a table's rows are of. `wanted`: the one that is packed; empty: there must be no second one."""
+    """The splits of a table's rows. `wanted`: the split that is packed; if it is empty, the table must have only one
+    split."""
 
     def __init__(self, *, wanted: str) -> None:
         self._wanted, self._is_found = _split_named(wanted), False
         self._seen: dict[str, str] = {}
 
     def has(self, cell: Any, path: str, number: int) -> bool:
-        """Whether a row is packed. Raises UserError if it is of a second split, and none is wanted."""
+        """Says whether a row is packed. Raises UserError if it is of a second split, and none is wanted."""
         if cell is None and not self._wanted:
             return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
@@ -146,14 +152,14 @@ class Splits:
 
 
 def _split_named(value: object) -> str:
-    """train, validation or test under any of their names; another name as it is."""
+    """Returns train, validation or test for any of their names, and another name as it is."""
     name = str(value).strip()
     return split_of(name) or name
 
 
 def files_of_splits(paths: Sequence[str]) -> dict[str, list[str]]:
-    """The files of each split, by the words in their names below the folder that holds them all. A name of several
-    splits, such as train_val.csv, is of none."""
+    """Returns the files of each split, by the words in their names below the folder that holds them all. A name with
+    several splits, such as train_val.csv, belongs to none."""
     shared = [path.split("/")[:-1] for path in paths]
     num_shared = 0
     while all(len(parts) > num_shared and parts[num_shared] == shared[0][num_shared] for parts in shared):
@@ -167,7 +173,7 @@ def files_of_splits(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
-    """Refuses files of different splits. Raises UserError."""
+    """Raises UserError for files of different splits."""
     found, example = dict[str, str](), ""
     for split, files in files_of_splits(paths).items():
         found[split] = plural(len(files), "file")
@@ -176,7 +182,7 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
 
 
 class ClassPaths:
-    """Names the classes of a collection by their folders, and remembers what could be meant otherwise.
+    """Names the classes of a collection by their folders, and remembers folders that could be meant as other classes.
 
     `auto` takes the first folder, as `first` does, and warns if images lie in folders further down.
     """
@@ -189,8 +195,8 @@ class ClassPaths:
         self._num_merged = 0
 
     def class_of(self, folders: str, *, num_first: int = 1) -> str:
-        """The class of the images in a folder, such as `a/airfield`. The first `num_first` names are the first level,
-        whose last one is the class; warns if two folders get one name."""
+        """Returns the class of the images in a folder, such as `a/airfield`, and warns if two folders get one name. The
+        first `num_first` names are the first level, whose last name is the class."""
         parts = folders.split("/")
         own = "/".join(parts[:num_first])
         where = own if self._level in ("auto", "first") else folders
@@ -231,7 +237,8 @@ class ClassPaths:
 
 
 class PassedOver:
-    """Counts the files that a source passes over, by suffix. `why`: what they lack, such as "with no image suffix"."""
+    """Counts the files that a source passes over, by suffix. `why` says what they lack, such as "with no image
+    suffix"."""
 
     def __init__(self, *, why: str) -> None:
         self._why = why
@@ -239,7 +246,7 @@ class PassedOver:
         self._examples: dict[str, str] = {}
 
     def add(self, name: str) -> None:
-        """Counts a file by its name. Archives, and images where none are read, are named."""
+        """Counts a file by its name. Archives are named, and so are images if the source reads none."""
         suffix = _suffix(name)
         if is_archive(name) or suffix.lower() in IMAGE_SUFFIXES:
             self._held[suffix] += 1
@@ -259,11 +266,11 @@ class PassedOver:
 
 
 def is_archive(name: str) -> bool:
-    """Whether a file is named like an archive, compressed or not."""
+    """Says whether a file is named like an archive, compressed or not."""
     return _ARCHIVE.search(name) is not None
 
 
 def _suffix(name: str) -> str:
-    """A file name from its last dot, as a kind of file."""
+    """Returns a file's name from its last dot on, as the kind of the file."""
     _, dot, suffix = name.rpartition("/")[2].rpartition(".")
     return f".{printable(suffix)}" if dot and len(suffix) < _LONGEST_SUFFIX else "without a suffix"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
 from shards.class_names import class_name, labels_fault, repeated_fault
+from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
-from shards.schema.config_values import refuse_wrong_values
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import MOST_GROUP_IMAGES, find_files, open_found, refuse_groups, unreadable
 from shards.sources.names import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
@@ -59,7 +59,7 @@ class ParquetSource:
             raise UserError(f"--source.label-names: {reason}; give each class its own name")
 
     def entries(self) -> Iterator[Entry]:
-        """File by file, one entry per row group; only the files' footers are read."""
+        """Yields one entry per row group, file by file; only the files' footers are read."""
         buckets, first_names = Buckets(), None
         splits: dict[str, str] = {}
         for path, footer in self._footers(self.paths(), buckets):
@@ -76,24 +76,24 @@ class ParquetSource:
             yield from footer.groups
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Row group by row group, some rows at a time."""
+        """Yields the images row group by row group, and reads some rows at a time."""
         with _OpenFile(Buckets(), self._columns()) as held:
             for entry in entries:
                 yield from self._group_images(held, entry, max_bytes)
 
     def reader(self) -> NoReturn:
-        """There is none."""
+        """Raises NotImplementedError: a single image cannot be read again."""
         raise NotImplementedError("a single image cannot be read from a Parquet file: the scan keeps copies")
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """The names given, or those in the files, in the order of their integers."""
+        """Returns the names that are given, or those in the files, in the order of their integers."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
         ((_, first),) = self._footers(self.paths()[:1], Buckets())
         return first.names or None
 
     def paths(self) -> list[str]:
-        """All files, sorted."""
+        """Returns all files, sorted."""
         if not self.files:
             raise UserError("--source.files is missing; give Parquet files or patterns such as 'DIR/*.parquet'")
         found = find_files(self.files, suffixes=(".parquet",))
@@ -101,7 +101,7 @@ class ParquetSource:
         return found
 
     def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, "_Footer"]]:
-        """What each file says of itself; the footers of files in a bucket are fetched ahead."""
+        """Yields what each file says of itself; the footers of files in a bucket are fetched ahead."""
         threads = READS_AHEAD if any(path.startswith(SCHEME) for path in paths) else 1
         footers = in_order(lambda path: self._footer(path, buckets), paths, threads=threads, window=threads)
         for path, footer in zip(paths, footers, strict=True):
@@ -137,7 +137,7 @@ class ParquetSource:
             raise InvalidDataError(f"{printable(path)} is not a readable Parquet file: {error}") from error
 
     def _splits(self, opened: "ParquetPieces") -> set[str]:
-        """The splits that the rows of a file say they are of; none if it has no such column."""
+        """Returns the splits that the rows of a file say they are of; none if it has no such column."""
         from shards.parquet_pieces import MOST_BATCH_BYTES
 
         if opened.schema.names.count(SPLIT_COLUMN) != 1 or SPLIT_COLUMN in self._columns():
@@ -164,7 +164,7 @@ class ParquetSource:
         return [self.image_column, self.label_column]
 
     def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
-        """The names of integer labels; empty if neither the settings nor the file give them."""
+        """Returns the names of integer labels; empty if neither the settings nor the file give them."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
         try:
@@ -197,7 +197,7 @@ class ParquetSource:
                 yield Entry(locator=locator, name=name), OSError(reason)
 
     def _batches(self, file: "ParquetPieces", number: int) -> "Iterator[pa.RecordBatch]":
-        """A few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
+        """Yields a few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
         from shards.parquet_pieces import MOST_BATCH_BYTES
 
         group, columns = file.groups[number], self._columns()
@@ -272,7 +272,7 @@ class _OpenFile:
 
 
 def _names_fault(names: Sequence[str]) -> str:
-    """What is wrong with the names of integer labels; empty if nothing is."""
+    """Says what is wrong with the names of integer labels; empty if nothing is."""
     names = [class_name(name) for name in names]
     if "" in names:
         return f"class {names.index('')} has an empty name"

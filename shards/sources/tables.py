@@ -9,9 +9,9 @@ from typing import Any
 
 from shards.class_labels import MISSING, is_list, is_vector, split_text
 from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.local_files import at_home
-from shards.schema.config_values import shown_value
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import MOST_GROUP_ROWS, open_found, refuse_groups, unreadable
 from shards.store import Buckets
@@ -27,7 +27,8 @@ _CELLS = {
 }
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
-_MOST_SHRUNK, _SMALL = 200, 64 << 20  # text in a .gz: times the file's bytes (lists shrink to a tenth); so much in any
+# The text in a .gz may have so many times the file's bytes (lists shrink to a tenth), and so many bytes in any case.
+_MOST_SHRUNK, _SMALL = 200, 64 << 20
 # The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
 RowValues = tuple[Any, ...] | ImageRefusedError
 # Labels, and their weights: none, or one per label.
@@ -35,11 +36,11 @@ Weighted = tuple[tuple[str, ...], tuple[float, ...]]
 
 
 def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Iterator[tuple[int, RowValues]]:
-    """(number, values of `columns`) of each row; the keys of `columns` are the options that name them. `beside` names
-    a column that the table may lack; its value, or else None, comes last.
+    """Yields (number, values of `columns`) for each row; the keys of `columns` are the options that name them. `beside`
+    names a column that the table may lack; its value, or else None, comes last.
 
     A CSV row is numbered by its line, Parquet's rows from 0. A CSV row with too many or too few columns is refused.
-    UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
+    Raises UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
     """
     if not path.lower().endswith(TABLE_SUFFIXES):
         raise UserError(f"{printable(path)!r} is not a table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -56,7 +57,7 @@ def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Ite
 
 
 def path_in(cell: Any) -> str:
-    """The path or URL in a cell. Raises ImageRefusedError if there is none, or one with a line break.
+    """Returns the path or URL in a cell. Raises ImageRefusedError if there is none, or if it has a line break.
 
     A backslash in a path is taken for a slash, as on Windows; `~/` is the home folder.
     """
@@ -70,7 +71,7 @@ def path_in(cell: Any) -> str:
 
 
 def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> None:
-    """UserError that lists the file's columns, if a wanted one is missing or occurs twice."""
+    """Raises UserError, which lists the file's columns, if a wanted column is missing or occurs twice."""
     for option, column in wanted.items():
         if have.count(column) != 1:
             what = "no column" if column not in have else f"{have.count(column)} columns"
@@ -100,7 +101,8 @@ def _parquet_rows(
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: str) -> Iterator[tuple[int, RowValues]]:
-    """A row is a line: a value with a line break could as well be a quote that is not closed, which swallows rows."""
+    """Yields the rows of a CSV. A row is a line: a value with a line break could as well be a quote that is not closed,
+    which swallows rows."""
     lines = enumerate(_lines(path, buckets), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
@@ -123,7 +125,8 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """The separator and the names of the columns: the usual one, or another that gives more of the wanted columns."""
+    """Returns the separator and the names of the columns: the usual separator, or another one that gives more of the
+    wanted columns."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
     readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}
@@ -149,7 +152,7 @@ def _num_wanted(names: Sequence[str], columns: Mapping[str, str]) -> int:
 
 
 def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:
-    """The names of the columns, if they are divided by this separator, or why they are not."""
+    """Returns the names of the columns that this separator gives, or the reason why it does not divide the line."""
     if line.count(delimiter) >= _MOST_COLUMNS:
         what = f"{1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
         return InvalidDataError(f"{printable(path)} has {what}")
@@ -163,7 +166,8 @@ def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] |
 
 
 def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]:
-    """The values of a line, without spaces around them; InvalidDataError if its quotes do not come in pairs."""
+    """Returns the values of a line, without spaces around them. Raises InvalidDataError if its quotes do not come in
+    pairs."""
     if b'"' not in line:
         return [cell.strip(b" ") for cell in line.split(delimiter)]
     cells, place = list[bytes](), 0
@@ -182,7 +186,8 @@ def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]
 
 
 def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """The lines of a text without their ends (LF, CR LF or CR). UserError for a line or a text of absurd length."""
+    """Yields the lines of a text without their ends (LF, CR LF or CR). Raises UserError for a line or a text of absurd
+    length."""
     rest, number = b"", 0
     for block in _blocks(path, buckets):
         text = rest + block
@@ -198,7 +203,7 @@ def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """The text of a file in UTF-8, without the mark of its encoding."""
+    """Yields the text of a file in UTF-8, without the mark of its encoding."""
     import pyarrow as pa
 
     file, num_bytes = open_found(path, buckets), 0
@@ -226,12 +231,12 @@ def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
-    """The labels in a cell as they are written: text, a number, or a list of these. Raises ImageRefusedError for
-    anything else.
+    """Returns the labels in a cell as they are written: text, a number, or a list of these. Raises ImageRefusedError
+    for anything else.
 
-    Bytes come from a CSV and are split at `separator` if it is given. A whole number is its digits, also if pandas has
-    made it a float. None, empty text and NaN are no label, but keep their place in a vector of 0 and 1. What the labels
-    mean is up to `shards.class_labels`.
+    Bytes come from a CSV and are split at `separator` if it is given. A whole number is its digits, even if pandas has
+    made it a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1. What the
+    labels mean is decided by `shards.class_labels`.
     """
     values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
     if len(values) > MOST_LABELS:
@@ -259,7 +264,7 @@ def _cut(value: bytes, separator: str) -> list[str]:
 
 
 def _written(value: Any, *, in_list: bool) -> str:
-    """One label; empty: none."""
+    """Returns one label; empty: none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) and in_list:
@@ -282,7 +287,7 @@ def _written(value: Any, *, in_list: bool) -> str:
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
-    """Labels with the weights of another cell. Raises ImageRefusedError if their numbers differ."""
+    """Returns the labels with the weights of another cell. Raises ImageRefusedError if their numbers differ."""
     numbers = _numbers(value, separator)
     if not numbers:
         return labels, ()

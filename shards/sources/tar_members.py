@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from shards.config_values import shown_value
 from shards.errors import ImageRefusedError
-from shards.schema.config_values import shown_value
 from shards.sources.entry import printable, too_large
 from shards.storage.ahead import Pieces
 
@@ -34,7 +34,7 @@ _EMPTY_BLOCK = bytes(BLOCK_BYTES)
 _FILES = (b"0", b"\0", b"7")
 _PASSED_OVER = (b"5", b"D", b"V")  # folders, and the name of a volume
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
-_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # whatever their size says
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # even if their size says otherwise
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -50,7 +50,7 @@ _REFUSAL = "refusal"  # a key next to those of pax, which are "path", "size" or 
 
 @dataclass(slots=True)
 class Header:
-    """What the archive says about its next member. `kind` is the type flag, `size` that of the data in the archive."""
+    """The archive's description of its next member. `kind` is the type flag, `size` that of the data in the archive."""
 
     name: str
     size: int
@@ -60,7 +60,7 @@ class Header:
 
 
 def parse_header(block: bytes) -> Header | None:
-    """The header in a block; None if it is not one: its checksum is wrong, or a number is invalid."""
+    """Returns the header in a block, or None if it is not one: its checksum is wrong, or a number is invalid."""
     if len(block) != BLOCK_BYTES:
         return None
     try:
@@ -84,12 +84,13 @@ def parse_header(block: bytes) -> Header | None:
 
 
 def begins_again(block: bytes) -> Header | None:
-    """A header that its magic also tells from other data: reading continues there after a damaged stretch."""
+    """Returns the header in a block if its magic, too, tells it from other data: reading continues there after a
+    damaged stretch."""
     return parse_header(block) if block[257:262] == b"ustar" else None
 
 
 def parse_number(field: bytes) -> int:
-    """Octal digits with spaces or NULs around, or GNU's base-256. Raises ValueError."""
+    """Reads octal digits with spaces or NULs around them, or GNU's base-256. Raises ValueError for anything else."""
     if field[0] & 0x80:
         if field[0] == 0xFF:
             raise ValueError("a negative number")
@@ -103,7 +104,7 @@ def parse_number(field: bytes) -> int:
 
 
 def parse_long_name(data: bytes) -> str:
-    """The name in the data of a GNU "L" member."""
+    """Returns the name in the data of a GNU "L" member."""
     return decoded(_until_nul(data))
 
 
@@ -129,12 +130,12 @@ def parse_pax(data: bytes) -> dict[str, str]:
 
 
 def decoded(name: bytes) -> str:
-    """Bytes that are not UTF-8 become surrogate escapes, as Python does with file names."""
+    """Decodes a name. Bytes that are not UTF-8 become surrogate escapes, as Python does with file names."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def _is_plain(field: bytes) -> bool:
-    """Whether every reader takes a field for a number, or for none."""
+    """Says whether every reader takes a field for a number, or for an empty field."""
     return _PLAIN.match(field) is not None or field[0] in (0x80, 0xFF)
 
 
@@ -143,7 +144,7 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _checksum_fits(block: bytes) -> bool:
-    """Whether the sum of all bytes, the checksum's own 8 read as spaces, is what the header says."""
+    """Says whether the sum of all bytes, with spaces for the checksum's own 8, is what the header says."""
     field = block[148:156]
     rest = 8 * ord(" ") - sum(field) - parse_number(field)
     # Adler-32's low half is one more than the sum, modulo 65521: 10 times faster than sum().
@@ -162,12 +163,12 @@ class BrokenOffTarError(DamagedTarError):
 
 
 class AmbiguousMemberError(ImageRefusedError):
-    """A member that readers of tars take differently, or fail at: what follows it may be something else to others."""
+    """A member that readers of tars take differently, or fail at; they may read something else after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of an archive. `offset` is of its first data byte, in the object that is read.
+    """A file of an archive. `offset` is that of its first data byte, in the object that is read.
 
     `data` is None if it was not requested, and an error if it is refused; a fault of the archive has no name.
     """
@@ -185,7 +186,7 @@ def _always(_: str) -> bool:
 def read_members(
     pieces: Pieces, *, wanted: Callable[[str], bool], max_bytes: int, with_data: Callable[[str], bool] = _always
 ) -> Iterator[Member]:
-    """Regular files whose name is `wanted`, and everything that is refused, in the archive's order.
+    """Yields the regular files whose name is `wanted`, and everything that is refused, in the archive's order.
 
     Bytes are read of files whose name is wanted `with_data`, and at most `max_bytes` of each. Links, devices and the
     like are refused, and names that lead out of the archive. Faults of the archive are DamagedTarErrors: a damaged
@@ -212,7 +213,7 @@ def read_members(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether the file's own name begins with a dot, like macOS's `._NAME` next to each file."""
+    """Says whether the file's own name begins with a dot, like macOS's `._NAME` next to each file."""
     return name.rpartition("/")[2].startswith(".")
 
 
@@ -221,12 +222,12 @@ class _Headers:
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._begin = pieces, pieces.position
-        self._num_members = self._num_extensions = 0  # extensions of the next member
+        self._num_members = self._num_extensions = 0  # the extensions are those of the next member
         self._for_all: dict[str, str] = {}  # pax records of the whole archive
-        self._for_next: dict[str, str] = {}  # of the next member
+        self._for_next: dict[str, str] = {}  # pax records of the next member
 
     def read(self) -> Iterator[Header | DamagedTarError]:
-        """Every member's header, and the faults between them."""
+        """Yields every member's header, and the faults between them."""
         pieces = self._pieces
         while block := pieces.take(BLOCK_BYTES):
             header = parse_header(block)
@@ -263,7 +264,7 @@ class _Headers:
         yield self._no_end_mark()
 
     def _complete(self, header: Header) -> None:
-        """Apply what earlier records say about this member."""
+        """Applies what earlier records say about this member."""
         if header.kind in _WITHOUT_DATA:
             header.size = 0
         while header.more_header_blocks:
@@ -284,7 +285,7 @@ class _Headers:
             header.name = header.name[:100]
 
     def _extend(self, header: Header) -> None:
-        """Keep what a record says about the members that follow. If two records set the same field, the first wins."""
+        """Keeps what a record says about the members that follow. If two records set the same field, the first wins."""
         self._num_extensions += 1
         if self._num_extensions > MOST_EXTENSIONS:
             self._for_next[_REFUSAL] = f"it has more than {MOST_EXTENSIONS} extended headers"
@@ -309,7 +310,7 @@ class _Headers:
                 self._for_next[_REFUSAL] = f"its pax header is damaged: {error}"
 
     def _next_header(self, block: bytes) -> tuple[DamagedTarError, Header | None]:
-        """The fault of a block that is not a header, and the next header after it."""
+        """Returns the fault of a block that is not a header, and the next header after it."""
         pieces = self._pieces
         begin = pieces.position - len(block)
         self._for_next = {}
@@ -343,7 +344,7 @@ class _Headers:
 
 
 def _refusal(header: Header) -> str:
-    """Why a member is never read, whatever its name; empty if it may be read."""
+    """Says why a member is never read, whatever its name; empty if it may be read."""
     name = header.name
     if header.refusal:
         return header.refusal

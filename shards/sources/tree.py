@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 READS_AHEAD = 16
 MOST_BYTES = 1 << 31
 REFUSED = "\0"  # starts the locator of an entry that can never be read; no path contains it
-# Of Synology, QNAP, macOS, Windows and ext4: smaller or deleted copies of the images beside them.
+# Synology, QNAP, macOS, Windows and ext4 keep smaller or deleted copies of the images in them.
 SYSTEM_FOLDERS = frozenset(
     ("@eaDir", "#recycle", "@Recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 )
@@ -45,7 +45,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows of equal width, sorted by their first field; rows that share it keep their order."""
+    """Yields rows of equal width, sorted by their first field; rows that share it keep their order."""
     left = iter(rows)
     run = _next_run(left)
     if len(run) < RUN_ROWS:
@@ -53,11 +53,15 @@ def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
         return
     import pyarrow as pa
 
+    schema = pa.schema([(f"field{number}", pa.binary()) for number in range(len(run[0]))])
     with temporary_file() as file:
-        edges = [0]
-        with pa.ipc.new_file(pa.PythonFile(file, "w"), _schema(len(run[0]))) as writer:
+        edges = [0]  # of the runs, in batches
+        with pa.ipc.new_file(pa.PythonFile(file, "w"), schema) as writer:
             while run:
-                edges.append(edges[-1] + _write_run(writer, run))
+                for begin in range(0, len(run), BATCH_ROWS):
+                    columns = zip(*run[begin : begin + BATCH_ROWS], strict=True)
+                    writer.write_batch(pa.record_batch([pa.array(column, pa.binary()) for column in columns], schema))
+                edges.append(edges[-1] + -(-len(run) // BATCH_ROWS))
                 run.clear()  # frees it before the next
                 run = _next_run(left)
         with pa.ipc.open_file(pa.PythonFile(file)) as batches:
@@ -71,24 +75,6 @@ def _next_run(left: Iterator[Row]) -> list[Row]:
     return run
 
 
-def _schema(width: int) -> "pa.Schema":
-    import pyarrow as pa
-
-    return pa.schema([(f"field{number}", pa.binary()) for number in range(width)])
-
-
-def _write_run(writer: "pa.ipc.RecordBatchFileWriter", run: list[Row]) -> int:
-    """Append a run; returns the number of its batches."""
-    import pyarrow as pa
-
-    schema = _schema(len(run[0]))
-    begins = range(0, len(run), BATCH_ROWS)
-    for begin in begins:
-        columns = zip(*run[begin : begin + BATCH_ROWS], strict=True)
-        writer.write_batch(pa.record_batch([pa.array(column, pa.binary()) for column in columns], schema))
-    return len(begins)
-
-
 def _read_run(batches: "pa.ipc.RecordBatchFileReader", first: int, end: int) -> Iterator[Row]:
     for number in range(first, end):
         batch = batches.get_batch(number)
@@ -96,16 +82,16 @@ def _read_run(batches: "pa.ipc.RecordBatchFileReader", first: int, end: int) -> 
 
 
 def refused_entry(name: str, reason: str) -> Entry:
-    """The entry of something that can never be read as an image; reading it returns the reason."""
+    """Returns the entry of something that can never be read as an image; reading it returns the reason."""
     return Entry(locator=REFUSED + reason, name=name)
 
 
 def list_images(root: str) -> Iterator[tuple[str, int]]:
-    """Paths below `root`, at any depth, with an image suffix, sorted by their bytes; S3 adds the sizes.
+    """Yields the paths below `root`, at any depth, with an image suffix, sorted by their bytes. S3 adds the sizes.
 
-    Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped, and so are folders that
-    systems keep thumbnails and deleted files in. Links are followed, but not in circles (see FolderWalk). UserError if
-    a folder cannot be listed.
+    Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped, and so are folders in
+    which systems keep thumbnails and deleted files. Links are followed, but not in circles (see FolderWalk). Raises
+    UserError if a folder cannot be listed.
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
@@ -125,7 +111,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
 
 
 def is_image_name(name: bytes) -> bool:
-    """Whether a file has an image suffix."""
+    """Says whether a file has an image suffix."""
     return name[name.rfind(b".") :].lower() in _SUFFIXES
 
 
@@ -136,12 +122,12 @@ class Tree:
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Reads files in order; from a bucket, several are fetched at once."""
+        """Yields the bytes of files in order; from a bucket, several are fetched at once."""
         entries = (Entry(locator=locator, name="") for locator in locators)
         return (image for _, image in self._read(entries, MOST_BYTES))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The image of each entry, in order."""
+        """Yields the image of each entry, in order."""
         return self._read(iter(entries), max_bytes)
 
     def _read(self, entries: Iterator[Entry], max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
@@ -155,7 +141,8 @@ class Tree:
 def read_ahead(
     function: Callable[[Entry, Hold], ImageBytes], entries: Iterator[Entry]
 ) -> Iterator[tuple[Entry, ImageBytes]]:
-    """Call `function` for every entry in threads, in order. Its errors are faults of the store: they end the job."""
+    """Calls `function` for every entry in threads, and yields the results in order. Its errors are faults of the store:
+    they end the job."""
 
     def read(entry: Entry, hold: Hold) -> tuple[Entry, ImageBytes]:
         return entry, function(entry, hold)
@@ -168,14 +155,14 @@ def read_ahead(
 
 
 def read_below(start: str, path: str, *, max_bytes: int) -> ImageBytes:
-    """The file at a relative path; `start` is its folder, ending in a slash."""
+    """Reads the file at a relative path; `start` is its folder, ending in a slash."""
     if reason := outside(path):
         return ImageRefusedError(reason)
     return read_file(start + path, max_bytes=max_bytes)
 
 
 def outside(path: str) -> str:
-    """Why a path is not below its folder; empty if it is."""
+    """Says why a path is not below its folder; empty if it is."""
     if path.startswith(REFUSED):
         return path.removeprefix(REFUSED)
     if not path or path[0] == "/" or (".." in path and ".." in path.split("/")) or "\0" in path:
@@ -184,7 +171,7 @@ def outside(path: str) -> str:
 
 
 def read_file(path: str, *, max_bytes: int) -> ImageBytes:
-    """A local file, read with as few system calls as possible: open, size, read."""
+    """Reads a local file with as few system calls as possible: open, size, read."""
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
         try:
@@ -203,7 +190,7 @@ def read_file(path: str, *, max_bytes: int) -> ImageBytes:
 
 
 def fetch(store: Store, path: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """An object of a store; of one that is too large, only the limit is read."""
+    """Reads an object of a store; of one that is too large, only the allowed bytes are read."""
     try:
         with store.open_read(path) as file:
             return read_at_most(file, max_bytes=max_bytes, hold=hold)
@@ -214,7 +201,7 @@ def fetch(store: Store, path: str, *, max_bytes: int, hold: Hold = no_wait) -> I
 
 
 def read_at_most(file: BinaryIO, *, max_bytes: int, hold: Hold = no_wait) -> bytes | ImageRefusedError:
-    """A whole stream, or its refusal if it is longer than allowed."""
+    """Reads a whole stream, or returns its refusal if it is longer than allowed."""
     pieces, num_bytes = [], 0
     while piece := file.read(_PIECE_BYTES):
         num_bytes += len(piece)
@@ -235,7 +222,8 @@ def _fetch_listed(store: Store, entry: Entry, max_bytes: int, hold: Hold) -> Ima
 
 
 def _rest(descriptor: int, missing: int) -> bytes:
-    """Network file systems may return less than requested. Ends early if the file was truncated meanwhile."""
+    """Reads the missing bytes, since network file systems may return less than requested. Ends early if the file was
+    truncated meanwhile."""
     pieces = []
     while missing and (piece := os.read(descriptor, missing)):
         pieces.append(piece)
@@ -251,7 +239,7 @@ class _Walk:
         self._start = root.rstrip(b"/") + b"/"
 
     def paths(self, below: bytes = b"") -> Iterator[bytes]:
-        """A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3."""
+        """Yields the paths in order. A folder sorts as "name/", so that "a-b" comes before "a/b" as it does in S3."""
         folder = os.path.join(self._root, below)  # noqa: PTH118 - names are bytes, since they need not be UTF-8
         try:
             with self._walk.inside(folder) as is_new:
@@ -265,7 +253,7 @@ class _Walk:
             raise UserError(f"{what}; give a folder that this user may read") from error
 
     def _names(self, folder: bytes) -> Iterator[Row]:
-        """The images in a folder, and its folders with a slash appended."""
+        """Yields the images in a folder, and its folders with a slash appended."""
         with os.scandir(folder) as found:
             for item in found:
                 name = item.name
@@ -276,7 +264,7 @@ class _Walk:
                         continue
                     yield (name + b"/",)
                 elif is_image_name(name):
-                    yield (name,)  # whatever it is: if it cannot be read, it belongs in quarantine
+                    yield (name,)  # if it cannot be read, it belongs in quarantine
                 elif item.is_symlink() and not os.path.exists(item.path):  # noqa: PTH110
                     log.warning("the link %s is broken and is skipped", _shown(item.path))
                 else:

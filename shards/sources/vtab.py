@@ -10,22 +10,30 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from shards.class_names import class_name, labels_fault, repeated_fault
+from shards.config_values import refuse_wrong_values, shown_text, shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import refuse_wrong_values, shown_text, shown_value
 from shards.sources.archives import TarReader
 from shards.sources.entry import Entry, ImageBytes, Reader, printable, too_large
-from shards.sources.tfds import Feature, PreparedDataset, ShardSlice, Span, open_prepared, read_features
+from shards.sources.tfds import (
+    AROUND_BYTES,
+    DamagedShardError,
+    Feature,
+    PreparedDataset,
+    ShardSlice,
+    Span,
+    TfRecord,
+    open_prepared,
+    read_features,
+    read_records,
+)
 from shards.sources.tree import Tree, list_images
 from shards.sources.vtab_tasks import VTAB_TASKS, TaskData
 from shards.storage.ahead import Pieces, stored_pieces
 from shards.store import MissingObjectError, Store, open_store
-
-if TYPE_CHECKING:
-    from shards.sources.tfds import TfRecord
 
 VtabSplit = Literal["train", "train800", "val200", "test"]
 _IMAGE = "image"
@@ -47,7 +55,7 @@ class VtabSource:
     """One task of VTAB-1k from the files that TFDS has prepared or, for some tasks, from the original images.
 
     The images are those that task_adaptation takes, copied byte for byte; only dSprites' pixels, 0 and 1, become 0 and
-    255, as there. An example that is damaged or whose label is not the task's is a refused image.
+    255, as in task_adaptation. An example that is damaged or whose label is not one of the task's is a refused image.
     """
 
     staged: ClassVar[bool] = False
@@ -80,7 +88,7 @@ class VtabSource:
             )
 
     def entries(self) -> Iterator[Entry]:
-        """In TFDS's order: one entry for some thousand examples of a shard, or for an original image."""
+        """Yields, in TFDS's order, one entry for some thousand examples of a shard, or for an original image."""
         return self._original_entries() if self.originals else self._prepared_entries()
 
     def _original_entries(self) -> Iterator[Entry]:
@@ -111,15 +119,13 @@ class VtabSource:
                     )
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """The examples of each entry, from one shard after the other, or the originals."""
-        from shards.sources.tfds import DamagedShardError, read_records
-
+        """Yields the examples of each entry, from one shard after the other, or the originals."""
         if self.originals:
             yield from Tree(root=self.originals).images(entries, max_bytes=max_bytes)
             return
-        prepared, names = self._prepared(), self._names()
+        prepared, names = self._prepared(), self.known_labels()
         for entry in entries:
-            shard, num_read = _Shard.of(entry), 0
+            shard, num_read = _slice_of(entry), 0
             try:
                 with closing(_pieces(prepared.store, shard.path)) as pieces:
                     records = read_records(pieces, skip=shard.first, most_bytes=max_bytes + _MORE_BYTES)
@@ -132,17 +138,13 @@ class VtabSource:
             except (DamagedShardError, OSError, EOFError, MissingObjectError) as error:
                 reason = f"damaged or missing shard: {error}"
                 for lost in range(num_read, shard.count):
-                    yield shard.entry(shard.first + lost), OSError(reason)
+                    yield _example_entry(shard, shard.first + lost), OSError(reason)
 
     def reader(self) -> Reader:
-        """Reads by path, offset and size, or an original by its path."""
+        """Returns a reader by path, offset and size, or of originals by their paths."""
         if self.originals:
             return Tree(root=self.originals)
         return VtabReader(store=self._prepared().store, is_binary=self._task().is_binary)
-
-    def known_labels(self) -> tuple[str, ...]:
-        """All classes of the task, also those of which the 1,000 images have none."""
-        return self._names()
 
     def _task(self) -> TaskData:
         for task in VTAB_TASKS:
@@ -154,8 +156,9 @@ class VtabSource:
     def _prepared(self) -> PreparedDataset:
         return open_prepared(self.root, self._task().dataset)
 
-    def _names(self) -> tuple[str, ...]:
-        """The names of the classes in their order: the task's, TFDS's, or the numbers."""
+    def known_labels(self) -> tuple[str, ...]:
+        """Returns the names of all classes of the task in their order, even of those without an image among the 1,000:
+        the task's own names, TFDS's, or the numbers."""
         task = self._task()
         if self.originals:
             return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)
@@ -172,12 +175,12 @@ class VtabSource:
         return names
 
     def _image(
-        self, shard: "_Shard", number: int, record: "TfRecord", names: tuple[str, ...], max_bytes: int
+        self, shard: ShardSlice, number: int, record: TfRecord, names: tuple[str, ...], max_bytes: int
     ) -> tuple[Entry, ImageBytes]:
-        """The image of a record and its label, or why there is none."""
+        """Returns the image of a record and its label, or the reason why there is none."""
         if isinstance(record.data, ImageRefusedError):
-            return shard.entry(number), record.data
-        task, entry = self._task(), shard.entry(number)
+            return _example_entry(shard, number), record.data
+        task, entry = self._task(), _example_entry(shard, number)
         try:
             example = read_features(record.data, [*task.features, _IMAGE, task.id_feature])
             entry = replace(entry, name=_name(entry.name, record.data, example.get(task.id_feature, ())))
@@ -193,10 +196,9 @@ class VtabSource:
         image = record.data[span.begin : span.end]
         return entry, _stretched(image) if task.is_binary else image
 
-    def _refuse_other_length(self, shard: "_Shard", num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
-        """Raises an error if the shard has not as many records as dataset_info.json says: then the order is another."""
-        from shards.sources.tfds import DamagedShardError
-
+    def _refuse_other_length(self, shard: ShardSlice, num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
+        """Raises an error if the shard does not have as many records as dataset_info.json says: then the order is
+        another one."""
         if num_read < shard.count:
             raise DamagedShardError(f"it ends before example {shard.first + num_read} of {shard.length}")
         if shard.first + num_read == shard.length and pieces.position < pieces.end:
@@ -219,31 +221,20 @@ class VtabReader:
             yield _stretched(image) if self.is_binary and isinstance(image, bytes) else image
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shard:
-    """Some examples of a shard: `count` from number `first` on, of `length`."""
+def _slice_of(entry: Entry) -> ShardSlice:
+    """Returns the examples that an entry stands for."""
+    path, first, count, length = entry.locator.rsplit(":", 3)
+    return ShardSlice(path=path, first=int(first), count=int(count), length=int(length))
 
-    path: str
-    first: int
-    count: int
-    length: int
 
-    @staticmethod
-    def of(entry: Entry) -> "_Shard":
-        """The examples that an entry stands for."""
-        path, first, count, length = entry.locator.rsplit(":", 3)
-        return _Shard(path=path, first=int(first), count=int(count), length=int(length))
-
-    def entry(self, number: int) -> Entry:
-        """The entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
-        return Entry(locator=f"{self.path}:{number}", name=f"{self.path.rpartition('/')[2]}__{number}")
+def _example_entry(shard: ShardSlice, number: int) -> Entry:
+    """Returns the entry of one example, with the id that TFDS gives it (`ReadConfig.add_tfds_id`)."""
+    return Entry(locator=f"{shard.path}:{number}", name=f"{shard.path.rpartition('/')[2]}__{number}")
 
 
 def _size(prepared: PreparedDataset, shard: ShardSlice) -> int:
-    """The bytes of a shard, which are enough for its examples: each that is missing would be a line of the quarantine
-    list."""
-    from shards.sources.tfds import AROUND_BYTES
-
+    """Returns the bytes of a shard. Raises an error if they are too few for its examples: each missing one would be a
+    line of the quarantine list."""
     path, todo = f"{prepared.store.url}/{shard.path}", "copy the whole dataset, or prepare it again"
     try:
         num_bytes = prepared.store.size(shard.path)
@@ -260,21 +251,21 @@ def _pieces(store: Store, path: str) -> Pieces:
 
 
 def _name(tfds_id: str, data: bytes, own: Feature) -> str:
-    """TFDS's id, and the example's name in the original dataset."""
+    """Returns TFDS's id, and the example's name in the original dataset."""
     if len(own) == 1 and isinstance(own[0], Span) and 0 < own[0].end - own[0].begin <= _MOST_ID_BYTES:
         return f"{tfds_id}:{printable(data[own[0].begin : own[0].end].decode('utf-8', 'surrogateescape'))}"
     return tfds_id
 
 
 def _only(image: Feature) -> Span:
-    """Returns where the image lies. ValueError unless there is exactly one."""
+    """Returns where the image lies. Raises ValueError unless there is exactly one."""
     if len(image) != 1 or not isinstance(image[0], Span):
         raise ValueError(f"its feature 'image' has {len(image)} values; allowed: the bytes of one image")
     return image[0]
 
 
 def _stretched(png: bytes) -> bytes | ImageRefusedError:
-    """A grey PNG of 0 and 1 as one of 0 and 255: dsprites.py multiplies the pixels by 255."""
+    """Turns a grey PNG of 0 and 1 into one of 0 and 255: dsprites.py multiplies the pixels by 255."""
     from PIL import Image
 
     from shards.images.config import WIDEST_LIMITS
@@ -317,7 +308,8 @@ class Originals:
 
 
 def read_originals(task: str, root: str) -> Originals:
-    """The originals of one of ORIGINALS. UserError if they are not all there: then the order is another."""
+    """Returns the originals of one of the tasks in ORIGINALS. Raises UserError if some are missing: then the order is
+    another one."""
     originals = ORIGINALS[task](root)
     for split, expected in COUNTS[task].items():
         if (found := len(originals.splits[split])) != expected:
@@ -329,7 +321,7 @@ def read_originals(task: str, root: str) -> Originals:
 
 
 def _class_folders(root: str) -> Originals:
-    """eurosat.py and resisc45: CLASS/FILE, all one split; the key is CLASS_FILE."""
+    """Reads CLASS/FILE, all in one split; the key is CLASS_FILE (eurosat.py and resisc45)."""
     keys = dict[str, Original]()
     for path, _ in list_images(root):
         label, _, name = path.partition("/")
@@ -341,7 +333,7 @@ def _class_folders(root: str) -> Originals:
 
 
 def _dtd(root: str) -> Originals:
-    """dtd.py: the first of the ten folds; the key is the line of its list."""
+    """Reads the first of the ten folds; the key is the line of its list (dtd.py)."""
     store, splits, labels = open_store(root), dict[str, list[Original]](), dict[str, Original]()
     for split, name in (("train", "train1"), ("validation", "val1"), ("test", "test1")):
         lines = _lines(store, f"labels/{name}.txt")
@@ -352,7 +344,7 @@ def _dtd(root: str) -> Originals:
 
 
 def _pets(root: str) -> Originals:
-    """oxford_iiit_pet: NAME, CLASS from 1 on, and two more numbers; the key is NAME.jpg."""
+    """Reads lists of NAME, CLASS from 1 on, and two more numbers; the key is NAME.jpg (oxford_iiit_pet)."""
     store, splits, classes = open_store(root), dict[str, list[Original]](), dict[int, str]()
     for split, name in (("train", "trainval"), ("test", "test")):
         path, keys = f"annotations/{name}.txt", dict[str, Original]()
@@ -386,7 +378,7 @@ def _ordered(split: str, keys: Mapping[str, Original]) -> list[Original]:
 
 
 def _hash(split: str, key: str) -> bytes:
-    """TFDS's hash of a key: the order of digests is that of the numbers that they stand for."""
+    """Returns TFDS's hash of a key: the order of digests is that of the numbers that they stand for."""
     return hashlib.md5(f"{split}{key}".encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()
 
 

@@ -7,7 +7,7 @@ dataset's builder in github.com/tensorflow/datasets.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shards.sources.tfds import DatasetKey, Feature
@@ -29,9 +29,9 @@ class ExampleRange:
 class Parts:
     """How a task divides TFDS's splits.
 
-    The first 800 examples of `train` train. The 200 for validation are the first of `validation`, after
-    `train_percent` % of it if that is `train` itself. The test set is `test`: what lies after both percentages if that
-    is `train`, otherwise what lies after `test_skips_percent` %.
+    The first 800 examples of `train` train. The 200 for validation are the first of the split `validation`; if that is
+    `train` itself, they come after `train_percent` % of it. The test set is the split `test`. If that is `train`, the
+    test set begins after both percentages, and otherwise after `test_skips_percent` %.
     """
 
     validation: str = "validation"
@@ -46,7 +46,8 @@ class Parts:
         return tuple(dict.fromkeys(("train", self.validation, self.test)))
 
     def pieces(self, part: str, counts: Mapping[str, int]) -> list[ExampleRange]:
-        """The examples of a part: train800, val200, train (both) or test. `counts`: the examples of each split."""
+        """Returns the examples of a part: train800, val200, train (both) or test. `counts`: the examples of each
+        split."""
         begin = self.train_percent * counts["train"] // 100
         train = ExampleRange(split="train", first=0, end=NUM_TRAIN)
         validation = ExampleRange(split=self.validation, first=begin, end=begin + NUM_VALIDATION)
@@ -63,9 +64,9 @@ class Parts:
 class TaskData:
     """Where a task's images and labels come from.
 
-    `label` makes the class from the values of `features`, in this order; ValueError if it has none. `id_feature`: the
-    example's name in the original dataset. `class_names` are in the order of the classes; without them, TFDS's own
-    names of the first feature are taken, or the numbers. `is_binary`: the pixels are 0 and 1.
+    `label` makes the class from the values of `features`, in this order, and raises ValueError if they give none.
+    `id_feature` has the example's name in the original dataset. `class_names` are in the order of the classes; without
+    them, the names are TFDS's own of the first feature, or the numbers. `is_binary`: the pixels are 0 and 1.
     """
 
     name: str
@@ -79,7 +80,7 @@ class TaskData:
     is_binary: bool = False
 
     def label_of(self, example: Mapping[str, Feature]) -> int:
-        """The class of an example, 0 to num_classes - 1; ValueError if it has none of these."""
+        """Returns the class of an example, 0 to num_classes - 1. Raises ValueError if it has none of these."""
         values = []
         for name in self.features:
             if name not in example:
@@ -95,43 +96,44 @@ class TaskData:
 
 
 def _single(values: _Numbers) -> int:
-    """The one value of a feature that TFDS calls a ClassLabel."""
+    """Returns the one value of a feature that TFDS calls a ClassLabel."""
     if len(values) != 1 or not isinstance(values[0], int):
         raise ValueError(f"its label is {len(values)} values; allowed: one whole number")
     return values[0]
 
 
 def _in_pairs(values: _Numbers) -> int:
-    """dsprites.py: 32 positions in 16 classes."""
+    """Divides 32 positions into 16 classes (dsprites.py)."""
     return _single(values) // 2
 
 
 def _sixteenths_of_40(values: _Numbers) -> int:
-    """dsprites.py: 40 orientations in 16 classes, of two or three orientations each."""
+    """Divides 40 orientations into 16 classes, of two or three orientations each (dsprites.py)."""
     return _single(values) * 2 // 5
 
 
 def _number_of_objects(sizes: _Numbers) -> int:
-    """clevr.py, count_all: from three objects on."""
+    """Counts the objects, from three on (clevr.py, count_all)."""
     return len(sizes) - 3
 
 
 def _highest_below(distance: float, thresholds: Sequence[float]) -> int:
-    """The last threshold below the distance; -1 if there is none."""
+    """Returns the number of the last threshold below the distance, or -1 if there is none."""
     if not math.isfinite(distance):
         raise ValueError(f"its distance is {distance}")
     return sum(threshold < distance for threshold in thresholds) - 1
 
 
 def _closest_object(pixel_coords: _Numbers) -> int:
-    """clevr.py, closest_object_distance: the least of the third coordinates."""
+    """Returns the class of the smallest third coordinate (clevr.py, closest_object_distance)."""
     if not pixel_coords or len(pixel_coords) % 3:
         raise ValueError(f"its objects have {len(pixel_coords)} coordinates; allowed: 3 for each, of one or more")
     return _highest_below(_least(pixel_coords[2::3]), (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
 
 
 def _closest_vehicle(types: _Numbers, locations: _Numbers) -> int:
-    """kitti.py, closest_vehicle_distance: the least z of cars, vans and trucks (types 0 to 2), 1,000 without any."""
+    """Returns the class of the smallest z of cars, vans and trucks (types 0 to 2), or of 1,000 without any (kitti.py,
+    closest_vehicle_distance)."""
     if len(locations) != 3 * len(types):
         raise ValueError(f"its {len(types)} objects have {len(locations)} coordinates; allowed: 3 for each")
     depths = [depth for kind, depth in zip(types, locations[2::3], strict=True) if kind < 3]
@@ -145,13 +147,41 @@ def _least(distances: _Numbers) -> float:
 
 
 def _of_train(percent: int) -> Parts:
-    """The validation part lies in `train`, after this percentage."""
+    """Returns the parts of a task whose validation images lie in `train`, after this percentage."""
     return Parts(validation="train", train_percent=percent)
 
 
+def _labelled(rows: Sequence[tuple[str, str, tuple[int, ...], int, Parts, str]]) -> Iterator[TaskData]:
+    """Yields the tasks whose class is the label that TFDS gives."""
+    for name, folder, majors, num_classes, parts, id_feature in rows:
+        dataset, _, config = folder.partition("/")
+        yield TaskData(
+            name=name,
+            dataset=DatasetKey(name=dataset, config=config, majors=majors),
+            num_classes=num_classes,
+            parts=parts,
+            label=_single,
+            id_feature=id_feature,
+        )
+
+
 _SIXTY_TWENTY = Parts(validation="train", test="train", train_percent=60, validation_percent=20)
-
-
+# The task, its folder in TFDS, the major versions, the number of classes, the parts, and the feature that has the
+# example's name. Version 4 of oxford_iiit_pet repaired 12 images; its keys and splits are those of version 3, which
+# TFDS no longer makes.
+_LABELLED = (
+    ("caltech101", "caltech101", (3,), 102, _of_train(90), "image/file_name"),
+    ("cifar100", "cifar100", (3,), 100, _of_train(90), "id"),
+    ("dtd", "dtd", (3,), 47, Parts(), "file_name"),
+    ("flowers102", "oxford_flowers102", (2,), 102, Parts(), "file_name"),
+    ("pets", "oxford_iiit_pet", (3, 4), 37, _of_train(80), "file_name"),
+    ("sun397", "sun397/tfds", (4,), 397, Parts(), "file_name"),
+    ("svhn", "svhn_cropped", (3,), 10, _of_train(90), "id"),
+    ("patch_camelyon", "patch_camelyon", (2,), 2, Parts(), "id"),
+    ("eurosat", "eurosat/rgb", (2,), 10, _SIXTY_TWENTY, "filename"),
+    ("resisc45", "resisc45", (3,), 45, _SIXTY_TWENTY, "filename"),
+    ("retinopathy", "diabetic_retinopathy_detection/btgraham-300", (3,), 5, Parts(), "name"),
+)
 _CLEVR_COUNT = TaskData(
     name="clevr_count",
     dataset=DatasetKey(name="clevr", majors=(3,)),
@@ -162,8 +192,24 @@ _CLEVR_COUNT = TaskData(
     id_feature="file_name",
     class_names=tuple(f"{number} objects" for number in range(3, 11)),
 )
-
-
+_CLEVR_DISTANCE = replace(
+    _CLEVR_COUNT,
+    name="clevr_distance",
+    num_classes=6,
+    features=("objects/pixel_coords",),
+    label=_closest_object,
+    class_names=("up to 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "above 10"),
+)
+_KITTI_DISTANCE = TaskData(
+    name="kitti_distance",
+    dataset=DatasetKey(name="kitti", majors=(3,)),
+    num_classes=4,
+    parts=Parts(),
+    features=("objects/type", "objects/location"),
+    label=_closest_vehicle,
+    id_feature="image/file_name",
+    class_names=("up to 8 m", "8 to 20 m", "above 20 m", "no vehicle"),
+)
 _DSPRITES_LOCATION = TaskData(
     name="dsprites_location",
     dataset=DatasetKey(name="dsprites", majors=(2,)),
@@ -174,8 +220,6 @@ _DSPRITES_LOCATION = TaskData(
     id_feature="id",
     is_binary=True,
 )
-
-
 _SMALLNORB_AZIMUTH = TaskData(
     name="smallnorb_azimuth",
     dataset=DatasetKey(name="smallnorb", majors=(2,)),
@@ -186,133 +230,21 @@ _SMALLNORB_AZIMUTH = TaskData(
     id_feature="id",
     class_names=tuple(f"{20 * number} degrees" for number in range(18)),
 )
-
-
+_SMALLNORB_ELEVATION = replace(
+    _SMALLNORB_AZIMUTH,
+    name="smallnorb_elevation",
+    num_classes=9,
+    features=("label_elevation",),
+    class_names=tuple(f"{30 + 5 * number} degrees" for number in range(9)),
+)
 VTAB_TASKS = (
-    TaskData(
-        name="caltech101",
-        dataset=DatasetKey(name="caltech101", majors=(3,)),
-        num_classes=102,
-        parts=_of_train(90),
-        label=_single,
-        id_feature="image/file_name",
-    ),
-    TaskData(
-        name="cifar100",
-        dataset=DatasetKey(name="cifar100", majors=(3,)),
-        num_classes=100,
-        parts=_of_train(90),
-        label=_single,
-        id_feature="id",
-    ),
-    TaskData(
-        name="dtd",
-        dataset=DatasetKey(name="dtd", majors=(3,)),
-        num_classes=47,
-        parts=Parts(),
-        label=_single,
-        id_feature="file_name",
-    ),
-    TaskData(
-        name="flowers102",
-        dataset=DatasetKey(name="oxford_flowers102", majors=(2,)),
-        num_classes=102,
-        parts=Parts(),
-        label=_single,
-        id_feature="file_name",
-    ),
-    TaskData(
-        name="pets",
-        # Version 4 repaired 12 images; keys and splits are those of version 3, which TFDS no longer makes.
-        dataset=DatasetKey(name="oxford_iiit_pet", majors=(3, 4)),
-        num_classes=37,
-        parts=_of_train(80),
-        label=_single,
-        id_feature="file_name",
-    ),
-    TaskData(
-        name="sun397",
-        dataset=DatasetKey(name="sun397", config="tfds", majors=(4,)),
-        num_classes=397,
-        parts=Parts(),
-        label=_single,
-        id_feature="file_name",
-    ),
-    TaskData(
-        name="svhn",
-        dataset=DatasetKey(name="svhn_cropped", majors=(3,)),
-        num_classes=10,
-        parts=_of_train(90),
-        label=_single,
-        id_feature="id",
-    ),
-    TaskData(
-        name="patch_camelyon",
-        dataset=DatasetKey(name="patch_camelyon", majors=(2,)),
-        num_classes=2,
-        parts=Parts(),
-        label=_single,
-        id_feature="id",
-    ),
-    TaskData(
-        name="eurosat",
-        dataset=DatasetKey(name="eurosat", config="rgb", majors=(2,)),
-        num_classes=10,
-        parts=_SIXTY_TWENTY,
-        label=_single,
-        id_feature="filename",
-    ),
-    TaskData(
-        name="resisc45",
-        dataset=DatasetKey(name="resisc45", majors=(3,)),
-        num_classes=45,
-        parts=_SIXTY_TWENTY,
-        label=_single,
-        id_feature="filename",
-    ),
-    TaskData(
-        name="retinopathy",
-        dataset=DatasetKey(name="diabetic_retinopathy_detection", config="btgraham-300", majors=(3,)),
-        num_classes=5,
-        parts=Parts(),
-        label=_single,
-        id_feature="name",
-    ),
+    *_labelled(_LABELLED),
     _CLEVR_COUNT,
-    replace(
-        _CLEVR_COUNT,
-        name="clevr_distance",
-        num_classes=6,
-        features=("objects/pixel_coords",),
-        label=_closest_object,
-        class_names=("up to 8", "8 to 8.5", "8.5 to 9", "9 to 9.5", "9.5 to 10", "above 10"),
-    ),
-    TaskData(
-        name="dmlab",
-        dataset=DatasetKey(name="dmlab", majors=(2,)),
-        num_classes=6,
-        parts=Parts(),
-        label=_single,
-        id_feature="filename",
-    ),
-    TaskData(
-        name="kitti_distance",
-        dataset=DatasetKey(name="kitti", majors=(3,)),
-        num_classes=4,
-        parts=Parts(),
-        features=("objects/type", "objects/location"),
-        label=_closest_vehicle,
-        id_feature="image/file_name",
-        class_names=("up to 8 m", "8 to 20 m", "above 20 m", "no vehicle"),
-    ),
+    _CLEVR_DISTANCE,
+    *_labelled([("dmlab", "dmlab", (2,), 6, Parts(), "filename")]),
+    _KITTI_DISTANCE,
     _DSPRITES_LOCATION,
     replace(_DSPRITES_LOCATION, name="dsprites_orientation", features=("label_orientation",), label=_sixteenths_of_40),
     _SMALLNORB_AZIMUTH,
-    replace(
-        _SMALLNORB_AZIMUTH,
-        name="smallnorb_elevation",
-        num_classes=9,
-        features=("label_elevation",),
-        class_names=tuple(f"{30 + 5 * number} degrees" for number in range(9)),
-    ),
+    _SMALLNORB_ELEVATION,
 )

@@ -15,9 +15,9 @@ import urllib.request
 from functools import cache, partial
 from typing import Any
 
+from shards.config_values import shown_text, whole_number
 from shards.errors import ImageRefusedError
 from shards.output.url_secrets import is_secret_field
-from shards.schema.config_values import shown_text, whole_number
 from shards.sources.entry import ImageBytes, too_large
 from shards.storage.ahead import Hold, no_wait
 
@@ -33,17 +33,17 @@ _ADVICE = "use s3://bucket/key with credentials from the environment, or a publi
 
 
 def is_address(location: str) -> bool:
-    """Whether a location begins like a URL of any kind."""
+    """Says whether a location begins like a URL of any kind."""
     return _SCHEME.match(location) is not None
 
 
 def is_web(location: str) -> bool:
-    """Whether a location is on a web server."""
+    """Says whether a location is on a web server."""
     return location[:8].lower().startswith(("http://", "https://"))
 
 
 def secret_reason(location: str) -> str:
-    """Why an address is refused: it contains a secret. Empty if it contains none that is recognised."""
+    """Says why an address is refused: it contains a secret. Empty if it contains none that is recognised."""
     authority, rest = _split(location)
     if "@" in authority:
         return f"its address contains a user name or password; {_ADVICE}"
@@ -56,7 +56,7 @@ def secret_reason(location: str) -> str:
 
 
 def shown_address(location: str) -> str:
-    """An address as a name: without its query, and without what may be a password."""
+    """Returns an address as a name: without its query, and without what may be a password."""
     scheme = _SCHEME.match(location)
     authority, rest = _split(location)
     path = re.split(r"[?#]", rest, maxsplit=1)[0]
@@ -69,7 +69,7 @@ def shown_address(location: str) -> str:
 
 
 def _split(location: str) -> tuple[str, str]:
-    """(user, host and port; everything after them). A relative path has no host."""
+    """Returns (user, host and port; everything after them). A relative path has no host."""
     scheme = _SCHEME.match(location)
     behind = location[scheme.end() :] if scheme else location
     end = re.search(r"[/?#\\]", behind) if scheme else None
@@ -78,13 +78,13 @@ def _split(location: str) -> tuple[str, str]:
 
 
 def _is_odd(authority: str) -> bool:
-    """Whether the port is not a number; an IPv6 address has colons in brackets."""
+    """Says whether the port is not a number; an IPv6 address has colons in brackets."""
     _, colon, port = authority.rpartition("]")[2].partition(":")
     return bool(colon) and not (port.isascii() and (port.isdecimal() or not port))
 
 
 def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """The body of a GET request, retried up to RETRIES times; the last error if none succeeds.
+    """Returns the body of a GET request, which is retried up to RETRIES times, or the last error if none succeeds.
 
     Redirects lead to http and https only. At most `max_bytes` are read.
     """
@@ -133,31 +133,32 @@ def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
 
 
 def _wait(hold: Hold, num_bytes: int) -> float:
-    """Wait for room; returns the seconds that it took."""
+    """Waits for room, and returns the seconds that it took."""
     begin = time.monotonic()
     hold(num_bytes)
     return time.monotonic() - begin
 
 
 class _Deadline:
-    """The time by which an image must be complete, redirects and headers included, without the time spent waiting for
-    room."""
+    """The time by which an image must be complete, with redirects and headers. The time spent waiting for room does not
+    count."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + FETCH_SECONDS
 
     def extend(self, seconds: float) -> None:
-        """This much later."""
+        """Moves the deadline by this much."""
         self._until += seconds
 
     def check(self) -> None:
-        """Raises TimeoutError once it is over."""
+        """Raises TimeoutError once the deadline is over."""
         if time.monotonic() > self._until:
             raise TimeoutError(f"not complete after {FETCH_SECONDS:.0f} s")
 
 
 class _Silence(float):
-    """The timeout of a single read, as urllib hands it from request to connection, with the deadline of all."""
+    """The timeout of a single read, with the deadline of all reads; urllib hands it from the request to the
+    connection."""
 
     deadline: _Deadline
 
@@ -169,7 +170,7 @@ class _Silence(float):
 
 
 class _TimedReads(io.RawIOBase):
-    """A connection's bytes until the deadline: a byte now and then must not hold a thread for ever."""
+    """The bytes of a connection until the deadline: a byte now and then must not hold a thread for ever."""
 
     def __init__(self, raw: io.RawIOBase, deadline: _Deadline) -> None:
         super().__init__()
@@ -196,10 +197,15 @@ class _Response(http.client.HTTPResponse):
         self.fp = io.BufferedReader(_TimedReads(self.fp.detach(), deadline))
 
 
-class _TimedHandler(urllib.request.AbstractHTTPHandler):
-    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> http.client.HTTPResponse:
-        """Opens an address with a connection whose responses end at the deadline."""
+class _TimedHandler(urllib.request.HTTPSHandler):
+    """Opens http and https addresses with connections whose responses end at the deadline."""
 
+    http_request = urllib.request.AbstractHTTPHandler.do_request_
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(http.client.HTTPConnection, req)
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> http.client.HTTPResponse:
         def connection(host: str, *, timeout: _Silence, **more: Any) -> http.client.HTTPConnection:
             made: http.client.HTTPConnection = http_class(host, timeout=timeout, **more)
             made.response_class = partial(_Response, timeout.deadline)  # type: ignore[assignment]
@@ -208,22 +214,13 @@ class _TimedHandler(urllib.request.AbstractHTTPHandler):
         return super().do_open(connection, req, **options)  # type: ignore[arg-type]
 
 
-class _HTTPHandler(_TimedHandler, urllib.request.HTTPHandler):
-    """Opens http addresses with a deadline."""
-
-
-class _HTTPSHandler(_TimedHandler, urllib.request.HTTPSHandler):
-    """Opens https addresses with a deadline."""
-
-
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """An opener without the handlers of file:, ftp: and data: that urlopen has."""
+    """Makes an opener without the handlers of file:, ftp: and data: that urlopen has."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        _HTTPHandler(),
-        _HTTPSHandler(),
+        _TimedHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPRedirectHandler(),
         urllib.request.HTTPErrorProcessor(),

@@ -18,7 +18,7 @@ from shards.storage.objects import Store
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# Called before a task takes memory for this many bytes in all; returns when there is room for them.
+# A task calls it before it takes memory for this many bytes in all; it returns when there is room for them.
 Hold = Callable[[int], None]
 LOCAL_PIECE_BYTES = 1 << 20  # fits a processor's cache; the operating system reads ahead
 REMOTE_PIECE_BYTES = 8 << 20
@@ -26,15 +26,16 @@ REMOTE_PIECES_AHEAD = 2
 
 
 def no_wait(_: int) -> None:
-    """There is room for anything."""
+    """Returns at once: there is room for anything."""
 
 
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int
 ) -> Generator[Result | Exception, None, None]:
-    """`function` of every item, in order. An exception comes in its item's place, so that one does not end the others.
+    """Yields the result of `function` for every item, in order. An exception comes in its item's place, so that one
+    failed item does not end the others.
 
-    At most `window` items are being made or wait to be taken. Items are drawn in the caller's thread, as results are
+    At most `window` results are being made or wait to be taken. Items are drawn in the caller's thread, as results are
     taken. A caller that stops early waits only for calls that have begun.
     """
     return _in_order(lambda _, item: function(item), items, threads, window, None)
@@ -43,8 +44,8 @@ def in_order(
 def in_order_within(
     function: Callable[[Item, Hold], Result], items: Iterable[Item], *, threads: int, most_bytes: int
 ) -> Generator[Result | Exception, None, None]:
-    """Like `in_order`, for large results of unknown size: those that wait to be taken hold at most `most_bytes`
-    together.
+    """Does the same as `in_order` for large results of unknown size: the results that wait to be taken hold at most
+    `most_bytes` together.
 
     `function` calls its `Hold` before it takes memory. The result that is needed next never waits, so that nothing can
     be stuck; it may come on top of `most_bytes`.
@@ -62,7 +63,7 @@ class _Room:
         self._changed = threading.Condition()
 
     def hold_of(self, number: int) -> Hold:
-        """The hold of the item with this number, counted from 0."""
+        """Returns the hold of the item with this number, counted from 0."""
 
         def hold(num_bytes: int) -> None:
             with self._changed:
@@ -76,14 +77,14 @@ class _Room:
         return hold
 
     def taken(self) -> None:
-        """The first result has been taken; the next one is the first now."""
+        """Frees the bytes of the first result, which has been taken; the next result is the first now."""
         with self._changed:
             self._held.pop(self._first, None)
             self._first += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Releases all that wait; nobody needs what they would read."""
+        """Releases all threads that wait, because nobody needs what they would read."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -129,7 +130,7 @@ class Digest(Protocol):
 
 
 def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Digest | None = None) -> "Pieces":
-    """Bytes first..end-1 of an object, for callers that take nearly all of them."""
+    """Returns bytes first..end-1 of an object as pieces, for callers that take nearly all of them."""
     is_local = isinstance(store, LocalStore)
     return Pieces(
         partial(store.read_range, path),
@@ -144,9 +145,9 @@ def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Dige
 class Pieces:
     """Bytes first..end-1 from `read_range(first, end)`, taken from front to end.
 
-    Skipped bytes are not read if that saves a piece; with a `digest` all bytes are read, and fed to it in order.
-    Threads read `ahead` pieces before they are taken; 0: nothing is read before it is needed. `take` and `skip` raise
-    the errors of `read_range`.
+    Skipped bytes are not read if that saves a piece; with a `digest`, all bytes are read and fed to it in order.
+    Threads read `ahead` pieces before they are taken; with 0, nothing is read before it is needed. `take` and `skip`
+    raise the errors of `read_range`.
     """
 
     def __init__(
@@ -162,16 +163,16 @@ class Pieces:
         self._read_range, self._ahead, self._digest = read_range, ahead, digest
         self._piece_bytes = piece_bytes
         self.end = end
-        self._held, self._next, self._held_end = b"", 0, first  # a piece, what is taken of it, its end
+        self._held, self._next, self._held_end = b"", 0, first  # a piece, the bytes taken of it, its end in the object
         self._coming = self._read_from(first)
 
     @property
     def position(self) -> int:
-        """The next byte's offset in the object."""
+        """The offset of the next byte in the object."""
         return self._held_end - len(self._held) + self._next
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes, fewer at the end."""
+        """Returns the next `count` bytes, fewer at the end."""
         begin = self._next
         if begin + count <= len(self._held):
             self._next = begin + count
@@ -201,7 +202,7 @@ class Pieces:
         self._coming.close()
 
     def _load(self) -> bool:
-        """Loads the next piece once all of this one is taken; False at the end."""
+        """Loads the next piece once all of this one is taken. Returns False at the end."""
         piece = next(self._coming, b"")
         if isinstance(piece, Exception):
             raise piece

@@ -1,4 +1,4 @@
-"""A lock that is free in a forked child, where the thread that held it does not exist."""
+"""A lock that is free in a forked child, in which the thread that held it does not exist."""
 
 import os
 import threading
@@ -6,12 +6,12 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-# Only for forks; it keeps no lock alive.
+# Only forks need the set; it keeps no lock alive.
 _LOCKS: "weakref.WeakSet[ForkLock]" = weakref.WeakSet()
 
 
 class ForkLock:
-    """A lock like threading.Lock that is unlocked in a forked child. `reentrant`: like threading.RLock."""
+    """A lock like threading.Lock, or like threading.RLock if it is `reentrant`, that is unlocked in a forked child."""
 
     def __init__(self, *, reentrant: bool = False) -> None:
         self._new = threading.RLock if reentrant else threading.Lock
@@ -28,7 +28,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Renews the lock in a child, before the child has a second thread."""
+        """Renews the lock in a child that has only one thread so far."""
         self._lock = self._new()
 
 

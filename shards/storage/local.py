@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 log = logging.getLogger(__name__)
-MOST_DEPTH = 100  # of folders inside each other
-MOST_WAYS = 16  # by which links may lead to one folder: several may share it, as classes share images
+MOST_DEPTH = 100  # folders inside each other
+MOST_WAYS = 16  # times that links may lead to one folder: several classes may share its images
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: a network file system whose server was away
+_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: the server of a network file system was away
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -58,9 +58,10 @@ _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class FolderWalk:
-    """The folders that a walk is inside of, and how often links have led it to the same one.
+    """The folders that a walk is inside, and how often links have led it to each folder.
 
-    Without the second, 40 folders with two links each to the next would be a trillion.
+    The counts are needed since links multiply: 40 folders, each with two links to the next one, would be listed as a
+    trillion.
     """
 
     def __init__(self) -> None:
@@ -70,9 +71,9 @@ class FolderWalk:
 
     @contextmanager
     def inside(self, folder: bytes) -> Iterator[bool]:
-        """While the walk is inside `folder`; False if it must be left out, which is logged.
+        """Enters `folder` for the length of the block. Yields False if it must be left out, and logs the reason.
 
-        UserError if folders are nested deeper than MOST_DEPTH. OSError if there is no such folder.
+        Raises UserError if folders are nested deeper than MOST_DEPTH, and OSError if there is no such folder.
         """
         if len(self._inside) > MOST_DEPTH:
             what = f"{_shown(folder)} is nested more than {MOST_DEPTH} folders deep"
@@ -108,9 +109,9 @@ def _shown(folder: bytes) -> str:
 
 
 def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
-    """`read()`, repeated while its fault may pass; raises that fault once the deadline is over.
+    """Returns what `read()` returns, and repeats it while its fault may pass.
 
-    ReadStoppedError once `stop` is set.
+    Raises the fault once the deadline is over, and ReadStoppedError once `stop` is set.
     """
     retries = None
     while True:
@@ -119,7 +120,10 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
         except OSError as error:
             if error.errno not in _PASSING:
                 raise
-            retries = retries or _retries(what, stop)
+            if retries is None:
+                budget = RetryBudget(RETRIES)
+                budget.has_answered = True  # a wrong path raises other errors
+                retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
             try:
                 retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
@@ -131,14 +135,8 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
             raise ReadStoppedError(0)
 
 
-def _retries(what: str, stop: threading.Event | None) -> RequestRetries:
-    budget = RetryBudget(RETRIES)
-    budget.has_answered = True  # a wrong path raises other errors
-    return RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
-
-
 def read_exactly(descriptor: int, first: int, end: int) -> bytes:
-    """Bytes first..end-1, fewer only at the file's end. One pread returns at most 2 GiB, and may return less on a
+    """Reads bytes first..end-1; fewer only at the file's end. One pread returns at most 2 GiB, and may return less on a
     network file system."""
     pieces = [os.pread(descriptor, end - first, first)]
     position = first + len(pieces[0])
@@ -149,7 +147,8 @@ def read_exactly(descriptor: int, first: int, end: int) -> bytes:
 
 
 def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryview:
-    """As many bytes as the memory has from `first` on, fewer only at the file's end."""
+    """Fills the memory with the bytes from `first` on, and returns the part of it that is filled: all of it, unless the
+    file ends before."""
     num_bytes = 0
     while num_bytes < len(view) and (count := os.preadv(descriptor, [view[num_bytes:]], first + num_bytes)):
         num_bytes += count
@@ -157,7 +156,8 @@ def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryvi
 
 
 def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
-    """The file up to its end, which may grow or not say its size. InvalidDataError if it has more than `most_bytes`."""
+    """Reads a file to its end; the file may grow meanwhile, or not say its size. Raises InvalidDataError if it has more
+    than `most_bytes`."""
     num_bytes = os.fstat(descriptor).st_size
     data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
     if len(data) > num_bytes:
@@ -168,9 +168,9 @@ def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
 
 
 def open_regular(name: str, flags: int) -> int:
-    """An opener for `open`: the descriptor of a regular file, whatever links lead to it.
+    """Opens a regular file, and follows links to it; an `opener` for `open`.
 
-    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, a device never end.
+    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, and a device may have no end.
     """
     what = f"{name} is not a regular file; give a file, not a pipe or a device"
     try:
@@ -224,26 +224,26 @@ class CountedFile(io.FileIO):
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Objects are files below the folder `url`, which the first write makes."""
+    """Objects are files below the folder `url`, which is made by the first write."""
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
-        """This folder: files have no connections."""
+        """Returns this store itself, because files have no connections."""
         return self
 
     def with_traffic(self, traffic: Traffic) -> Self:
-        """This folder, with other counters."""
+        """Returns a store of the same folder with other counters."""
         return replace(self, traffic=traffic)
 
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
-        """The whole file. InvalidDataError if it has more than `most_bytes`."""
+        """Reads the whole file. Raises InvalidDataError if it has more than `most_bytes`."""
         name = f"{self.url}/{path}"
         return self._read(path, lambda file: read_whole(file.fileno(), name=name, most_bytes=most_bytes), stop)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
-        """Bytes first..end-1; EOFError if the file is shorter."""
+        """Reads bytes first..end-1. Raises EOFError if the file is shorter."""
         return self._of_full_length(
             path, first, end, self._read(path, lambda file: read_exactly(file.fileno(), first, end), stop)
         )
@@ -251,7 +251,7 @@ class LocalStore:
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """Bytes first..end-1, into the memory that `take` returns; EOFError if the file is shorter."""
+        """Reads bytes first..end-1 into the memory that `take` returns. Raises EOFError if the file is shorter."""
         view = take(end - first)
         read = self._read(path, lambda file: read_exactly_into(view, file.fileno(), first), stop)
         return self._of_full_length(path, first, end, read)
@@ -262,30 +262,31 @@ class LocalStore:
         return data
 
     def open_read(self, path: str) -> BinaryIO:
-        """The file, open for reading."""
+        """Opens the file for reading."""
         return io.BufferedReader(self._again(path, lambda: self._open(path, self.traffic), None), STREAM_BYTES)
 
     def local_path(self, path: str) -> Path:
-        """The file's path, whether it is there or not."""
+        """Returns the file's path, even if there is no such file."""
         return self._file(path)
 
     def size(self, path: str) -> int:
-        """Bytes of the file."""
+        """Returns the number of bytes of the file."""
         file = self._file(path)
         if not file.is_file():
             raise MissingObjectError(path, url=self.url)
         return file.stat().st_size
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there."""
+        """Says whether the file is there."""
         return self._file(path).is_file()
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """All files below `prefix`; unfinished writes are not objects. Links are followed, but not in circles."""
+        """Yields all files below `prefix`; unfinished writes are not objects. Links are followed, but not in
+        circles."""
         return _walk(os.fsencode(self._folder(prefix)) + b"/", folder_prefix(prefix), FolderWalk())
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All files below `prefix` with their sizes, without those removed meanwhile."""
+        """Yields all files below `prefix` with their sizes, without those removed meanwhile."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
@@ -294,7 +295,7 @@ class LocalStore:
                 continue
 
     def write(self, path: str, data: bytes) -> None:
-        """Write `data` under a temporary name and rename it."""
+        """Writes `data` under a temporary name and renames the file."""
         with self.create(path) as file:
             file.write(data)
 
@@ -318,7 +319,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Copies the file, as `create` would be given its bytes."""
+        """Copies the file to the object, as with `create`."""
         with self.create(path) as target:
             while piece := file.read(STREAM_BYTES):
                 target.write(piece)
@@ -342,7 +343,7 @@ class LocalStore:
                 file.unlink(missing_ok=True)
 
     def _read(self, path: str, read: Callable[[io.FileIO], Read], stop: threading.Event | None) -> Read:
-        """The result of `read` for the open file; the read is counted."""
+        """Returns the result of `read` for the open file, and counts the read."""
         began, num_bytes = time.perf_counter(), 0
 
         def opened_and_read() -> Read:
@@ -377,7 +378,8 @@ class LocalStore:
 
 
 def _open_new(temporary: Path, target: Path) -> BinaryIO:
-    """The temporary file, its folder made; again if another process's `delete` removed the folder in between."""
+    """Opens the temporary file, after making its folder. Tries again if another process's `delete` removes the folder
+    in between."""
     for number in range(_OPEN_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -414,17 +416,17 @@ def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
 
 
 def temporary_files(folder: Path) -> Iterator[Path]:
-    """What writers have not finished, below the folder; links are not followed. A folder that is removed meanwhile has
-    none: Path.rglob of Python 3.11 fails on it."""
+    """Yields the files below the folder that writers have not finished. Links are not followed. A folder that is
+    removed meanwhile has none, whereas Path.rglob of Python 3.11 fails on it."""
     for inside, _, names in os.walk(folder):
         yield from (Path(inside, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 
 
 def _sorted_names(folder: bytes) -> list[bytes]:
-    """The names of a folder's files and folders; those of folders end with a slash.
+    """Returns the names of a folder's files and folders; those of folders end with a slash.
 
-    A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. They are bytes because names that are not
-    UTF-8 sort differently as strings, and because millions of names take half the memory.
+    A folder sorts as "name/", so that "a-b" comes before "a/b" as in S3. Names are bytes because names that are not
+    UTF-8 sort differently as strings, and because millions of bytes objects take half the memory.
     """
     with os.scandir(folder) as found:
         names = [item.name + ending for item in found if (ending := _ending(item)) is not None]
@@ -433,7 +435,7 @@ def _sorted_names(folder: bytes) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """A slash for a folder, nothing for a file, None for anything else (devices, broken links)."""
+    """Returns a slash for a folder, nothing for a file, and None for anything else (devices, broken links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

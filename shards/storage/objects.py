@@ -13,22 +13,22 @@ from shards.errors import PrintableError
 from shards.output.terminal import printable_name
 from shards.storage.fork_lock import ForkLock
 
-MOST_OBJECT_BYTES = 1 << 30  # of an object that is read whole, where the caller has no smaller bound
+MOST_OBJECT_BYTES = 1 << 30  # that an object may have to be read whole, unless the caller gives a smaller bound
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
-    """Sums since the counters were made. `seconds` is the time of all reads; concurrent ones add up."""
+    """Sums of reads since the counters were made. `seconds` is the time of all reads; concurrent ones add up."""
 
-    requests: int = 0  # reads that have ended, without retries, hedges and reads that were stopped
-    bytes: int = 0  # of these reads, without bytes that were of no use
+    requests: int = 0  # reads that have ended; retries, hedges and stopped reads are not counted
+    bytes: int = 0  # that these reads have brought; wasted bytes are not counted
     seconds: float = 0.0
     retries: int = 0  # repeated requests, whatever the reason; broken bodies included
     broken_bodies: int = 0
     throttled: int = 0  # answers 429 or 503
     hedges: int = 0  # second requests for slow reads
     hedges_won: int = 0
-    wasted_bytes: int = 0  # of requests that lost against the other one for the same bytes
+    wasted_bytes: int = 0  # of requests whose bytes another request brought first
 
     def __sub__(self, earlier: "TrafficCounts") -> "TrafficCounts":
         before = asdict(earlier)
@@ -36,7 +36,8 @@ class TrafficCounts:
 
 
 class Traffic:
-    """The counters of a store in this process, or of one of its readers (`Store.with_traffic`)."""
+    """The counters of a store in this process, or of one of its readers (`Store.with_traffic`). Any thread may
+    count."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -47,7 +48,7 @@ class Traffic:
         return type(self), ()
 
     def add(self, more: TrafficCounts) -> None:
-        """Adds to every count."""
+        """Adds to every count, and tells the listeners if the storage has asked for fewer requests."""
         with self._lock:
             for name, value in vars(more).items():
                 self._sums[name] += value
@@ -56,18 +57,18 @@ class Traffic:
                 told()
 
     def on_throttle(self, listener: Callable[[], None]) -> None:
-        """Calls this method, while its object lives, whenever the storage has asked for fewer requests."""
+        """Calls this method whenever the storage has asked for fewer requests, as long as the method's object lives."""
         living = [known for known in self._listeners if known()]
         self._listeners = [*living, weakref.WeakMethod(listener)]
 
     def counts(self) -> TrafficCounts:
-        """The sums so far."""
+        """Returns the sums so far."""
         with self._lock:
             return TrafficCounts(**self._sums)
 
 
 class MissingObjectError(PrintableError):
-    """No object is at this path of this store."""
+    """There is no object at this path of this store."""
 
     def __init__(self, path: str, *, url: str = "") -> None:
         super().__init__(f"no object {path!r} in {printable_name(url) or 'the store'}")
@@ -79,100 +80,103 @@ class MissingObjectError(PrintableError):
 
 
 def any_path(path: str) -> bool:  # noqa: ARG001
-    """Every object is ours."""
+    """Returns True for every path: all objects are ours."""
     return True
 
 
 class Readable(Protocol):
-    """What reading a dataset needs of a store."""
+    """The part of a store that reading a dataset needs."""
 
     @property
     def url(self) -> str: ...
 
     def read(self, path: str) -> bytes:
-        """The whole object. Raises MissingObjectError, and InvalidDataError above MOST_OBJECT_BYTES."""
+        """Reads the whole object. Raises MissingObjectError, and InvalidDataError above MOST_OBJECT_BYTES."""
         ...
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Exactly the bytes first..end-1. Raises MissingObjectError, and EOFError if the object is shorter."""
+        """Reads exactly the bytes first..end-1. Raises MissingObjectError, and EOFError if the object is shorter."""
         ...
 
 
 class Store(Protocol):
-    """Objects by relative path below one root. What is written is whole or absent."""
+    """Objects by relative path below one root. An object that is written is whole or absent."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def traffic(self) -> Traffic:
-        """What reading took in this process."""
+        """The counts of what was read in this process."""
         ...
 
     def fresh(self) -> "Store":
-        """The same objects, each read over a new connection: for the second request of a slow read."""
+        """Returns a store of the same objects that opens a new connection for each read: for the second request of a
+        slow read."""
         ...
 
     def with_traffic(self, traffic: Traffic) -> "Store":
-        """The same objects over the same connections; reads are counted in `traffic` alone."""
+        """Returns a store of the same objects over the same connections, whose reads are counted in `traffic` alone."""
         ...
 
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
-        """The whole object. Raises MissingObjectError; InvalidDataError if it has more than `most_bytes`, or is no
-        regular file; ReadStoppedError at the next byte or timeout once `stop` is set.
+        """Reads the whole object.
 
-        A folder looks at `stop` only while it waits for a disk that fails: files are read too fast for more.
+        Raises MissingObjectError; InvalidDataError if it has more than `most_bytes`, or is no regular file; and
+        ReadStoppedError at the next byte or timeout once `stop` is set. A folder looks at `stop` only while it waits
+        for a disk that fails: files are read too fast for more.
         """
         ...
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
-        """Exactly the bytes first..end-1. Raises as `read`, and EOFError if the object is shorter."""
+        """Reads exactly the bytes first..end-1. Raises the errors of `read`, and EOFError if the object is shorter."""
         ...
 
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """As `read_range`, for at least one byte, into the memory that `take(num_bytes)` returns."""
+        """Does the same as `read_range`, for at least one byte, into the memory that `take(num_bytes)` returns."""
         ...
 
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """The object as a stream, in bounded memory whatever its size. Raises MissingObjectError.
+        """Opens the object as a stream, which takes bounded memory whatever its size. Raises MissingObjectError.
 
         `read(n)` returns n bytes, fewer only at the end; it cannot seek. `tarfile` reads it with mode "r|".
         """
         ...
 
     def local_path(self, path: str) -> Path | None:
-        """The file that is this object, for mapping into memory; None if the store has no files."""
+        """Returns the file that is this object, for mapping into memory, or None if the store has no files."""
         ...
 
     def size(self, path: str) -> int:
-        """Bytes of the object. Raises MissingObjectError."""
+        """Returns the number of bytes of the object. Raises MissingObjectError."""
         ...
 
     def exists(self, path: str) -> bool: ...
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Paths of all objects below the folder `prefix`, relative to the store's root, sorted by their UTF-8 bytes.
+        """Yields the paths of all objects below the folder `prefix`, relative to the store's root, sorted by their
+        UTF-8 bytes.
 
         Keys of a bucket that are not plain paths ("a//b", "a/../b", "folder/") are listed as they are; reading them is
-        refused. Listing streams: only one page, or the names of one folder, is in memory.
+        refused. Only one page of a bucket, or the names of one folder, is in memory at a time.
         """
         ...
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """The paths as `list` returns them, and the bytes of each object."""
+        """Yields the paths as `list` does, each with the number of bytes of the object."""
         ...
 
     def write(self, path: str, data: bytes) -> None: ...
 
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A file to write to; the object appears, whole, when the block ends without an error."""
+        """Yields a file to write to. The object appears, whole, when the block ends without an error."""
         ...
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Writes an object from a seekable file, without a copy of it on the way. `progress` is called meanwhile, from
-        any thread."""
+        """Writes an object from a seekable file without another copy of it. `progress` is called meanwhile, from any
+        thread."""
         ...
 
     def delete(self, path: str) -> None:
@@ -180,7 +184,7 @@ class Store(Protocol):
         ...
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Removes what interrupted writes of objects left below this root, for paths that are ours.
+        """Removes what interrupted writes left below this root, for the paths that `is_ours` accepts.
 
         Call it only while nobody else writes such objects here.
         """
@@ -188,13 +192,14 @@ class Store(Protocol):
 
 
 def folder_prefix(folder: str) -> str:
-    """The prefix of all paths below a folder: "" for the root, `FOLDER/` for others. Refuses impossible paths."""
+    """Returns the prefix of all paths below a folder: "" for the root, `FOLDER/` for others. Refuses impossible
+    paths."""
     name = folder.strip("/")
     return f"{checked_path(name)}/" if name else ""
 
 
 def checked_path(path: str) -> str:
-    """`path` itself, or a ValueError if it could lead out of the store or has a second spelling."""
+    """Returns `path` itself. Raises ValueError if it could lead out of the store or has a second spelling."""
     parts = path.split("/")
     if "" in parts[1:-1] and not path.startswith("/"):
         part = f"the one between the two slashes behind {path.partition('//')[0]!r}"
@@ -206,7 +211,7 @@ def checked_path(path: str) -> str:
 
 
 def too_large(name: str, most_bytes: int) -> str:
-    """The message about an object that has more bytes than its reader allows."""
+    """Returns the message about an object that has more bytes than its reader allows."""
     return f"{name} is larger than {most_bytes:,} bytes, the most that are read of such a file"
 
 
@@ -223,25 +228,25 @@ class StoreFile(io.RawIOBase):
         self._size, self._position = store.size(path), 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Returns True."""
         return True
 
     def tell(self) -> int:
-        """The next byte to be read."""
+        """Returns the position of the next byte to be read."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a byte of the object."""
+        """Moves to a byte of the object."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = min(max(base + offset, 0), self._size)
         return self._position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to `size` bytes, all that is left where it is negative."""
+        """Reads up to `size` bytes, or all that are left if `size` is negative or None."""
         left = self._size - self._position
         count = left if size is None or size < 0 else min(size, left)
         data = self._store.read_range(self._path, self._position, self._position + count) if count else b""

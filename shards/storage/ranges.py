@@ -28,13 +28,13 @@ from shards.storage.fork_lock import ForkLock
 from shards.storage.objects import Store, Traffic, TrafficCounts
 from shards.storage.retries import ReadStoppedError
 
-LEAST_BYTES = 1 << 20  # malloc serves what is smaller
+LEAST_BYTES = 1 << 20  # smaller ranges are left to malloc
 MOST_FREE = 4  # mappings that are kept for the next blocks
 Data = bytes | memoryview
 QUANTILE = 0.99
 REMEMBERED = 256
-LEAST_SECONDS = 0.25  # a second request gains too little below this
-# Until enough is known: what a distant store takes to answer, and to send its bytes.
+LEAST_SECONDS = 0.25  # below this, a second request gains too little
+# The times that a distant store takes to answer and to send its bytes; they count until enough reads are known.
 KNOWN_READS = 16
 FIRST_SECONDS = 2.0
 FIRST_BYTES_PER_SECOND = 5e6
@@ -54,10 +54,8 @@ class ReusedMemory:
         self._is_closed = False
 
     def take(self, num_bytes: int) -> memoryview:
-        """Returns `num_bytes` (at least 1) of writable memory with undefined contents.
-
-        Raises MemoryError if the system has too little.
-        """
+        """Returns `num_bytes` (at least 1) of writable memory with undefined contents. Raises MemoryError if the system
+        has too little."""
         size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         mapping = self._resized(size)
         if mapping is None:
@@ -78,12 +76,13 @@ class ReusedMemory:
             self._free.append(mapping)  # beyond MOST_FREE, the oldest is unmapped
 
     def close(self) -> None:
-        """Unmaps what is free, and from now on what is given back."""
+        """Unmaps the free mappings, and from now on those that are given back."""
         self._is_closed = True
         self._free.clear()
 
     def _resized(self, size: int) -> mmap.mmap | None:
-        """A free mapping with this size; it keeps its pages. None if there is none, or if something still uses it."""
+        """Returns a free mapping with this size, which keeps its pages. None if there is none, or if something still
+        uses it."""
         try:
             mapping = self._free.pop()
             mapping.resize(size)
@@ -97,7 +96,7 @@ def _new(size: int) -> mmap.mmap:
 
 
 class LatencyTracker:
-    """How long the latest reads took. For one thread at a time."""
+    """Remembers how long the latest reads took. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self._seconds_per_byte: deque[float] = deque(maxlen=REMEMBERED)
@@ -107,7 +106,7 @@ class LatencyTracker:
         self._seconds_per_byte.append(seconds / (REQUEST_BYTES + num_bytes))
 
     def slow_after(self, num_bytes: int) -> float:
-        """The seconds after which a read of `num_bytes` is slower than 99 of 100."""
+        """Returns the seconds after which a read of `num_bytes` is slower than 99 of 100 reads."""
         if len(self._seconds_per_byte) < KNOWN_READS:
             return FIRST_SECONDS + num_bytes / FIRST_BYTES_PER_SECOND
         ranked = sorted(self._seconds_per_byte)
@@ -116,7 +115,7 @@ class LatencyTracker:
 
 
 class AdaptiveLimit:
-    """A limit between 1 and `most`, where it begins. For one thread at a time."""
+    """A limit between 1 and `most`, at which it begins. Only one thread may use it at a time."""
 
     def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
@@ -124,23 +123,23 @@ class AdaptiveLimit:
 
     @property
     def value(self) -> int:
-        """The limit now."""
+        """The current limit."""
         return int(self._value)
 
     def throttled(self) -> None:
-        """The storage has said that it is too much."""
+        """Cuts the limit, because the storage has asked for fewer requests."""
         self._is_throttled, now = True, self._clock()
         if now - self._cut_at > CUT_SECONDS:
             self._value, self._cut_at = max(1.0, CUT_SHARE * self._value), now
 
     def ended(self, *, is_success: bool) -> None:
-        """A read has ended: the limit grows by one after as many successes as it has reads."""
+        """Records the end of a read. The limit grows by one after as many successes as it allows reads."""
         if not self._is_throttled:
             self._value = min(self._value + is_success / self._value, self._most)
         self._is_throttled = False
 
     def was_just_cut(self) -> bool:
-        """Whether the last cut is less than CUT_SECONDS ago."""
+        """Says whether the last cut is less than CUT_SECONDS ago."""
         return self._clock() - self._cut_at < CUT_SECONDS
 
 
@@ -148,22 +147,22 @@ class AdaptiveLimit:
 class HedgedRequest:
     """A request for bytes first..end-1 (`end` None: the whole object) and, if it is slow, a second one: the hedge.
 
-    `stop` ends both. It is set once the read's future is done, whatever did that: one of the requests, or a close. The
-    future is not held here: it leads back to this object, and bytes in a cycle would be freed late.
+    `stop` ends both. It is set once the read's future is done, by one of the requests or by a close. The future is not
+    held here: it leads back to this object, and bytes in a cycle would be freed late.
     """
 
     store: Store
     path: str
     first: int
     end: int | None
-    is_reused: bool = False  # into memory that is used again
+    is_reused: bool = False  # the bytes come in memory that is used again
     stop: threading.Event = field(default_factory=threading.Event)
     hedge: Future[Data | None] | None = None
     is_hedged: bool = False  # the second request has begun
     is_over: bool = False  # one of the requests has the bytes, or the first one has failed before there was a second
 
     def done(self, _: Future[Data]) -> None:
-        """Nobody needs what is still being read."""
+        """Stops both requests, because nobody needs what they are still reading."""
         self.stop.set()
         if self.hedge:
             self.hedge.cancel()
@@ -188,16 +187,17 @@ class RangeReads:
         self.traffic.on_throttle(self._throttled)
 
     def of(self, store: Store) -> "StreamStore":
-        """The store as this stream reads it."""
+        """Returns the store as this stream reads it."""
         return StreamStore(store.with_traffic(self.traffic), self)
 
     def submit(
         self, store: Store, path: str, first: int, end: int | None, *, urgent: bool = False, reused: bool = False
     ) -> Future[Data]:
-        """Bytes first..end-1 of an object, all of it if `end` is None. Raises CancelledError if the reads are closed.
+        """Reads bytes first..end-1 of an object in the background, or all of it if `end` is None.
 
-        The future raises what `Store.read_range` raises, and CancelledError once the reads are closed. `reused`:
-        ranges of LEAST_BYTES or more come in a mapping of `memory`, which the caller must give back.
+        The future raises the errors of `Store.read_range`, and CancelledError once the reads are closed; if they are
+        closed already, this call raises it. `reused`: ranges of LEAST_BYTES or more come in a mapping of `memory`,
+        which the caller must give back.
         """
         is_reused = reused and end is not None and end - first >= LEAST_BYTES
         request = HedgedRequest(store=store, path=path, first=first, end=end, is_reused=is_reused)
@@ -211,7 +211,7 @@ class RangeReads:
         close_all(self.pools)
 
     def _read(self, request: HedgedRequest, future: Future[Data]) -> Data:
-        """The first request. If it fails while the hedge is running, the hedge decides."""
+        """Does the first request. If it fails while the hedge is running, the hedge decides."""
         self._plan_hedge(request, future)
         try:
             return self._run(request, future, request.store)
@@ -225,7 +225,8 @@ class RangeReads:
             return data
 
     def _plan_hedge(self, request: HedgedRequest, future: Future[Data]) -> None:
-        """A folder is as slow the second time, and of a whole object nobody knows the size: these have no hedge."""
+        """Schedules the hedge of a request. There is none for a folder, which is as slow the second time, nor for a
+        whole object, whose size nobody knows."""
         store, end = request.store, request.end
         if not self.config.hedge_share or end is None or store.fresh() is store:
             return
@@ -235,14 +236,14 @@ class RangeReads:
         request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
 
     def _hedge(self, request: HedgedRequest, future: Future[Data]) -> Data | None:
-        """The second request, over a connection of its own. None if it does not bring the bytes."""
+        """Does the second request, over a connection of its own. Returns None if it does not bring the bytes."""
         while not self._begins_hedge(request):
             if request.stop.wait(LEAST_SECONDS):
                 return None
         self.traffic.add(TrafficCounts(hedges=1))
         try:
             data = self._run(request, future, request.store.fresh())
-        except Exception:  # not kept: its traceback would keep bytes, those that the first request brings included
+        except Exception:  # it is not kept, because its traceback would keep bytes in memory, even the first request's
             return None
         self.traffic.add(TrafficCounts(hedges_won=1))
         with suppress(InvalidStateError):  # closed meanwhile
@@ -250,7 +251,8 @@ class RangeReads:
         return data
 
     def _begins_hedge(self, request: HedgedRequest) -> bool:
-        """Whether a second request may begin: not if that was done too often, or if the storage has too much to do."""
+        """Says whether a second request may begin. It may not if there were too many already, or if the storage has
+        asked for fewer requests."""
         with self._lock:
             allowed = 1 + self.config.hedge_share * self._num_begun
             if request.is_over or self._num_hedges >= allowed or self._limit.was_just_cut():
@@ -260,7 +262,8 @@ class RangeReads:
             return True
 
     def _run(self, request: HedgedRequest, future: Future[Data], store: Store) -> Data:
-        """One request, to its end. Raises ReadStoppedError if nobody needs its bytes, which are counted as wasted."""
+        """Does one request, to its end. Raises ReadStoppedError if nobody needs its bytes, which are counted as
+        wasted."""
         began = time.monotonic()
         data: Data | None = None
         try:
@@ -274,32 +277,28 @@ class RangeReads:
             self.traffic.add(TrafficCounts(wasted_bytes=error.num_bytes))
             raise
         finally:
-            self._adapt(is_success=data is not None)
+            self._adapt(partial(self._limit.ended, is_success=data is not None))
         with self._lock:
             is_first = not (request.is_over or future.done())
             request.is_over = True
             if is_first and request.end is not None:
                 self._latency.add(len(data), time.monotonic() - began)
-        if not is_first:  # the store has counted them as a read of their own
+        if not is_first:  # the store has counted this request as a read of its own
             self.traffic.add(TrafficCounts(requests=-1, bytes=-len(data), wasted_bytes=len(data)))
             raise ReadStoppedError(len(data))
         return data
 
-    def _adapt(self, *, is_success: bool) -> None:
-        """More reads at once while all goes well."""
+    def _adapt(self, change: Callable[[], None]) -> None:
+        """Changes the limit, which counts for the reads that have not begun."""
         with self._lock:
-            self._limit.ended(is_success=is_success)
+            change()
             limit = self._limit.value
         if limit != self._requests.limit:
             self._requests.limit = limit
 
     def _throttled(self) -> None:
-        """The storage says that it is too much: fewer of the reads that have not begun run at once."""
-        with self._lock:
-            self._limit.throttled()
-            limit = self._limit.value
-        if limit != self._requests.limit:
-            self._requests.limit = limit
+        """Cuts the limit, because the storage has asked for fewer requests."""
+        self._adapt(self._limit.throttled)
 
 
 class StreamStore:
@@ -310,7 +309,7 @@ class StreamStore:
 
     @property
     def url(self) -> str:
-        """The store's."""
+        """The store's URL."""
         return self._store.url
 
     @property
@@ -319,13 +318,13 @@ class StreamStore:
         return self._reads.memory
 
     def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:
-        """Bytes first..end-1 of an object, in the background. `reused`: as RangeReads.submit."""
+        """Reads bytes first..end-1 of an object in the background. `reused` is that of RangeReads.submit."""
         return self._reads.submit(self._store, path, first, end, urgent=urgent, reused=reused)
 
     def read(self, path: str) -> bytes:
-        """The whole object."""
+        """Reads the whole object."""
         return bytes(self._reads.submit(self._store, path, 0, None, urgent=True).result())
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
-        """Bytes first..end-1 of an object."""
+        """Reads bytes first..end-1 of an object."""
         return bytes(self._reads.submit(self._store, path, first, end, urgent=True).result())

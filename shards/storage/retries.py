@@ -1,8 +1,8 @@
 """When a request is repeated, and when it is given up: full jitter, a budget, a deadline.
 
-Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget keeps retries from
-overloading a storage in trouble; it is the token bucket of Finagle and of the AWS SDKs. Requests that the storage does
-not answer at all cost nothing of it, since they do not burden the storage.
+Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget is the token bucket
+of Finagle and of the AWS SDKs; it keeps retries from overloading a storage in trouble. Requests that the storage does
+not answer at all cost nothing, since they do not burden it.
 """
 
 import random
@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import StorageError
-from shards.schema.config_values import Range, refuse_wrong_values
 from shards.storage.fork_lock import ForkLock
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetryConfig:
-    """When requests are retried, and when a read gives up."""
+    """When a request is retried, and when its read gives up."""
 
     fruitless_tries: Annotated[int, Range(1)] = 6
     """Requests in a row to a store that has never answered, or never with bytes of a range, before a read gives up."""
@@ -38,15 +38,18 @@ class RetryConfig:
 
 
 def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float:
-    """The pause after this many failures in a row; `draw` is uniform in 0..1."""
+    """Returns the pause after this many failures in a row; `draw` is uniform in 0..1."""
     doublings = min(failures - 1, 60)  # a float has room for them
     return draw * min(config.most_backoff_seconds, config.backoff_seconds * 2.0**doublings)
 
 
 class RetryBudget:
-    """The retries left to all reads of a store in this process, and whether the storage has ever answered, and ever
-    sent bytes of a range. `is_known_to_answer`: whoever started this process has reached it, so that even its errors
-    are answers of the right address."""
+    """The retries that are left to all reads of a store in this process.
+
+    `has_answered` and `has_sent`: the storage has ever answered, and has ever sent bytes of a range.
+    `is_known_to_answer`: whoever started this process has reached the storage, so that even its errors are answers of
+    the right address.
+    """
 
     is_known_to_answer: ClassVar[bool] = False
 
@@ -64,7 +67,7 @@ class RetryBudget:
             self._left = min(self.config.budget_reserve, self._left + share)
 
     def spend(self) -> bool:
-        """Takes one retry; False if none is left."""
+        """Takes one retry. Returns False if none is left."""
         with self._lock:
             if self._left < 1:
                 return False
@@ -99,18 +102,21 @@ class RequestRetries:
         budget.earn(budget.config.budget_share)
 
     def progressed(self, share: float = 1.0) -> None:
-        """New bytes have arrived, and `share` of the next retry is free. With a whole one, pauses begin again at the
-        shortest; after less, they go on growing, or bodies that all break off would use up the budget."""
+        """Records that new bytes have arrived, and makes `share` of the next retry free.
+
+        After a whole share, pauses begin again at the shortest; after less, they go on growing, or else bodies that all
+        break off would use up the budget.
+        """
         self._failures = 0 if share >= 1.0 else self._failures
         self._fruitless, self._has_progressed = 0, True
         self._since = self._clock()
         self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
-        """Pauses, after an answer with too few bytes, and returns True; False after `fruitless_tries` of a read that
-        has never got a byte of a store that has never sent any of a range.
+        """Pauses after an answer with too few bytes, and returns True.
 
-        StorageError if the budget or the deadline is used up.
+        Returns False after `fruitless_tries` answers, if this read has not got a byte and the store has never sent any
+        byte of a range. Raises StorageError if the budget or the deadline is used up.
         """
         self._fruitless += 1
         has_sent = self._has_progressed or self._budget.has_sent
@@ -118,8 +124,11 @@ class RequestRetries:
         return self._again(fault, is_allowed, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
-        """Handles a request that was answered by an error, or not at all. If the storage has answered before, retries
-        continue until the deadline; if it never has, its address is probably wrong."""
+        """Pauses after a request that was answered by an error, or not at all, and returns True. False: give it up.
+
+        If the storage has answered before, retries continue until the deadline; if it never has, its address is
+        probably wrong. Raises StorageError if the budget or the deadline is used up.
+        """
         limit = self._budget.config.fruitless_tries
         has_answered = self._budget.has_answered or (is_answer and self._budget.is_known_to_answer)
         is_allowed = has_answered or self._failures + 1 < limit

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from shards.errors import InvalidDataError, UnreachableError, UserError
@@ -48,266 +47,8 @@ RETRIES = RetryConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectSource:
-    """How to request an object: `get` takes GetObject's arguments; `errors` translates what `get` raises; `renew` has
-    it sign with the credentials that are found now, and returns whether any were ever accepted."""
-
-    name: str  # for messages
-    get: Callable[[dict[str, str]], dict[str, Any]]
-    request: dict[str, str]
-    errors: Callable[[], AbstractContextManager[None]]
-    budget: RetryBudget
-    traffic: Traffic
-    renew: Callable[[], bool] = lambda: False
-    stop: threading.Event | None = None  # ends the read, and any pause before a retry
-
-
-class ObjectRead:
-    """Bytes first..end-1 of an object, or from `first` to its end if `end` is None. They can be taken once.
-
-    Raises MissingObjectError, EOFError if the object is shorter, ReplacedError, ReadStoppedError once the source's
-    `stop` is set, and StorageError if the storage does not recover.
-    """
-
-    def __init__(self, source: ObjectSource, first: int, end: int | None) -> None:
-        self._source, self._first, self._end = source, first, end
-        self._position, self._version = first, ""
-        self._match = ""  # the ETag to request, which servers may compare
-        pause = source.stop.wait if source.stop else time.sleep
-        self._retries = RequestRetries(source.name, source.budget, pause=pause)
-
-    def pieces(self) -> Generator[bytes, None, None]:
-        """The pieces as they arrive, each of at most PIECE_BYTES."""
-        pieces, seconds = self._pieces(), 0.0
-        try:
-            while True:
-                began = time.perf_counter()
-                piece = next(pieces, b"")
-                seconds += time.perf_counter() - began  # without the caller's work between two pieces
-                if not piece:
-                    break
-                yield piece
-        finally:
-            pieces.close()
-            self._count_read(seconds)
-
-    def data(self) -> bytes:
-        """All at once. An object that is replaced meanwhile is read again from the start: nobody has seen any of it."""
-
-        def filled() -> bytes:
-            memory = io.BytesIO()  # it returns its bytes without a copy
-
-            def grown(num_bytes: int) -> memoryview:
-                memory.seek(num_bytes - 1)
-                memory.write(b"\0")
-                return memory.getbuffer()
-
-            self._filled(grown).release()
-            return memory.getvalue()
-
-        return self._restarted_if_replaced(filled)
-
-    def data_in(self, take: Callable[[int], memoryview]) -> memoryview:
-        """Reads what `data` would return into the memory that `take(num_bytes)` returns."""
-        return self._restarted_if_replaced(lambda: self._filled(take))
-
-    def whole(self, most_bytes: int) -> bytes:
-        """All pieces together. InvalidDataError once there are more than `most_bytes`."""
-        with self._counted():
-            return b"".join(self._pieces_within(most_bytes))
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        except ReadStoppedError:
-            raise
-        except BaseException:
-            self._position = self._first  # what has arrived is of no use
-            self._count_read(time.perf_counter() - began)
-            raise
-        self._count_read(time.perf_counter() - began)
-
-    def _count_read(self, seconds: float) -> None:
-        self._source.traffic.add(TrafficCounts(requests=1, bytes=self._position - self._first, seconds=seconds))
-
-    def _pieces(self) -> Generator[bytes, None, None]:
-        for body in self._bodies():
-            while piece := body.read(min(PIECE_BYTES, self._left())):
-                self._position += len(piece)
-                yield piece
-                self._check_stop()
-
-    def _pieces_within(self, most_bytes: int) -> Iterator[bytes]:
-        for piece in self._pieces():
-            if self._position - self._first > most_bytes:
-                raise InvalidDataError(too_large(self._source.name, most_bytes))
-            yield piece
-
-    def _restarted_if_replaced(self, read: Callable[[], Read]) -> Read:
-        with self._counted():
-            for _ in range(RESTARTS):
-                try:
-                    return read()
-                except ReplacedError:
-                    if not self._retries.again_after_answer("it was replaced while it was read"):
-                        raise
-                    self._count(retries=1)
-                    self._position, self._version, self._match = self._first, "", ""
-            return read()
-
-    def _filled(self, take: Callable[[int], memoryview]) -> memoryview:
-        """Reads into memory, which is taken once the answer has come: by its headers, it has all these bytes."""
-        view = memoryview(b"")
-        for body in self._bodies():
-            view = view or take(self._position - self._first + self._left())
-            while count := body.readinto(view[self._position - self._first :][:PIECE_BYTES]):
-                self._position += count
-                self._check_stop()
-        return view
-
-    def _left(self) -> int:
-        return 0 if self._end is None else self._end - self._position
-
-    def _bodies(self) -> Generator[Body, None, None]:
-        """One body after another, each from the next byte, until all bytes are taken."""
-        while self._end is None or self._left():
-            begun = self._position
-            answer = self._answer()
-            with closing(Body(answer)) as body:
-                fault = self._fault_of(answer)
-                if not fault:
-                    yield body
-                    if answer.get("ContentRange") and self._position > begun:
-                        self._source.budget.has_sent = True
-                    if not self._left():
-                        return
-            self._check_stop()
-            self._broke_off(begun, fault or "the body broke off")
-
-    def _answer(self) -> dict[str, Any]:
-        """A GET from the next byte, repeated until it is answered."""
-        request = dict(self._source.request)
-        if self._end is not None:
-            request["Range"] = f"bytes={self._position}-{self._end - 1}"
-        if self._match:
-            request["IfMatch"] = self._match
-        while True:
-            self._check_stop()
-            with self._source.errors():
-                try:
-                    answer = self._source.get(request)
-                except REQUEST_ERRORS as error:
-                    self._check_stop()
-                    fault = fault_of(error)
-                    if fault is None or not self._again(fault):
-                        raise
-                    continue
-            self._source.budget.has_answered = True
-            return answer
-
-    def _again(self, fault: RequestFault) -> bool:
-        if fault.is_expired:
-            if not self._source.renew():
-                return False
-            self._source.budget.has_answered = True
-        log.info("reading %s failed: %s", self._source.name, fault.name)
-        self._count(throttled=int(fault.is_throttle))
-        if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):
-            return False
-        self._count(retries=1)
-        return True
-
-    def _fault_of(self, answer: dict[str, Any]) -> str:
-        """Why the body does not begin with the next byte; "" if it does. Raises ReplacedError and EOFError."""
-        content_range, version = answer.get("ContentRange", ""), _version(answer)
-        if self._version and version != self._version:  # a store that ignores If-Match
-            raise ReplacedError(f"{self._source.name} was replaced while it was read")
-        span, _, total = content_range.rpartition("/")
-        begins, _, last = span.rpartition(" ")[2].partition("-")
-        if (begins or "0") != str(self._position):
-            return f"another range was answered ({content_range})" if content_range else "the range asked was ignored"
-        size = _size(total, last, answer)
-        if size is None:
-            raise BadAnswerError(f"{self._source.name}: the storage does not say how long it is; use another storage")
-        self._end = size if self._end is None else self._end
-        if self._end > size:
-            asked = f"bytes {self._first}..{self._end - 1} asked"
-            raise EOFError(f"{self._source.name}: {asked}, the object has {size}")
-        self._version = version
-        etag = answer.get("ETag", "")
-        self._match = "" if etag.startswith("W/") else etag  # a weak ETag matches nothing, not even itself
-        return ""
-
-    def _broke_off(self, begun: int, fault: str) -> None:
-        where = f"{self._source.name} at byte {self._position}"
-        log.info("%s: %s", where, fault)
-        self._count(broken_bodies=1)
-        if self._position > begun:
-            # Many small bodies complete a read, too, but each costs the storage a request.
-            self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
-        if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
-            tries = self._source.budget.config.fruitless_tries
-            raise BadAnswerError(f"{fault} {tries} times, last in {where}")
-        self._count(retries=1)
-
-    def _check_stop(self) -> None:
-        if self._source.stop and self._source.stop.is_set():
-            raise ReadStoppedError(self._position - self._first)
-
-    def _count(self, *, retries: int = 0, broken_bodies: int = 0, throttled: int = 0) -> None:
-        self._source.traffic.add(TrafficCounts(retries=retries, broken_bodies=broken_bodies, throttled=throttled))
-
-
-def _version(answer: dict[str, Any]) -> str:
-    """Differs between two objects that were at the same path."""
-    return str(answer.get("ETag") or answer.get("LastModified") or "")
-
-
-def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
-    """Bytes of the object, or up to the end of the answer if its total is not given; None: unknown."""
-    if total.isdecimal():
-        return int(total)
-    if last.isdecimal():  # bytes 0-9/*
-        return int(last) + 1
-    length = answer.get("ContentLength")
-    return None if length is None else int(length)
-
-
-class PieceFile(io.RawIOBase):
-    """Reads forward and keeps one piece at most. Closing it ends the generator of the pieces."""
-
-    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
-        super().__init__()
-        self._pieces, self._left = pieces, memoryview(b"")
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
-        """Fills the buffer from the current piece; 0 only at the end."""
-        while not self._left:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._left = memoryview(piece)
-        count = min(len(buffer), len(self._left))
-        buffer[:count] = self._left[:count]
-        self._left = self._left[count:]
-        return count
-
-    def close(self) -> None:
-        """Drops the current piece and ends the generator."""
-        self._left = memoryview(b"")
-        self._pieces.close()
-        super().close()
-
-
-@dataclass(frozen=True, kw_only=True)
 class S3Store:
-    """Objects of a bucket below a prefix. Endpoint and credentials come from botocore's own chain."""
+    """Objects of a bucket below a prefix. The endpoint and the credentials come from botocore's own chain."""
 
     bucket: str
     prefix: str = ""
@@ -317,11 +58,11 @@ class S3Store:
     is_fresh: bool = False
 
     def fresh(self) -> "S3Store":
-        """The same objects, each read over a new connection."""
+        """Returns a store of the same objects that opens a new connection for each read."""
         return replace(self, is_fresh=True)
 
     def with_traffic(self, traffic: Traffic) -> "S3Store":
-        """The same objects over the same connections, with other counters."""
+        """Returns a store of the same objects over the same connections, with other counters."""
         return replace(self, traffic=traffic)
 
     @property
@@ -330,24 +71,25 @@ class S3Store:
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
-        """The whole object; ReadStoppedError once `stop` is set, but only at the next byte or timeout.
-        InvalidDataError if it has more than `most_bytes`."""
-        return self._object(path, 0, None, stop=stop).whole(most_bytes)
+        """Reads the whole object. Raises InvalidDataError if it has more than `most_bytes`, and ReadStoppedError once
+        `stop` is set, but only at the next byte or timeout."""
+        return ObjectRead(self, path, 0, None, stop=stop).whole(most_bytes)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
-        """Bytes first..end-1; EOFError if the object is shorter, ReadStoppedError as `read`."""
-        return self._object(path, first, end, stop=stop).data() if end > first else b""
+        """Reads bytes first..end-1. Raises EOFError if the object is shorter, and ReadStoppedError as `read` does."""
+        return ObjectRead(self, path, first, end, stop=stop).data() if end > first else b""
 
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """Bytes first..end-1, into the memory that `take` returns. Raises as `read_range`."""
-        return self._object(path, first, end, stop=stop).data_in(take)
+        """Reads bytes first..end-1 into the memory that `take` returns. Raises the errors of `read_range`."""
+        return ObjectRead(self, path, first, end, stop=stop).data_in(take)
 
     @contextmanager
     def open_read(self, path: str) -> Iterator[BinaryIO]:
-        """One GET, continued if it breaks off. The first bytes are requested here, so that errors come early."""
-        with io.BufferedReader(PieceFile(self._object(path, 0, None).pieces()), PIECE_BYTES) as file:
+        """Opens the object with one GET, which is continued if it breaks off. The first bytes are requested here, so
+        that errors come early."""
+        with io.BufferedReader(PieceFile(ObjectRead(self, path, 0, None).pieces()), PIECE_BYTES) as file:
             file.peek(1)
             yield file
 
@@ -355,67 +97,67 @@ class S3Store:
         """Returns None, because a bucket has no files."""
 
     def size(self, path: str) -> int:
-        """Bytes of the object."""
-        with self._errors(path):
-            return int(self._client().head_object(Bucket=self.bucket, Key=self._key(path))["ContentLength"])
+        """Returns the number of bytes of the object."""
+        with self.errors(path):
+            return int(self._client().head_object(Bucket=self.bucket, Key=self.key(path))["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Whether the object is there."""
+        """Says whether the object is there."""
         try:
             self.size(path)
         except MissingObjectError:
             # A HEAD has no body to say whether the object or its bucket is missing.
-            with self._errors(path):
+            with self.errors(path):
                 self._client().head_bucket(Bucket=self.bucket)
             return False
         return True
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """All objects below `prefix`, page by page."""
+        """Yields all objects below `prefix`, page by page."""
         return (path for path, _ in self.list_sizes(prefix))
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """All objects below `prefix` with their sizes, which the listing contains."""
+        """Yields all objects below `prefix` with their sizes, which the listing contains."""
         below = self._root + folder_prefix(prefix)
-        with self._errors(prefix):
+        with self.errors(prefix):
             pages = self._client().get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self.bucket, Prefix=below, PaginationConfig={"PageSize": PAGE_KEYS}):
                 for item in page.get("Contents", ()):
                     yield item["Key"].removeprefix(self._root), int(item["Size"])
 
     def write(self, path: str, data: bytes) -> None:
-        """One PUT."""
-        with self._errors(path):
-            self._client().put_object(Bucket=self.bucket, Key=self._key(path), Body=data)
+        """Writes the object with one PUT."""
+        with self.errors(path):
+            self._client().put_object(Bucket=self.bucket, Key=self.key(path), Body=data)
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """Yields an unnamed temporary file. If the block ends without an error it is uploaded, in parts if large."""
+        """Yields an unnamed temporary file. If the block ends without an error, the file is uploaded, in parts if it is
+        large."""
         with temporary_file() as file:
             yield file
             file.seek(0)
-            with self._errors(path):
-                self._client().upload_fileobj(file, self.bucket, self._key(path), Config=UPLOADS)
+            self.upload(path, file, progress=lambda: None)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """One PUT, or parts read from the file as they are sent."""
-        with self._errors(path):
+        """Writes the object with one PUT, or in parts that are read from the file as they are sent."""
+        with self.errors(path):
             self._client().upload_fileobj(
-                file, self.bucket, self._key(path), Config=UPLOADS, Callback=lambda _num_bytes: progress()
+                file, self.bucket, self.key(path), Config=UPLOADS, Callback=lambda _num_bytes: progress()
             )
 
     def delete(self, path: str) -> None:
         """Removes the object if it is there."""
-        with self._errors(path):
-            self._client().delete_object(Bucket=self.bucket, Key=self._key(path))
+        with self.errors(path):
+            self._client().delete_object(Bucket=self.bucket, Key=self.key(path))
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
         """Aborts unfinished multipart uploads below this prefix: their parts are invisible but take up space.
 
-        If the server refuses, a warning is logged; the objects are right all the same.
+        If the server refuses, a warning is logged; the objects are intact all the same.
         """
         try:
-            with self._errors(self.prefix):
+            with self.errors(self.prefix):
                 for key, upload in list(self._unfinished_uploads()):
                     if not is_ours(key.removeprefix(self._root)):
                         continue
@@ -433,34 +175,274 @@ class S3Store:
     def _root(self) -> str:
         return f"{self.prefix}/" if self.prefix else ""
 
-    def _key(self, path: str) -> str:
+    def key(self, path: str) -> str:
+        """Returns the key of an object in the bucket. Raises ValueError for an impossible path."""
         return self._root + checked_path(path)
 
     def _unfinished_uploads(self) -> Iterator[tuple[str, str]]:
-        """(key, upload) below this root. Some stores ignore the prefix; uploads of others must not be aborted."""
+        """Yields (key, upload) for all unfinished uploads below this root. Some stores ignore the prefix, and the
+        uploads of others must not be aborted."""
         pages = self._client().get_paginator("list_multipart_uploads")
         for page in pages.paginate(Bucket=self.bucket, Prefix=self._root):
             for item in page.get("Uploads", ()):
                 if item["Key"].startswith(self._root):
                     yield item["Key"], item["UploadId"]
 
-    def _object(self, path: str, first: int, end: int | None, *, stop: threading.Event | None = None) -> ObjectRead:
-        source = ObjectSource(
-            name=f"{self.url}/{path}",
-            get=self._get,
-            request={"Bucket": self.bucket, "Key": self._key(path)},
-            errors=partial(self._errors, path),
-            budget=self.budget,
-            traffic=self.traffic,
-            renew=self.clients.renew,
-            stop=stop,
-        )
-        return ObjectRead(source, first, end)
-
-    def _get(self, request: dict[str, str]) -> dict[str, Any]:
+    def answer(self, request: dict[str, str]) -> dict[str, Any]:
+        """Returns the answer to a GetObject with these arguments. Raises the client's errors."""
         client = self.clients.fresh() if self.is_fresh else self.clients.get()
         answer: dict[str, Any] = client.get_object(**request)
         return answer
 
-    def _errors(self, path: str) -> AbstractContextManager[None]:
+    def errors(self, path: str) -> AbstractContextManager[None]:
+        """Turns the client's errors about an object into ours."""
         return storage_errors(path, bucket=self.bucket, url=self.url, clients=self.clients)
+
+
+class PieceFile(io.RawIOBase):
+    """Reads the pieces forward as a file, and keeps one piece at most. Closing it ends the generator of the pieces."""
+
+    def __init__(self, pieces: Generator[bytes, None, None]) -> None:
+        super().__init__()
+        self._pieces, self._left = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        """Fills the buffer from the current piece. Returns 0 only at the end."""
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+    def close(self) -> None:
+        """Drops the current piece and ends the generator."""
+        self._left = memoryview(b"")
+        self._pieces.close()
+        super().close()
+
+
+class ObjectRead:
+    """Bytes first..end-1 of an object, or from `first` to its end if `end` is None. They can be taken once.
+
+    Raises MissingObjectError, EOFError if the object is shorter, ReplacedError, ReadStoppedError once `stop` is set,
+    and StorageError if the storage does not recover.
+    """
+
+    def __init__(
+        self, store: S3Store, path: str, first: int, end: int | None, *, stop: threading.Event | None = None
+    ) -> None:
+        self._store, self._path, self._first, self._end, self._stop = store, path, first, end, stop
+        self._name = f"{store.url}/{path}"
+        self._request = {"Bucket": store.bucket, "Key": store.key(path)}
+        self._position, self._version = first, ""
+        self._match = ""  # the ETag to request, which servers may compare
+        self._retries = RequestRetries(self._name, store.budget, pause=stop.wait if stop else time.sleep)
+
+    def pieces(self) -> Generator[bytes, None, None]:
+        """Yields the pieces as they arrive, each of at most PIECE_BYTES."""
+        pieces, seconds = self._pieces(), 0.0
+        try:
+            while True:
+                began = time.perf_counter()
+                piece = next(pieces, b"")
+                seconds += time.perf_counter() - began  # without the caller's work between two pieces
+                if not piece:
+                    break
+                yield piece
+        finally:
+            pieces.close()
+            self._count_read(seconds)
+
+    def data(self) -> bytes:
+        """Returns all bytes at once. An object that is replaced meanwhile is read again from the start, because nobody
+        has seen any of its bytes."""
+
+        def filled() -> bytes:
+            memory = io.BytesIO()  # it returns its bytes without a copy
+
+            def grown(num_bytes: int) -> memoryview:
+                memory.seek(num_bytes - 1)
+                memory.write(b"\0")
+                return memory.getbuffer()
+
+            self._filled(grown).release()
+            return memory.getvalue()
+
+        return self._restarted_if_replaced(filled)
+
+    def data_in(self, take: Callable[[int], memoryview]) -> memoryview:
+        """Reads the bytes that `data` would return into the memory that `take(num_bytes)` returns."""
+        return self._restarted_if_replaced(lambda: self._filled(take))
+
+    def whole(self, most_bytes: int) -> bytes:
+        """Returns all pieces together. Raises InvalidDataError once there are more than `most_bytes`."""
+        with self._counted():
+            return b"".join(self._pieces_within(most_bytes))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        except ReadStoppedError:
+            raise
+        except BaseException:
+            self._position = self._first  # what has arrived is of no use
+            self._count_read(time.perf_counter() - began)
+            raise
+        self._count_read(time.perf_counter() - began)
+
+    def _count_read(self, seconds: float) -> None:
+        self._store.traffic.add(TrafficCounts(requests=1, bytes=self._position - self._first, seconds=seconds))
+
+    def _pieces(self) -> Generator[bytes, None, None]:
+        for body in self._bodies():
+            while piece := body.read(min(PIECE_BYTES, self._left())):
+                self._position += len(piece)
+                yield piece
+                self._check_stop()
+
+    def _pieces_within(self, most_bytes: int) -> Iterator[bytes]:
+        for piece in self._pieces():
+            if self._position - self._first > most_bytes:
+                raise InvalidDataError(too_large(self._name, most_bytes))
+            yield piece
+
+    def _restarted_if_replaced(self, read: Callable[[], Read]) -> Read:
+        with self._counted():
+            for _ in range(RESTARTS):
+                try:
+                    return read()
+                except ReplacedError:
+                    if not self._retries.again_after_answer("it was replaced while it was read"):
+                        raise
+                    self._count(retries=1)
+                    self._position, self._version, self._match = self._first, "", ""
+            return read()
+
+    def _filled(self, take: Callable[[int], memoryview]) -> memoryview:
+        """Reads into memory, which is taken once the headers of the answer say that all these bytes are there."""
+        view = memoryview(b"")
+        for body in self._bodies():
+            view = view or take(self._position - self._first + self._left())
+            while count := body.readinto(view[self._position - self._first :][:PIECE_BYTES]):
+                self._position += count
+                self._check_stop()
+        return view
+
+    def _left(self) -> int:
+        return 0 if self._end is None else self._end - self._position
+
+    def _bodies(self) -> Generator[Body, None, None]:
+        """Yields one body after another, each from the next byte on, until all bytes are taken."""
+        while self._end is None or self._left():
+            begun = self._position
+            answer = self._answer()
+            with closing(Body(answer)) as body:
+                fault = self._fault_of(answer)
+                if not fault:
+                    yield body
+                    if answer.get("ContentRange") and self._position > begun:
+                        self._store.budget.has_sent = True
+                    if not self._left():
+                        return
+            self._check_stop()
+            self._broke_off(begun, fault or "the body broke off")
+
+    def _answer(self) -> dict[str, Any]:
+        """Requests the bytes from the next one on, until the GET is answered."""
+        request = dict(self._request)
+        if self._end is not None:
+            request["Range"] = f"bytes={self._position}-{self._end - 1}"
+        if self._match:
+            request["IfMatch"] = self._match
+        while True:
+            self._check_stop()
+            with self._store.errors(self._path):
+                try:
+                    answer = self._store.answer(request)
+                except REQUEST_ERRORS as error:
+                    self._check_stop()
+                    fault = fault_of(error)
+                    if fault is None or not self._again(fault):
+                        raise
+                    continue
+            self._store.budget.has_answered = True
+            return answer
+
+    def _again(self, fault: RequestFault) -> bool:
+        if fault.is_expired:
+            if not self._store.clients.renew():
+                return False
+            self._store.budget.has_answered = True
+        log.info("reading %s failed: %s", self._name, fault.name)
+        self._count(throttled=int(fault.is_throttle))
+        if not self._retries.again_after_failure(fault.name, is_answer=fault.is_answer):
+            return False
+        self._count(retries=1)
+        return True
+
+    def _fault_of(self, answer: dict[str, Any]) -> str:
+        """Returns why the body does not begin with the next byte, or "" if it does. Raises ReplacedError and
+        EOFError."""
+        content_range, version = answer.get("ContentRange", ""), _version(answer)
+        if self._version and version != self._version:  # a store that ignores If-Match
+            raise ReplacedError(f"{self._name} was replaced while it was read")
+        span, _, total = content_range.rpartition("/")
+        begins, _, last = span.rpartition(" ")[2].partition("-")
+        if (begins or "0") != str(self._position):
+            return f"another range was answered ({content_range})" if content_range else "the range asked was ignored"
+        size = _size(total, last, answer)
+        if size is None:
+            raise BadAnswerError(f"{self._name}: the storage does not say how long it is; use another storage")
+        self._end = size if self._end is None else self._end
+        if self._end > size:
+            asked = f"bytes {self._first}..{self._end - 1} asked"
+            raise EOFError(f"{self._name}: {asked}, the object has {size}")
+        self._version = version
+        etag = answer.get("ETag", "")
+        self._match = "" if etag.startswith("W/") else etag  # a weak ETag matches nothing, not even itself
+        return ""
+
+    def _broke_off(self, begun: int, fault: str) -> None:
+        where = f"{self._name} at byte {self._position}"
+        log.info("%s: %s", where, fault)
+        self._count(broken_bodies=1)
+        if self._position > begun:
+            # Many small bodies complete a read, too, but each costs the storage a request.
+            self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
+        if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
+            tries = self._store.budget.config.fruitless_tries
+            raise BadAnswerError(f"{fault} {tries} times, last in {where}")
+        self._count(retries=1)
+
+    def _check_stop(self) -> None:
+        if self._stop and self._stop.is_set():
+            raise ReadStoppedError(self._position - self._first)
+
+    def _count(self, *, retries: int = 0, broken_bodies: int = 0, throttled: int = 0) -> None:
+        self._store.traffic.add(TrafficCounts(retries=retries, broken_bodies=broken_bodies, throttled=throttled))
+
+
+def _version(answer: dict[str, Any]) -> str:
+    """Returns a text that differs between two objects that were at the same path."""
+    return str(answer.get("ETag") or answer.get("LastModified") or "")
+
+
+def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
+    """Returns the number of bytes of the object, or up to the end of the answer if its total is not given. None:
+    unknown."""
+    if total.isdecimal():
+        return int(total)
+    if last.isdecimal():  # bytes 0-9/*
+        return int(last) + 1
+    length = answer.get("ContentLength")
+    return None if length is None else int(length)

@@ -32,7 +32,7 @@ from shards.storage.retries import RetryConfig
 
 log = logging.getLogger(__name__)
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body that could say more
+_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so it says no more
 # The process or service that provides credentials failed this time.
 CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
@@ -42,7 +42,7 @@ CREDENTIALS_FAILED = (
 DEADLINE_SECONDS = RetryConfig().deadline_seconds
 PAUSE_SECONDS = 1.0  # between two looks at the chain
 CONNECT_TIMEOUT_SECONDS = 5
-READ_TIMEOUT_SECONDS = 15  # between two arrivals of bytes, for reads
+READ_TIMEOUT_SECONDS = 15  # between two arrivals of bytes of a read
 WORK_TIMEOUT_SECONDS = 60  # for requests that are work for a server: completing an upload, listing
 PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
@@ -69,13 +69,16 @@ REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *CREDENTIALS_FAILED)
 
 
 def says_expired(code: str, operation: str) -> bool:
-    """Whether an error's code may mean that the credentials have expired."""
+    """Says whether an error's code may mean that the credentials have expired."""
     return code in _EXPIRED or (code == _HEAD_EXPIRED and operation.startswith("Head"))
 
 
 class RenewedCredentials:
-    """What botocore's clients take for credentials, and for the chain that finds them. `is_accepted`: the server has
-    let a request in. Raises what the chain raises if it finds none that can be used at first."""
+    """Stands in for botocore's credentials, and for the chain that finds them.
+
+    `is_accepted`: the server has let a request in. Raises the error of the chain if it finds no usable credentials at
+    first.
+    """
 
     def __init__(self, *, is_accepted: bool = False) -> None:
         self.is_accepted, self._signed = is_accepted, ("", "")
@@ -83,17 +86,19 @@ class RenewedCredentials:
         self._lock, self._read_at = ForkLock(), time.monotonic()
 
     def load_credentials(self) -> "RenewedCredentials | None":
-        """Called by a session; None if there are no credentials."""
+        """Returns the credentials to a session, or None if there are none."""
         return self if self._found else None
 
     @property
     def method(self) -> str:
-        """How the credentials were found, for the user agent."""
+        """The way in which the credentials were found, for the user agent."""
         return str(self._found.method)
 
     def get_frozen_credentials(self) -> Any:
-        """Called for each request: keys and token that belong together. A provider that fails, or whose credentials
-        have expired already, is asked again until the deadline."""
+        """Returns keys and token that belong together; botocore calls it for each request.
+
+        A provider that fails, or whose credentials have expired already, is asked again until the deadline.
+        """
         began = time.monotonic()
         while True:
             try:
@@ -109,14 +114,16 @@ class RenewedCredentials:
                     raise boto_errors.CredentialRetrievalError(**failed) from error
 
     def get_deferred_property(self, name: str) -> Callable[[], Any]:
-        """A property that is looked up when it is needed, such as the account's id."""
+        """Returns a property that is looked up when it is needed, such as the account's id."""
         found: Callable[[], Any] = self._found.get_deferred_property(name)
         return found
 
     def renew(self) -> bool:
-        """Asks the chain again, at most once in a while; returns whether there are others than those of the latest
-        request. Credentials that the chain does not find now, such as those of a file that is being replaced, stay what
-        they were."""
+        """Asks the chain again, at most once in PAUSE_SECONDS / 2, and says whether the credentials differ from those
+        of the latest request.
+
+        If the chain finds none, for example because their file is being replaced, the credentials stay what they were.
+        """
         with self._lock:
             if time.monotonic() - self._read_at >= PAUSE_SECONDS / 2:
                 try:
@@ -131,8 +138,8 @@ class RenewedCredentials:
             return False
 
     def retry(self, *, operation: Any, request_dict: dict[str, Any], response: Any = None, **_: object) -> float | None:
-        """botocore's event `needs-retry`: seconds until the request is repeated, with credentials that were read again;
-        None if they are not what is wrong."""
+        """Handles botocore's event `needs-retry`: returns the seconds until the request is repeated with credentials
+        that were read again, or None if the credentials are not the reason."""
         code = response[1].get("Error", {}).get("Code", "") if response else ""
         if not says_expired(code, operation.name):
             return None
@@ -140,11 +147,13 @@ class RenewedCredentials:
         return 0.0 if self._is_waited_for(began, code) else None
 
     def answered(self, *, http_response: Any, **_: object) -> None:
-        """botocore's event `after-call`: an object that is missing is missing for those that are let in."""
+        """Handles botocore's event `after-call`. An answer about a missing object counts as accepted, too: only clients
+        that are let in are told so."""
         self.is_accepted = self.is_accepted or http_response.status_code < 400 or http_response.status_code == 404
 
     def _is_waited_for(self, began: float, why: str) -> bool:
-        """Reads the credentials again, after a moment if they are no others; False once the deadline is over."""
+        """Reads the credentials again, after a moment if they have not changed. Returns False once the deadline is
+        over."""
         if self.renew():
             return True
         waited = time.monotonic() - began
@@ -157,12 +166,12 @@ class RenewedCredentials:
 
 
 def _identity(frozen: Any) -> tuple[str, str]:
-    """What tells credentials from others."""
+    """Returns the part of the credentials that tells them from others."""
     return frozen.access_key, frozen.token or ""
 
 
 class BadAnswerError(StorageError):
-    """The storage answers, but with errors or damaged data, again and again."""
+    """The storage answers with errors or damaged data, again and again."""
 
 
 class ReplacedError(BadAnswerError):
@@ -171,16 +180,16 @@ class ReplacedError(BadAnswerError):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestFault:
-    """Why a request failed, if a retry may succeed."""
+    """The reason why a request failed, if a retry may succeed."""
 
     name: str
     is_throttle: bool
-    is_answer: bool = True  # an answer of the storage, which costs it something; False: there was none
-    is_expired: bool = False  # the credentials are, and are to be read again
+    is_answer: bool = True  # the storage answered, which costs it something; False: there was no answer
+    is_expired: bool = False  # the credentials have expired and must be read again
 
 
 def fault_of(error: Exception) -> RequestFault | None:
-    """The fault behind one of REQUEST_ERRORS; None if a retry would get the same answer."""
+    """Returns the fault behind one of REQUEST_ERRORS, or None if a retry would get the same answer."""
     if not isinstance(error, boto_errors.ClientError):
         return RequestFault(name=type(error).__name__, is_throttle=False, is_answer=False)
     code = str(error.response.get("Error", {}).get("Code", ""))
@@ -194,7 +203,7 @@ def fault_of(error: Exception) -> RequestFault | None:
 
 
 class Body:
-    """The body of an answer to GetObject; a read returns nothing if the body breaks off."""
+    """The body of an answer to GetObject. A read returns nothing if the body breaks off."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._stream = answer["Body"]
@@ -205,7 +214,7 @@ class Body:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def read(self, most: int) -> bytes:
-        """Up to `most` bytes as they arrive; nothing at the end or if the body broke off."""
+        """Reads up to `most` bytes as they arrive; nothing at the end, or if the body broke off."""
         try:
             data: bytes = self._stream.read(most)
         except _BROKEN_BODY as error:
@@ -228,8 +237,8 @@ class Body:
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """`reading` never retries, because its callers do; `fresh` is the same over a new connection each time; `retrying`
-    is for everything else."""
+    """The clients of a process. `reading` never retries, because its callers do; `fresh` is the same over a new
+    connection each time; `retrying` is for everything else."""
 
     reading: Any
     fresh: Any
@@ -238,39 +247,41 @@ class _Clients:
 
 
 class ClientOfProcess:
-    """The boto3 clients of a process, made at first use: a client must not be carried across a fork. `was_let_in`: the
-    server has accepted the credentials of another process of this run."""
+    """The boto3 clients of a process, made at first use, because a client must not be carried across a fork.
+
+    `was_let_in`: the server has accepted the credentials of another process of this run.
+    """
 
     def __init__(self, *, was_let_in: bool = False) -> None:
         self._lock, self._was_let_in = ForkLock(), was_let_in
         self._pid = -1
         self._clients: _Clients | None = None
-        self.has_answered = False  # anything, be it an error
+        self.has_answered = False  # with anything, even an error
 
     def __reduce__(self) -> tuple[Callable[..., "ClientOfProcess"], tuple[()]]:
         return partial(type(self), was_let_in=self.is_accepted), ()
 
     def get(self) -> Any:
-        """This process's client for GETs. It never retries."""
+        """Returns this process's client for GETs, which never retries."""
         return self._of_process().reading
 
     def fresh(self) -> Any:
-        """This process's client for GETs that opens a new connection for each request."""
+        """Returns this process's client for GETs that opens a new connection for each request."""
         return self._of_process().fresh
 
     def retrying(self) -> Any:
-        """The client for everything else."""
+        """Returns this process's client for everything but GETs."""
         return self._of_process().retrying
 
     def renew(self) -> bool:
-        """Has the clients sign with the credentials that are found now. False if these are no others and none were ever
-        accepted: they are probably the wrong ones."""
+        """Has the clients sign with the credentials that are found now. Returns False if they have not changed and none
+        were ever accepted: then they are probably the wrong ones."""
         credentials = self._of_process().credentials
         return credentials.renew() or credentials.is_accepted
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the credentials of this process were."""
+        """Whether the server has accepted the credentials of this process."""
         return self._was_let_in or (self._clients is not None and self._clients.credentials.is_accepted)
 
     def _of_process(self) -> _Clients:
@@ -284,35 +295,26 @@ class ClientOfProcess:
 
 
 class GivenClient(ClientOfProcess):
-    """One client for all requests of this process: of a probe, whose settings are its own."""
+    """One client for all requests: that of a probe, which has settings of its own."""
 
     def __init__(self, client: Any) -> None:
         super().__init__()
         self._given = client
 
     def get(self) -> Any:
-        """The client."""
+        """Returns the client."""
         return self._given
 
 
-def probing_client(
-    *, endpoint: str = "", profile: str = "", addressing: str = "", checksums: str = "when_required"
-) -> Any:
-    """A client for a probe, which does not retry. `addressing`: path or virtual; empty: what stores use. Empty endpoint
-    or profile: those of the environment. UserError for a profile or an endpoint that cannot be used."""
+def probing_client(*, endpoint: str = "", profile: str = "") -> Any:
+    """Returns a client for a probe, which does not retry. Without an endpoint or a profile, the environment's is used.
+    Raises UserError for a profile or an endpoint that cannot be used."""
     try:
         session = boto3.session.Session(profile_name=profile or None)
     except boto_errors.ProfileNotFound as error:
-        raise UserError(
-            f"there is no profile {profile!r}; add it to ~/.aws/credentials, or correct s3_profile"
-        ) from error
-    own = Config(
-        retries={"mode": "standard", "total_max_attempts": 1},
-        request_checksum_calculation=checksums,
-        response_checksum_validation=checksums,
-        s3={"addressing_style": addressing} if addressing else None,
-    )
-    return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint, own=own)
+        todo = "add it to ~/.aws/credentials, or correct s3_profile"
+        raise UserError(f"there is no profile {profile!r}", todo=todo) from error
+    return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint)
 
 
 @contextmanager
@@ -326,19 +328,19 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         _raise_client_error(error, path, url=url, where=where, ended=ended)
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
-        raise UserError(f"cannot use {url}: {what}; correct the URL or AWS_ENDPOINT_URL") from error
+        raise UserError(f"cannot use {url}: {what}", todo="correct the URL or AWS_ENDPOINT_URL") from error
     except _NO_CREDENTIALS as error:
         what = f"no usable S3 credentials for {url}"
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        raise UserError(f"{what} ({type(error).__name__}); {todo}") from error
+        raise UserError(f"{what} ({type(error).__name__})", todo=todo) from error
     except CREDENTIALS_FAILED as error:
         # Without the error's text: it may contain what the credential process printed.
         what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
         todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        raise _away(clients)(f"{what}; {todo}") from error
+        raise _away(clients)(what, todo=todo) from error
     except _UNREACHABLE as error:
         what = f"S3 is unreachable for {url} at {_endpoint(clients)} ({type(error).__name__})"
-        raise _away(clients)(f"{what}; start the server or correct AWS_ENDPOINT_URL") from error
+        raise _away(clients)(what, todo="start the server or correct AWS_ENDPOINT_URL") from error
 
 
 def _away(clients: ClientOfProcess) -> type[StorageError | UnreachableError]:
@@ -350,18 +352,19 @@ def _raise_client_error(
 ) -> NoReturn:
     code = str(error.response.get("Error", {}).get("Code", ""))
     if code == "NoSuchBucket" or (code in _NO_OBJECT and error.operation_name == "HeadBucket"):
-        raise UserError(f"there is no {where}; create the bucket or correct the URL") from error
+        raise UserError(f"there is no {where}", todo="create the bucket or correct the URL") from error
     if code in _NO_OBJECT:
         raise MissingObjectError(path, url=url) from None
     is_expired = says_expired(code, operation="")  # a HEAD's answer may be about anything
     if (is_expired or code in (*_SKEWED, *_DENIED)) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
-        message = f"{where} refuses requests because {skew}; set the clock of this machine"
-        raise UserError(message) from error
+        what = f"{where} refuses requests because {skew}"
+        raise UserError(what, todo="set the clock of this machine") from error
     if is_expired:
-        raise ended(f"the credentials for {where} have expired ({code}); renew them, then run it again") from error
+        what = f"the credentials for {where} have expired ({code})"
+        raise ended(what, todo="renew them, then run it again") from error
     if code in _DENIED:
-        allowed = "credentials that may read it, and write to it when packing"
-        raise UserError(f"access denied ({code}) to {where}; use {allowed}") from error
+        todo = "use credentials that may read it, and write to it when packing"
+        raise UserError(f"access denied ({code}) to {where}", todo=todo) from error
     if code == "InvalidRange":
         raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
     if code in _REPLACED:
@@ -370,7 +373,8 @@ def _raise_client_error(
 
 
 def _clock_skew(error: boto_errors.ClientError, *, is_certain: bool) -> str:
-    """How wrong this machine's clock is by that of the server, whose answers to HEAD do not say; "" if it is right."""
+    """Says how wrong this machine's clock is by the server's date; "" if it is right. Answers to a HEAD do not give the
+    reason of a refusal, so the date decides."""
     try:
         date = parsedate_to_datetime(error.response["ResponseMetadata"]["HTTPHeaders"]["date"])
     except (KeyError, ValueError, TypeError):
@@ -387,7 +391,7 @@ def _endpoint(clients: ClientOfProcess) -> str:
 
 
 def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients:
-    """`answered` is called with every answer. `was_let_in`: see ClientOfProcess."""
+    """Makes the clients. `answered` is called with every answer. `was_let_in` is that of ClientOfProcess."""
     credentials = RenewedCredentials(is_accepted=was_let_in)
     core = botocore.session.get_session()
     core.register_component("credential_provider", credentials)
@@ -402,9 +406,7 @@ def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients
     return _Clients(reading=reading, fresh=fresh, retrying=retrying, credentials=credentials)
 
 
-def _new_client(
-    session: Any, *, attempts: int, read_timeout_seconds: int, endpoint: str = "", own: Config | None = None
-) -> Any:
+def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int, endpoint: str = "") -> Any:
     config = Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
@@ -414,12 +416,11 @@ def _new_client(
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    config = config.merge(own) if own else config
     try:
         client = session.client("s3", config=config, endpoint_url=endpoint or None)
     except ValueError as error:
         todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
-        raise UserError(f"S3 cannot be used: {without_secrets(str(error))}; {todo}") from error
+        raise UserError(f"S3 cannot be used: {without_secrets(str(error))}", todo=todo) from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
     # Few other servers resolve bucket.host; users of those say so in their AWS configuration.
@@ -428,5 +429,6 @@ def _new_client(
 
 
 def _close_afterwards(request: Any, **_: object) -> None:
-    """Runs after the request is signed: a proxy may change this header."""
+    """Asks the server to close the connection. Runs after the request is signed, because a proxy may change this
+    header."""
     request.headers["Connection"] = "close"

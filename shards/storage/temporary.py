@@ -1,4 +1,4 @@
-"""Temporary files in TMPDIR. If there is no room for them, the error says which folder is full."""
+"""Temporary files in TMPDIR. If its disk is full, the error names the folder."""
 
 import errno
 import tempfile
@@ -13,14 +13,14 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def temporary_file() -> Iterator[BinaryIO]:
-    """An unnamed file, open for writing and reading. StorageError if its disk is full."""
+    """Yields an unnamed file, open for writing and reading. Raises StorageError if its disk is full."""
     with _room(), tempfile.TemporaryFile() as file:
         yield cast("BinaryIO", file)
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """A folder that is removed with its contents. StorageError if its disk is full."""
+    """Yields the path of a folder, which is removed with its contents. Raises StorageError if its disk is full."""
     with _room(), tempfile.TemporaryDirectory(prefix=prefix) as folder:
         yield folder
 

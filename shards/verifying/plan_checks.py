@@ -1,30 +1,35 @@
-"""A dataset against its plan: each shard's samples, and the tables of the whole; pure checks, each yielding faults."""
+"""Compares a dataset with its plan: the samples of each shard, and the tables of the whole. Checks yield faults."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from shards.config_values import Difference, shown_value
 from shards.images.config import Resize
 from shards.images.resize import is_untouched
-from shards.index import KINDS_BY_PLAN, LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, ShardCommit
+from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, ShardCommit
 from shards.manifest import Manifest
 from shards.orientation import UPRIGHT
-from shards.packing.plan import AdoptedRecord, Plan
+from shards.packing.deal import quarantine_table
+from shards.packing.plan import DROPPED_PATH, AdoptedRecord, Plan
 from shards.packing.write_shard import PlannedSample
-from shards.schema.config_values import shown_value
-from shards.schema.differences import Difference
+from shards.storage.objects import StoreFile
+from shards.store import MissingObjectError, Store
+from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
 _SETTINGS = ("split", "samples_per_block")
+_ROWS_AT_ONCE = 1 << 16
+_MOST_SCANNED = 1 << 32  # a byte of memory for each
+_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 
 
 def check_planned(
     rows: Sequence[IndexRow], commit: ShardCommit, planned: Sequence[PlannedSample], *, resize: Resize
 ) -> Iterator[str]:
-    """The samples that the plan dealt to this shard are here as planned, in its order, or are listed as left out."""
+    """Checks that the samples that the plan dealt to this shard are in it, in the plan's order, or are listed as left
+    out."""
     left_out = {item.position for item in commit.left_out}
     for position in sorted(left_out - {item.position for item in planned}):
         yield f"it lists position {position} as left out, which the plan did not deal to it"
@@ -83,7 +88,8 @@ def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:
 
 
 def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
-    """What the manifest repeats from the plan, or from the record of adopted tars. ValueError if that is neither."""
+    """Checks what the manifest repeats from the plan, or from the record of adopted tars. Raises ValueError if `plan`
+    is neither."""
     record = plan_record(plan, is_adopted=manifest.adopted)
     names, settings = record.label_names, record.settings
     if manifest.num_classes != len(names):
@@ -105,12 +111,12 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
 
 
 def plan_record(plan: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
-    """plan.json. ValueError if it is none."""
+    """Reads plan.json. Raises ValueError if it is not a plan, or not a record of adopted tars."""
     return AdoptedRecord.from_bytes(plan) if is_adopted else Plan.from_bytes(plan)
 
 
 def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:
-    """labels.parquet has the plan's names, and as many samples of each as the indexes."""
+    """Checks that labels.parquet has the plan's names, and as many samples of each as the indexes."""
     expected = [(label, name, counts.get(label, 0)) for label, name in enumerate(names)]
     if table.num_rows != len(expected):
         yield f"has {table.num_rows} rows, the plan has {len(expected)} classes"
@@ -121,8 +127,9 @@ def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int
 
 
 def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing else."""
-    found, expected = table.select(QUARANTINE_SCHEMA.names), _expected(dropped, left_out)
+    """Checks that quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing
+    else."""
+    found, expected = table.select(QUARANTINE_SCHEMA.names), quarantine_table(dropped, left_out)
     if found.cast(QUARANTINE_SCHEMA).equals(expected):
         return
     here, there = found.column("position").to_numpy(), expected.column("position").to_numpy()
@@ -130,7 +137,8 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
         yield f"position {position} is not in it, but was dropped by the plan or left out by a shard"
     for position in np.setdiff1d(here, there).tolist():
         yield f"position {position} is in it, but was neither dropped by the plan nor left out by a shard"
-    rows = _by_position(expected, np.isin(there, here))
+    wanted_rows = expected.filter(pa.array(np.isin(there, here))).to_pylist()
+    rows = {row["position"]: row for row in wanted_rows}
     for row in found.filter(pa.array(np.isin(here, there))).to_pylist():
         wanted = rows.pop(row["position"], None)
         if wanted is None:
@@ -142,8 +150,8 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
 
 
 def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]:
-    """Checks that every position is a sample's and appears once: for adopted tars, nothing else lists the refused
-    ones."""
+    """Checks that every position is a sample's and appears once. For adopted tars, no other file lists the refused
+    samples."""
     positions = table.column("position").to_numpy()
     if len(np.unique(positions)) != len(positions):
         yield "a position is in it more than once"
@@ -151,13 +159,31 @@ def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]
         yield f"has positions outside 0 to {num_scanned - 1}"
 
 
-def _expected(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
-    by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
-    of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
-    rows = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]
-    both = [of_plan.cast(QUARANTINE_SCHEMA), pa.Table.from_pylist(rows, schema=QUARANTINE_SCHEMA)]
-    return pa.concat_tables(both).sort_by("position")
-
-
-def _by_position(table: pa.Table, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> dict[int, dict[str, Any]]:
-    return {row["position"]: row for row in table.filter(pa.array(chosen)).to_pylist()}
+def check_positions(store: Store, plan: Plan) -> Iterator[str]:
+    """Finds positions that are planned or dropped more than once, or never. Positions run from 0 to the number of
+    images scanned."""
+    num_scanned = plan.num_samples + plan.num_quarantined
+    if num_scanned > _MOST_SCANNED:
+        yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
+        return
+    times = np.zeros(num_scanned, np.uint8)
+    for path in plan.files:
+        if not path.startswith("plan/samples-") and path != DROPPED_PATH:
+            continue
+        try:
+            with arrow_faults(), open_checked(StoreFile(store, path), _RULES) as file:
+                table = file.read(["position"], rows=_ROWS_AT_ONCE)
+            refuse_values(table, _RULES)
+        except MissingObjectError:
+            return  # reported with the files
+        except ValueError as error:
+            yield f"{path} cannot be read: {error}"
+            return
+        positions = table.column("position").to_numpy()
+        if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
+            yield f"{path} has positions outside 0 to {num_scanned - 1}"
+            return
+        np.add.at(times, positions, 1)
+    for position in np.flatnonzero(times != 1).tolist():
+        how_often = "in no shard and not among the dropped" if not times[position] else "in more than one place"
+        yield f"the image at position {position} is {how_often}"

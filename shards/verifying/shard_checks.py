@@ -1,4 +1,4 @@
-"""What can be wrong with one shard: checks of a tar's bytes against its index, each yielding faults.
+"""Checks one shard: its tar against its index, and its index against the manifest. Each check yields faults.
 
 The tar is mapped and not in memory, for random access; a remote one is copied to a temporary file first.
 """
@@ -21,10 +21,10 @@ from PIL import Image
 from shards.images.config import DEFAULT_LIMITS, ImageLimits
 from shards.images.damage import jpeg_damage, png_damage
 from shards.images.decoding_cost import refuse_costly
-from shards.index import IndexRow, ShardCommit
-from shards.manifest import ShardRecord
+from shards.index import IndexRow, ShardCommit, read_index, read_sample_rows
+from shards.manifest import Manifest, ShardRecord
 from shards.packing.merge import blocks_of_shard
-from shards.sample_rows import BlockTable
+from shards.sample_rows import BlockTable, refuse_places, refuse_rows
 from shards.sources.entry import printable
 from shards.sources.tar_members import BLOCK_BYTES
 from shards.storage.local import open_regular
@@ -37,8 +37,8 @@ Tar = bytes | mmap.mmap
 
 @contextmanager
 def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
-    """The bytes of a tar, read-only, for as long as the block lasts. Raises MissingObjectError, and
-    InvalidDataError for what is no regular file."""
+    """Yields the bytes of a tar, read-only, while the block lasts. Raises MissingObjectError, and InvalidDataError if
+    it is not a regular file."""
     if (local := store.local_path(path)) is not None:
         store.size(path)  # tells a missing file from other faults
         with open(local, "rb", opener=open_regular) as file:
@@ -59,7 +59,7 @@ def _mapped(file: BinaryIO) -> Iterator[Tar]:
 
 
 def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexRow], plan_hash: str) -> Iterator[str]:
-    """The index's commit record against the manifest."""
+    """Compares the index's commit record with the manifest."""
     if commit.plan_hash != plan_hash:
         yield "its index was written by another plan"
     if (commit.tar_sha256, commit.tar_bytes) != (record.sha256, record.num_bytes):
@@ -68,8 +68,22 @@ def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexR
         yield f"its index has {len(rows)} rows, the manifest says {record.num_samples} samples"
 
 
+def check_loading(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
+    """Finds what a loader would refuse in a shard's index, and faults in columns that only other readers use."""
+    record = manifest.shards[shard]
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: refuse_rows(read_sample_rows(data), record, num_classes=manifest.num_classes),
+        lambda: refuse_places(read_index(data), shard=shard, is_ours=not manifest.adopted),
+    )
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            yield f"its index cannot be right: {error}"
+
+
 def check_labels(rows: Sequence[IndexRow], num_classes: int, *, may_be_none: bool = False) -> Iterator[str]:
-    """Every label is a class, and every row has one unless there may be none."""
+    """Checks that every label is a class, and that every row has one unless there may be none."""
     for number, row in enumerate(rows):
         if not row.labels and may_be_none:
             continue
@@ -86,7 +100,7 @@ def check_blocks(
     blocks: BlockTable,
     samples_per_block: int,
 ) -> Iterator[str]:
-    """The shard's part of the block table against its index."""
+    """Compares the shard's part of the block table with its index."""
     offsets = np.array([row.offset for row in rows], dtype=np.int64)
     expected = [
         (shard, first_byte, end_byte, record.first_sample_id + row, count)
@@ -103,7 +117,7 @@ def check_blocks(
 
 
 def check_tar(record: ShardRecord, tar: Tar) -> Iterator[str]:
-    """Size and sha256 of the whole."""
+    """Checks size and sha256 of the whole tar."""
     if len(tar) != record.num_bytes:
         yield f"has {len(tar)} bytes, the manifest says {record.num_bytes}"
     if hashlib.sha256(tar).hexdigest() != record.sha256:
@@ -111,14 +125,14 @@ def check_tar(record: ShardRecord, tar: Tar) -> Iterator[str]:
 
 
 def check_checksums(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """crc32 of every image, found by its offset and size alone."""
+    """Checks the crc32 of every image, found by its offset and size alone."""
     for number, row in enumerate(rows):
         if crc32(tar[row.offset : row.offset + row.size]) != row.crc32:
             yield f"the crc32 of row {number} ({row.source}) is not the index's"
 
 
 def check_members(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> Iterator[str]:
-    """The tar's own headers against the index: names, offsets, sizes, and nothing else if the tar is ours."""
+    """Compares the tar's own headers with the index: names, offsets and sizes. A tar of ours must have nothing else."""
     try:
         with tarfile.open(fileobj=_opened(tar), mode="r:") as archive:
             members = {printable(item.name): (item.offset_data, item.size) for item in archive if item.isreg()}
@@ -138,7 +152,8 @@ def check_members(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> Itera
 
 
 def check_webdataset(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> Iterator[str]:
-    """webdataset's own reader returns every sample with its image, and with its class if the tar is ours."""
+    """Checks that webdataset's own reader returns every sample with its image, and with its class if the tar is
+    ours."""
     group_by_keys, tar_file_expander = _webdataset()
     found = {}
     try:
@@ -158,14 +173,14 @@ def check_webdataset(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> It
 
 
 def _sparse_member(tar: Tar) -> str:
-    """A member that is larger than its data in the tar, by any amount; empty if there is none."""
+    """The name of a member that is larger than its data in the tar; empty if there is none."""
     with tarfile.open(fileobj=_opened(tar), mode="r:") as archive:
         return next((item.name for item in archive if item.issparse()), "")
 
 
 def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """webdataset's functions for reading tars. It imports torch if there is one, which takes seconds and is not needed
-    here; so it is loaded as if there were none, unless torch is loaded already."""
+    """Imports webdataset's functions for reading tars. It would import torch, which takes seconds and is not needed
+    here, so torch is hidden from it unless it is loaded already."""
     is_hidden = "torch" not in sys.modules
     if is_hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]  # `import torch` then fails as if it were not installed
@@ -178,7 +193,7 @@ def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def check_json(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """KEY.json, the last member of a sample of ours, says the same as the index."""
+    """Checks that KEY.json, the last member of a sample of ours, says the same as the index."""
     for number, row in enumerate(rows):
         facts = _json_facts(tar, row.key, row.offset + row.size)
         if facts is None:
@@ -215,7 +230,7 @@ def _json_facts(tar: Tar, key: str, image_end: int) -> dict[str, Any] | None:
 
 
 def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAULT_LIMITS) -> Iterator[str]:
-    """Every image decodes, to the size that the index says and at no more cost than the limits allow."""
+    """Checks that every image decodes, to the size that the index says and at no more cost than the limits allow."""
     for number, row in enumerate(rows):
         data = tar[row.offset : row.offset + row.size]
         try:
@@ -224,7 +239,7 @@ def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAU
                 height, width = image.height, image.width
                 if (height, width) == (row.height, row.width):
                     image.load()  # the size was within the packing's limits
-        except Exception as error:  # for damage, Pillow's decoders raise nearly any of Python's exceptions
+        except Exception as error:  # Pillow's decoders raise nearly any exception for damage
             yield f"row {number} ({row.source}) does not decode: {error or type(error).__name__}"
             continue
         if (height, width) != (row.height, row.width):

@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import pyarrow as pa
 
 from shards.dataset import Dataset, open_dataset
@@ -28,7 +27,6 @@ from shards.index import (
     ShardCommit,
     read_blocks,
     read_commit,
-    read_index,
     read_labels,
     read_quarantine,
     read_rows,
@@ -49,26 +47,12 @@ from shards.packing.deal import read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
-from shards.sample_rows import BlockTable
+from shards.sample_rows import BlockTable, refuse_blocks, refuse_labels
 from shards.storage.local import temporary_files
-from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store
-from shards.tables import (
-    TableSchema,
-    arrow_faults,
-    open_checked,
-    refuse_blocks,
-    refuse_labels,
-    refuse_places,
-    refuse_rows,
-    refuse_values,
-)
 from shards.verifying import plan_checks, shard_checks
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
-_ROWS_AT_ONCE = 1 << 16
-_MOST_SCANNED = 1 << 32  # a byte of memory for each
-_RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 # Most faults that one check of a shard lists; their count is always given.
 MAX_FAULTS_A_CHECK = 10
 # What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
@@ -89,8 +73,8 @@ class DatasetFault:
 
 
 def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
-    """Finds files that do not belong there. For adopted tars, only index/ and our own work files are checked: anything
-    else may lie next to them."""
+    """Finds files that do not belong to the dataset. Beside adopted tars, other files may lie: there, only index/ and
+    our own work files are checked."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
     for path in (path for folder in folders for path in store.list(folder)):
@@ -106,7 +90,7 @@ def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
 
 
 def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
-    """Temporary files, which a folder's store does not list; unfinished uploads to S3 are not files."""
+    """Finds temporary files, which a folder's store does not list. Unfinished uploads to S3 are not files."""
     for folder in folders:
         if (local := store.local_path(folder)) is not None and local.is_dir():
             root = Path(store.url)
@@ -114,7 +98,7 @@ def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
 
 
 def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
-    """What a loader would refuse in the tables of the whole, and files that it would not believe."""
+    """Finds what a loader would refuse in the tables of the whole, and files that it would not believe."""
     manifest = dataset.manifest
     tables: dict[str, Callable[[bytes], object]] = {
         BLOCKS_PATH: lambda data: refuse_blocks(read_blocks(data, has_rows=ROWS_PATH in manifest.files), manifest),
@@ -132,52 +116,9 @@ def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
         yield DatasetFault(where=MANIFEST_PATH, what=f"has no sha256 of {path}")
 
 
-def refused_rows(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
-    """What a loader would refuse in a shard's index, and what only other readers use."""
-    record = manifest.shards[shard]
-    checks: tuple[Callable[[], None], ...] = (
-        lambda: refuse_rows(read_sample_rows(data), record, num_classes=manifest.num_classes),
-        lambda: refuse_places(read_index(data), shard=shard, is_ours=not manifest.adopted),
-    )
-    for check in checks:
-        try:
-            check()
-        except ValueError as error:
-            yield f"its index cannot be right: {error}"
-
-
-def misplaced(store: Store, plan: Plan) -> Iterator[str]:
-    """Positions that are planned or dropped more than once, or never. Positions run from 0 to the images scanned."""
-    num_scanned = plan.num_samples + plan.num_quarantined
-    if num_scanned > _MOST_SCANNED:
-        yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
-        return
-    times = np.zeros(num_scanned, np.uint8)
-    for path in plan.files:
-        if not path.startswith("plan/samples-") and path != DROPPED_PATH:
-            continue
-        try:
-            with arrow_faults(), open_checked(StoreFile(store, path), _RULES) as file:
-                table = file.read(["position"], rows=_ROWS_AT_ONCE)
-            refuse_values(table, _RULES)
-        except MissingObjectError:
-            return  # reported with the files
-        except ValueError as error:
-            yield f"{path} cannot be read: {error}"
-            return
-        positions = table.column("position").to_numpy()
-        if len(positions) and not 0 <= positions.min() <= positions.max() < num_scanned:
-            yield f"{path} has positions outside 0 to {num_scanned - 1}"
-            return
-        np.add.at(times, positions, 1)
-    for position in np.flatnonzero(times != 1).tolist():
-        how_often = "in no shard and not among the dropped" if not times[position] else "in more than one place"
-        yield f"the image at position {position} is {how_often}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardCheck:
-    """One shard of the dataset at `url` to check; `is_planned`: there is a plan of ours to compare it with."""
+    """One shard of the dataset at `url` to check. `is_planned`: there is a plan of ours to compare it with."""
 
     url: str
     fingerprint: str
@@ -188,7 +129,8 @@ class ShardCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFacts:
-    """What is wrong with a shard, and what its index adds to the tables; `label_counts` None: it is unreadable."""
+    """What is wrong with a shard, and what its index adds to the tables. `label_counts` is None if the index is
+    unreadable."""
 
     shard: int
     faults: list[DatasetFault]
@@ -204,13 +146,15 @@ class _Index:
 
 
 def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[DatasetFault]:
-    """All faults; none in a good dataset. `deep` decodes every image too. UserError if there is no dataset."""
+    """Returns all faults; none for a good dataset. `deep` decodes every image too. Raises UserError if there is no
+    dataset."""
     try:
         dataset = open_dataset(url)
     except InvalidDataError as error:  # without a manifest, nothing says what else should be there
         return [DatasetFault(where=MANIFEST_PATH, what=str(error))]
     faults = [*_files(dataset), *refused_files(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
-    num_shards, planned = len(dataset.manifest.shards), _is_planned(dataset)
+    num_shards = len(dataset.manifest.shards)
+    planned = not dataset.manifest.adopted and dataset.store.exists(PLAN_PATH)
     tasks = (
         ShardCheck(url=url, fingerprint=dataset.fingerprint, shard=shard, is_planned=planned, deep=deep)
         for shard in range(num_shards)
@@ -227,7 +171,7 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Da
 
 
 def check_shard(task: ShardCheck) -> ShardFacts:
-    """The faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
+    """Finds the faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
     dataset = _opened(task.url, task.fingerprint)
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []
@@ -260,7 +204,7 @@ def _index_faults(dataset: Dataset, task: ShardCheck, index: _Index) -> list[Dat
     manifest, rows, commit = dataset.manifest, index.rows, index.commit
     record = manifest.shards[task.shard]
     found = {
-        "rows": refused_rows(index.data, task.shard, manifest),
+        "rows": shard_checks.check_loading(index.data, task.shard, manifest),
         "commit record": shard_checks.check_commit(record, commit, rows, manifest.plan_hash),
         "labels": shard_checks.check_labels(rows, manifest.num_classes, may_be_none=manifest.unlabeled),
         "blocks": _blocks(dataset, task.shard, rows, commit.data_end),
@@ -288,7 +232,7 @@ def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: s
 
 
 def _faults(where: str, found: Mapping[str, Iterator[str]]) -> list[DatasetFault]:
-    """The faults of several checks. One that breaks off says so, and the others still run."""
+    """Runs several checks and returns their faults. A check that breaks off says so, and the others still run."""
     return [
         DatasetFault(where=where, what=what)
         for name, check in found.items()
@@ -349,11 +293,11 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
     if manifest.num_samples + manifest.num_quarantined != scanned:
         packed = f"{manifest.num_samples} samples and {manifest.num_quarantined} in quarantine"
         yield DatasetFault(where=MANIFEST_PATH, what=f"{packed} are not the {scanned} images of the plan")
-    yield from _faults(PLAN_PATH, {"positions": misplaced(dataset.store, plan)})
+    yield from _faults(PLAN_PATH, {"positions": plan_checks.check_positions(dataset.store, plan)})
 
 
 def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
-    """The manifest and the small tables against the plan and, if every index could be read, against all shards."""
+    """Compares the manifest and the small tables with the plan and, if every index could be read, with all shards."""
     store, manifest = dataset.store, dataset.manifest
     try:
         plan = store.read(PLAN_PATH)
@@ -391,12 +335,8 @@ def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> I
         yield from plan_checks.check_quarantine(table, dropped, [item for found in shards for item in found.left_out])
 
 
-def _is_planned(dataset: Dataset) -> bool:
-    return not dataset.manifest.adopted and dataset.store.exists(PLAN_PATH)
-
-
 def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
-    """A shard's samples are those that the plan dealt to it, less those listed as left out."""
+    """Checks that a shard's samples are those that the plan dealt to it, except those listed as left out."""
     try:
         settings = Plan.from_bytes(dataset.store.read(PLAN_PATH)).settings
         size = int(cast("int", settings["samples_per_shard"]))
@@ -415,7 +355,7 @@ def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -
 
 
 def _block_rows(dataset: Dataset, shard: int, data: bytes) -> Iterator[str]:
-    """What rows.bin, if there is one, says of a shard is what its index says."""
+    """Checks that rows.bin, if there is one, says the same of a shard as its index."""
     record, expected = dataset.manifest.shards[shard], read_sample_rows(data)
     if ROWS_PATH not in dataset.manifest.files or not record.num_samples:
         return

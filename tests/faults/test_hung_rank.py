@@ -121,7 +121,7 @@ def test_a_read_that_hangs_is_in_the_stacks(
     said = all_said(capfd, tmp_path)
     assert "the run hangs: rank 0 of 1 on host " in said
     assert ", waiting for data. Stacks are in " in said
-    assert "s3_read.py" in stacks_of(run_dir, 0)
+    assert "storage/s3.py" in stacks_of(run_dir, 0)
 
 
 def test_a_rank_that_is_stopped_inside_an_evaluation_is_named(

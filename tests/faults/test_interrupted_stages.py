@@ -1,6 +1,6 @@
 """Ctrl-C in every stage: one line, the documented code, no process left, and nothing that the same command trips over.
 
-Training and packing with several processes have tests of their own (tests/jobs/test_interrupts.py, test_processes.py).
+Training and packing with several processes have tests of their own (tests/jobs/test_exit_codes.py, test_processes.py).
 """
 
 import os
@@ -28,7 +28,7 @@ STAGES = {
     "index": "index TARS --index-url OUT",
     "verify": "verify PACKED",
     "card": "card PACKED",
-    "evaluate": "evaluate resize --weights WEIGHTS --data.url PACKED --run-dir OUT --device cpu",
+    "evaluate": "evaluate WEIGHTS --data.url PACKED --run-dir OUT --device cpu",
     "predict": "predict WEIGHTS IMAGE --device cpu",
     "export": "export WEIGHTS --out OUT --format timm",
     "import": "import WEIGHTS --out OUT",

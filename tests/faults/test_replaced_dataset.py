@@ -11,7 +11,7 @@ from jobs.recipes.pack import digits
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.manifest import index_path, shard_path
-from shards.reading.read import read_sample
+from shards.reading.samples import read_sample
 from shards.store import Store, open_store
 from tests.rigs.interrupting import started
 from tests.rigs.training import losses, pretrain_words

@@ -62,7 +62,7 @@ def test_the_ranks_of_evaluate_end_while_a_read_hangs(
     weights = finished_runs.get(2, *FP32) / "weights"
     with behind_a_proxy(digits_url, s3_bucket) as (url, proxy):
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        words = ["evaluate", "resize", "--weights", str(weights), "--data.url", url, "--device", "cpu"]
+        words = ["evaluate", "--weights", str(weights), "--data.url", url, "--device", "cpu"]
         ranks = start(words, num_ranks=2, log_dir=tmp_path)
         assert wait_until(ranks, lambda _: sum(bool(one.range) for one in proxy.seen) > 3, tmp_path)
         proxy.rates = {"silence": 1.0}

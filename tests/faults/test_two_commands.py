@@ -12,7 +12,7 @@ import pytest
 from jobs import exit_codes
 from jobs.data.card import run as card
 from jobs.data.pack import PackJob, Phase, run
-from jobs.endings import end_of
+from jobs.exit_codes import end_of
 from jobs.settings.data import CardJob
 from shards.dataset import open_dataset
 from shards.errors import StorageError, UserError

@@ -22,9 +22,9 @@ from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.folder import Weights, filled_model, open_weights
 from pipeline.runs.facts import STATES, read_facts
+from pipeline.training.reporting.follower import MetricsReader
 from pipeline.training.reporting.ledger import Ledger
-from pipeline.training.reporting.logger_choice import logger_id
-from pipeline.training.reporting.logger_thread import lines_between
+from pipeline.training.reporting.loggers import logger_id
 from pipeline.training.reporting.metrics import METRICS_FILE, cut_after, read_metrics
 from pipeline.training.saving.finish import Done, read_done
 from pipeline.training.settings.job import TrainingJob
@@ -209,8 +209,8 @@ def metrics(folder: Path) -> None:
     cut_after(folder / METRICS_FILE, step=6)
     lines = read_metrics(folder)
     require(all(line["step"] <= 6 for line in lines), "a line of a later step is left")
-    sent = [line for some in lines_between(folder / METRICS_FILE, after=2, last=5, most_at_once=2) for line in some]
-    require(all(2 < line.step <= 5 for line in sent), "a line of another step is sent")
+    sent = [line for some in MetricsReader(folder / METRICS_FILE, has=2).read() for line in some]
+    require(all(2 < line.step <= 6 for line in sent), "a line of another step is sent")
     require(all(type(value) is float for line in sent for value in line.values.values()), "no number is sent")
 
 

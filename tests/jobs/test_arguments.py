@@ -21,9 +21,8 @@ from jobs.flags import flags_of
 from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.stages import STAGES
+from shards.config_values import Range, differences
 from shards.errors import UserError
-from shards.schema.config_values import Range
-from shards.schema.differences import differences
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def assert_refused(ended: Ended, message: str) -> None:
             id="out of range",
         ),
         pytest.param(("pretrain", "nothing.yaml"), "nothing.yaml cannot be read: No such file", id="no such record"),
-        pytest.param(("evaluate", "resize"), "--weights is missing", id="evaluate without weights"),
+        pytest.param(("evaluate",), "WEIGHTS is missing", id="evaluate without weights"),
         pytest.param(("finetune", "digits_48"), "--initial.weights is missing", id="finetune without weights"),
         pytest.param(("pack", "folder"), "--out is missing", id="pack without out"),
         pytest.param(("pack", "folder", "--workers", "0"), "--workers is 0", id="pack without workers"),
@@ -283,7 +283,6 @@ def test_a_path_that_is_missing_is_asked_for() -> None:
     [
         ("pretrain", "digits_smoke"),
         ("finetune", "digits_48"),
-        ("evaluate", "resize"),
         ("pack", "digits"),
         ("plan", "vit_h14_jft"),
     ],

@@ -28,7 +28,7 @@ SCRIPTS = ("bash", "zsh", "fish")
         ),
         (["diff", "digits_smoke", "pets"], ["pets", "pets_paper", "pets_augreg", "pets_bit"]),
         (["pretrain", "digits"], ["digits_smoke"]),
-        (["evaluate", ""], ["resize", "central_crop", "transfer_448"]),
+        (["evaluate", ""], []),
         (["completion", ""], list(SCRIPTS)),
         (["pretrain", "digits_smoke", "--schedule.w"], ["--schedule.warmup-steps"]),
         (["pretrain", "digits_smoke", "--data.augment.no-f"], ["--data.augment.no-flip"]),

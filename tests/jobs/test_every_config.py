@@ -20,8 +20,8 @@ from jobs.arguments import values_of
 from jobs.chains.steps import ChainConfig, StepConfig
 from jobs.cluster.settings import ClusterConfig
 from jobs.flags import Flag, flags_of, groups_of, sentences
-from jobs.job_files import Fields, job_from, read_tree
 from jobs.mistakes import required_flags
+from jobs.record import Fields, job_from, read_tree
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
@@ -29,9 +29,9 @@ from pipeline.models.conversion.config import Change, Hints
 from pipeline.models.weights.usage import Usage
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
+from shards.config_values import Range, allowed_instead, shown_value, without_none, without_range
 from shards.errors import UserError
-from shards.packing.config import PackSpec
-from shards.schema.config_values import Range, allowed_instead, shown_value, without_none, without_range
+from shards.packing.config import DatasetSettings, PackSpec
 from shards.sources.kinds import FolderSource
 from shards.storage.retries import RetryConfig
 from tests.rigs.faults import differs, every_fault
@@ -40,15 +40,15 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 JOBS = list(dict.fromkeys(job_class(stage) for stage in STAGES))
 # Made by our own code alone, of values that were checked before.
 NOT_GIVEN = {
+    "About",
     "Share",
     "Size",
     "ResNetSize",
     "SavedJob",
     "QueuedJob",
     "ChainJob",
-    "ObjectSource",
     "_Source",
-    "Found",
+    "Architecture",
     "SumSource",
 }
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations
@@ -66,15 +66,15 @@ def inside(kind: Any) -> Iterator[Any]:
 
 OTHERS = (
     *(Change, RetryConfig, Usage, SampleRules, AdoptSpec, PackSpec, Hints, ClusterConfig, ChainConfig, StepConfig),
-    FewshotConfig,
+    *(FewshotConfig, DatasetSettings),
 )
 CONFIGS = list(dict.fromkeys(one for kind in (*JOBS, *OTHERS) for one in inside(kind)))
 STEP: dict[str, Any] = {"name": "one", "stage": "verify", "recipe": "data"}
 NEEDED: dict[Any, dict[str, Any]] = {  # fields without a default
     AdoptSpec: {"rules": SampleRules()},
+    PackSpec: {"source": FolderSource()},
     StepConfig: STEP,
     ChainConfig: {"folder": "chain", "steps": (StepConfig(**STEP),)},
-    PackSpec: {"source": FolderSource(), "split": "train", "samples_per_shard": 4, "samples_per_block": 2, "seed": 1},
 }
 FIELDS = [(f"{kind.__name__}.{field.name}", kind, field) for kind in CONFIGS for field in fields(kind)]
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 
 from jobs.data.pack import PackJob
-from jobs.job_files import Fields, Report, job_from, read_tree
 from jobs.mistakes import field_names, known_instead, nested
+from jobs.record import Fields, Report, job_from, read_tree
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 

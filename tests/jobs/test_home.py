@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
-from jobs.job_files import Fields, Scalar, read_tree
+from jobs.record import Fields, Scalar, read_tree
 from shards.files.local_files import at_home
 from shards.store import open_store
 

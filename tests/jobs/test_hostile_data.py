@@ -8,9 +8,9 @@ import pytest
 
 from jobs import exit_codes
 from shards import dataset
-from shards.index import table_bytes
 from shards.manifest import index_path
 from shards.store import open_store
+from shards.tables import table_bytes
 from tests.rigs.hostile_datasets import change_table, rehash, with_column
 from tests.rigs.interrupting import Command, started
 from tests.rigs.tables import read_table

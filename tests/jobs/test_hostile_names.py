@@ -61,7 +61,7 @@ def test_names_of_files_and_classes(tmp_path: Path) -> None:
     assert (ended.code, "libpng" in ended.errors) == (exit_codes.DONE, False), ended.errors
     weights = str(run / "weights")
     for more in ((), ("--json",)):
-        scores = harmless("evaluate", "resize", "--weights", weights, "--data.url", out, *more)
+        scores = harmless("evaluate", "--weights", weights, "--data.url", out, *more)
         images = [str(path) for path in sorted(root.glob("*/*"))[:2]]
         predicted = harmless("predict", weights, *images, str(tmp_path / f"gone{ON_DISK}.jpg"), *more)
         assert (scores.code, predicted.code) == (exit_codes.DONE, exit_codes.FAULTS_FOUND)

@@ -8,7 +8,8 @@ import pytest
 
 from jobs.data.verify import VerifyJob
 from jobs.mistakes import kept_sizes
-from jobs.recipes import finetune, plan
+from jobs.recipes import finetune, pretrain
+from jobs.resolve import default_job
 from pipeline.models.config import ModelConfig
 from tests.rigs.processes import patchline
 
@@ -46,7 +47,7 @@ def test_a_resnet_is_compared_by_its_units() -> None:
 
 
 def test_plans_have_their_own_flags_and_other_jobs_no_model() -> None:
-    job = plan.RECIPES[next(iter(plan.RECIPES))]()
+    job = default_job("plan", next(iter(pretrain.RECIPES)))
     small = replace(job, training=replace(job.training, model=ModelConfig(name="vit_b16", depth=4)))
     assert "add --training.model.depth 12" in kept_sizes(small, ("--training.model.name", "vit_b16"))
     assert kept_sizes(VerifyJob(url="x"), ("--model.name", "vit_b16")) == ""

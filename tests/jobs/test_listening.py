@@ -70,7 +70,7 @@ def is_torchrun(pid: int) -> bool:
 
 def test_evaluation(finished_runs: FinishedRuns, digits_url: str, tmp_path: Path) -> None:
     weights = finished_runs.get(1) / "weights"
-    words = ["evaluate", "resize", "--weights", str(weights), "--data.url", digits_url, "--device", "cpu"]
+    words = ["evaluate", "--weights", str(weights), "--data.url", digits_url, "--device", "cpu"]
     for num_ranks, expected in ((1, set()), (2, {LOOPBACK})):
         ranks = start([*words, "--run-dir", str(tmp_path / str(num_ranks))], num_ranks=num_ranks, log_dir=tmp_path)
         assert addresses_while(ranks) == expected

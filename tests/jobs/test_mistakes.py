@@ -133,9 +133,7 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
     assert "did you mean vit_b16_jft" in str(unknown_recipe("vit_b16", "pretrain", recipes))
     assert "did you mean vit_h14_jft or" in str(unknown_recipe("h14", "pretrain", recipes))
     assert "allowed: what 'patchline pretrain' lists" in str(unknown_recipe("xyzzy", "pretrain", recipes))
-    assert "allowed: resize, central_crop, a YAML file" in str(
-        unknown_recipe("x", "evaluate", ["resize", "central_crop"])
-    )
+    assert "allowed: folder, flat, a YAML file" in str(unknown_recipe("x", "pack", ["folder", "flat"]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +142,6 @@ def test_stages_and_recipes_that_may_be_meant() -> None:
         ("pack", "it is a folder, which --source.root takes; allowed:"),
         ("pretrain", "it is a folder, which --data.url takes; allowed:"),
         ("finetune", "it is a folder, which --data.url takes; allowed:"),
-        ("evaluate", "it is a folder, which --weights takes; allowed:"),
         ("plan", "; allowed:"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.recipes.smoke import smoke
+from jobs.recipes.shorter import smoke
 from jobs.resolve import is_own, own_job
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.out_file import write_to
+from jobs.output import write_to
 from shards.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""RUN/job.yaml replays any job, a user's file changes a recipe, and neither is ever read as something else."""
+"""Jobs as YAML: what a file says, records of runs and users' files, and the values of a record by path."""
 
 import errno
 import os
@@ -11,19 +11,35 @@ import pytest
 import yaml
 
 from jobs.mistakes import field_names
-from jobs.recipes import evaluate, finetune, pack, pretrain
-from jobs.record import open_job, read_record, record_text, write_record
+from jobs.recipes import finetune, pack, pretrain
+from jobs.recipes.pretrain import RECIPES as PRETRAIN
+from jobs.record import (
+    MOST_BYTES,
+    MOST_DEPTH,
+    Fields,
+    Items,
+    Scalar,
+    leaves_of,
+    open_job,
+    read_leaves,
+    read_record,
+    read_tree,
+    record_text,
+    write_record,
+)
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
 from tests.rigs.faults import differs, every_fault
 
 RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "pack": pack.RECIPES,
     "pretrain": pretrain.RECIPES,
     "finetune": finetune.RECIPES,
-    "evaluate": evaluate.RECIPES,
 }
 ALL = [(stage, name) for stage, recipes in RECIPES.items() for name in recipes]
+LAUGHS = "a: &a [x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
 
 
 @every_fault
@@ -245,3 +261,117 @@ def test_a_full_disk_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         write_record(tmp_path / "run", stage="pretrain", job=pretrain.digits_smoke())
     assert caught.value.filename == str(tmp_path / "run" / "job.yaml")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def read_tree_of(folder: Path, text: str | bytes) -> object:
+    path = folder / "a.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_tree(path)
+
+
+def test_values_keep_their_spelling_and_their_lines(tmp_path: Path) -> None:
+    tree = read_tree_of(tmp_path, "# first\nrate: 1e-3\non: [010, 'yes']\nempty:\n")
+    assert tree == Fields(
+        entries={
+            "rate": Scalar(text="1e-3", is_plain=True, line=2),
+            "on": Items(
+                items=(Scalar(text="010", is_plain=True, line=3), Scalar(text="yes", is_plain=False, line=3)), line=3
+            ),
+            "empty": Scalar(text="", is_plain=True, line=4),
+        },
+        lines={"rate": 2, "on": 3, "empty": 4},
+        line=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "is_nothing"),
+    [("~", True), ("null", True), ("", True), ("'null'", False), ("''", False), ("none", False)],
+)
+def test_what_is_nothing(tmp_path: Path, text: str, is_nothing: bool) -> None:
+    tree = read_tree_of(tmp_path, f"a: {text}\n")
+    assert isinstance(tree, Fields)
+    assert isinstance(tree.entries["a"], Scalar)
+    assert tree.entries["a"].is_nothing is is_nothing
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(LAUGHS, r"line 2: the alias \*a; write out what it stands for", id="billion laughs"),
+        pytest.param("a: &a [*a]\n", r"the alias \*a", id="a list in itself"),
+        pytest.param("a: !!python/object/apply:os.getcwd []\n", "line 1: the tag tag:yaml.org,2002:python", id="code"),
+        pytest.param("a: !!str 3\n", "the tag tag:yaml.org,2002:str; leave it out", id="a harmless tag"),
+        pytest.param("a: 1\nb: 2\na: 3\n", "line 3: a is given on line 1 already; remove one", id="twice"),
+        pytest.param("a: {b: 1, b: 2}\n", "line 1: b is given on line 1 already", id="twice in a group"),
+        pytest.param("[1, 2]: 3\n", "line 1: a field's name is a word", id="a list for a name"),
+        pytest.param("[" * 100_000, f"line 1: nested deeper than {MOST_DEPTH} levels", id="too deep"),
+        pytest.param("- " * 20 + "x", "nested deeper than", id="too deep in blocks"),
+        pytest.param("a: [1\nb: 2\n", "is not YAML that a job can be read from: line 2: ", id="broken"),
+        pytest.param("a: 1\n---\nb: 2\n", "line 2: but found another document", id="two documents"),
+        pytest.param(b"\xff\xd8\xff\xe0\x00", "is not YAML", id="an image"),
+        pytest.param(
+            "#" * (MOST_BYTES + 1),
+            "is larger than 262,144 bytes.*; a job is a YAML file",
+            id="too large",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_tree_of(tmp_path, text)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.yaml"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"a\.yaml is not a regular file; give a file, .*; a job is a YAML file"):
+        read_tree(path)
+
+
+def test_an_empty_file_is_nothing(tmp_path: Path) -> None:
+    assert read_tree_of(tmp_path, "# nothing yet\n") == Scalar(text="", is_plain=True, line=1)
+
+
+@pytest.mark.parametrize("name", ["digits_smoke", "vit_h14_jft"])
+def test_a_record_has_the_fields_of_its_job(tmp_path: Path, name: str) -> None:
+    job = PRETRAIN[name]()
+    (tmp_path / "job.yaml").write_text(record_text("pretrain", job))
+    found = read_leaves(tmp_path / "job.yaml")
+    assert found.pop("stage") == "pretrain"
+    wanted = {f"job.{field}": text for field, text in leaves_of(job).items()}
+    assert found.keys() == wanted.keys()
+    numbers = {name for name in found if found[name] != wanted[name]}
+    assert all(float(found[one]) == float(wanted[one]) for one in numbers), "1.0e-05 and 1e-05"
+
+
+def test_items_of_lists_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("stage: a\njob:\n  mix: [[x, 1], [y, 2]]\n  after: {b: [], c: 3}\n")
+    assert read_leaves(tmp_path / "job.yaml") == {
+        "stage": "a",
+        "job.mix.0.0": "x",
+        "job.mix.0.1": "1",
+        "job.mix.1.0": "y",
+        "job.mix.1.1": "2",
+        "job.after.c": "3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("", "it has no stage and job", id="empty"),
+        pytest.param("stage: pretrain\n", "it has no stage and job", id="half of it"),
+        pytest.param("stage: pretrain\njob: {a: [1\n", "it is not YAML: line", id="cut off"),
+        pytest.param("a: &x 1\nb: *x\n", r"the alias \*x", id="an alias"),
+        pytest.param("[" * 5000, "nested deeper than", id="deep"),
+        pytest.param("{" * 5000, "nested deeper than", id="groups as names"),
+        pytest.param("\x00\x01", "it is not YAML", id="binary"),
+        pytest.param("a" * (1 << 19), "larger than", id="large"),
+    ],
+)
+def test_what_is_no_record(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(InvalidDataError, match=message):
+        read_leaves(tmp_path / "job.yaml")

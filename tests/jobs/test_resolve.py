@@ -1,19 +1,18 @@
-"""The meaning of a command's second word."""
+"""The job that the second word of a command stands for, with a stage and without one."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobs.cli import main
 from jobs.data.pack import PackJob
 from jobs.data.verify import VerifyJob
 from jobs.planning.plan import PlanJob
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import cifar10_small, digits_smoke
-from jobs.recipes.smoke import smoke
+from jobs.recipes.shorter import smoke
 from jobs.record import write_record
-from jobs.resolve import default_job, stages_of
+from jobs.resolve import SHOWN, default_job, file_of, job_of, split_stage, stages_found, stages_of
 from jobs.settings.models import EvaluateJob
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
@@ -67,14 +66,6 @@ def test_weights_are_evaluated_as_their_own_evaluation_was(tmp_path: Path) -> No
     assert default_job("evaluate", later) == EvaluateJob(weights=later)
     write_record(tmp_path / "scores", stage="evaluate", job=EvaluateJob(weights="w"))
     assert default_job("evaluate", str(tmp_path / "scores")) == EvaluateJob(weights="w")
-    with pytest.raises(UserError, match="did you mean resize"):
-        default_job("evaluate", "resise")
-
-
-def test_recipes_of_evaluate_are_the_old_form(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    assert main(["evaluate", "central_crop", "--weights", str(tmp_path), "--data.url", "d"]) == 2
-    assert "is the old form" in caplog.text
 
 
 def test_a_function_of_a_python_file_and_its_smoke_size(tmp_path: Path) -> None:
@@ -211,3 +202,43 @@ def test_a_file_with_other_steps_scales_the_warmup(
     job = default_job("pretrain", file(tmp_path / "my.yaml", f"recipe: digits_smoke\n{text}"))
     assert job.schedule.warmup_steps == warmup
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ([note] if note else [])
+
+
+def test_a_stage_may_come_first() -> None:
+    assert split_stage(["pretrain", "digits_smoke"]) == ("pretrain", ["digits_smoke"])
+    assert split_stage(["digits_smoke", "--steps", "3"]) == ("", ["digits_smoke", "--steps", "3"])
+    assert split_stage([]) == ("", [])
+    with pytest.raises(UserError, match="leave out the word plan"):
+        split_stage(["plan", "digits_smoke"])
+    of_data = {"pack", "index", "verify", "card"}
+    assert set(SHOWN) == of_data | {"pretrain", "finetune", "evaluate", "fewshot", "inspect", "import", "export"}
+
+
+def test_a_run_directory_stands_for_its_record(tmp_path: Path) -> None:
+    write_record(tmp_path / "run", stage="pretrain", job=digits_smoke())
+    assert file_of(str(tmp_path / "run")) == str(tmp_path / "run" / "job.yaml")
+    assert stages_found(str(tmp_path / "run")) == ("pretrain",)
+    assert job_of(str(tmp_path / "run"), "pretrain") == digits_smoke()
+    with pytest.raises(UserError, match=r"is neither a recipe of any stage nor a YAML file, a run directory"):
+        stages_found(str(tmp_path))
+
+
+def test_a_folder_of_something_else_hides_no_recipe_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pack digits --out digits` creates such a folder."""
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert stages_found("digits") == ("pack",)
+
+
+def test_words_of_no_stage(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("steps: 3\n")
+    with pytest.raises(UserError, match=r"my\.yaml names neither a stage nor a recipe; add `recipe: NAME`"):
+        stages_found(str(tmp_path / "my.yaml"))
+    with pytest.raises(UserError, match="'digit' is neither a recipe of any stage nor a YAML file"):
+        stages_found("digit")
+    (tmp_path / "my.yaml").write_text("stage: demo\nsteps: 3\n")
+    (stage,) = stages_found(str(tmp_path / "my.yaml"))
+    with pytest.raises(UserError, match="is of the stage 'demo'; allowed: pack, "):
+        job_of(str(tmp_path / "my.yaml"), stage)

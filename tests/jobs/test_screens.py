@@ -106,7 +106,5 @@ def test_an_error_in_the_middle_stands_below_the_last_live_line(
 
 def test_an_error_cannot_move_the_cursor(screen: Screen, tmp_path: Path) -> None:
     weights = str(tmp_path / "a\x1b[2J\rb")
-    assert (
-        patchline_on(screen, "evaluate", "resize", "--weights", weights, "--data.url", "x") == exit_codes.USER_MISTAKE
-    )
+    assert patchline_on(screen, "evaluate", "--weights", weights, "--data.url", "x") == exit_codes.USER_MISTAKE
     assert "a\\x1b[2J\\rb" in " ".join(checked(screen))

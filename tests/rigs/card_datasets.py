@@ -9,15 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from shards.card.facts import MATCHES_RULES
-from shards.index import (
-    BLOCKS_SCHEMA,
-    LABELS_SCHEMA,
-    QUARANTINE_SCHEMA,
-    IndexRow,
-    ShardCommit,
-    index_bytes,
-    table_bytes,
-)
+from shards.index import BLOCKS_SCHEMA, LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, ShardCommit, index_bytes
 from shards.manifest import (
     BLOCKS_PATH,
     FORMAT_VERSION,
@@ -33,6 +25,7 @@ from shards.manifest import (
 from shards.packing.plan import MATCHES_PATH, PLAN_PATH, Plan
 from shards.sources.tar_members import BLOCK_BYTES
 from shards.store import Store
+from shards.tables import table_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +152,7 @@ def _plan(settings: dict[str, object], num_relabelled: int) -> Plan:
         num_samples=0,
         num_quarantined=0,
         num_refused=0,
+        num_unlabeled=0,
         num_duplicates=0,
         num_relabelled=num_relabelled,
         num_evaluation=0,

@@ -47,15 +47,13 @@ class Seen:
 @dataclass(kw_only=True)
 class FaultyProxy:
     """`faults` are those of the coming GETs in order (None: no fault). After them, `rates` gives the share of GETs
-    with each kind of fault, drawn with `seed`. `is_lax`: the server behind it sees no condition of a write, as servers
-    that ignore them (s3rver 3.7.1); not for a server that checks signatures, which cover the header."""
+    with each kind of fault, drawn with `seed`."""
 
     upstream: str
     endpoint: str = ""
     faults: list[Fault | None] = field(default_factory=list)
     rates: dict[str, float] = field(default_factory=dict)
     seed: int = 0
-    is_lax: bool = False
     expired_keys: frozenset[str] = frozenset()
     num_expired: int = 0  # requests that were refused for it
     seen: list[Seen] = field(default_factory=list)
@@ -131,8 +129,6 @@ class Connection:
                     await self._refuse(EXPIRED[0], EXPIRED[1] if method != "HEAD" else "")
                     break
                 if method != "GET" or "?" in path:
-                    if self.proxy.is_lax:
-                        request.lines = [one for one in request.lines if not one.lower().startswith("if-none-match:")]
                     await self._pass_on(request)
                     break
                 left = request.rest

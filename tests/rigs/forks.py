@@ -8,7 +8,7 @@ import multiprocessing
 from multiprocessing.context import ForkServerContext
 
 _STAGES = (
-    *("jobs.data.pack", "jobs.data.verify", "jobs.train.pretrain", "jobs.train.finetune"),
+    *("jobs.data.pack", "jobs.data.verify", "jobs.train.pretrain"),
     *("jobs.models.evaluate", "jobs.train.demo"),
 )
 _SLOW = ("torch._dynamo", "torch.utils.tensorboard", "tests.rigs.cpu_deepspeed")

@@ -12,11 +12,11 @@ from shards.card.facts import gather_facts
 from shards.config import ReadConfig
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError
-from shards.index import table_bytes
 from shards.manifest import MANIFEST_PATH, sha256_hex
 from shards.order import SampleOrder
 from shards.reading.read import StreamReader
 from shards.store import Store
+from shards.tables import table_bytes
 from shards.verifying.verify import verify_dataset
 from tests.rigs.tables import read_table
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from shards.images.config import PERCEPTUAL_HASH
 from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import find_sets, hash_shard, hash_tasks
 from shards.packing.listing import Listing, listed
@@ -24,7 +23,7 @@ def scanned(store: Store, spec: PackSpec) -> Listing:
     listing = listed(store, spec.source, scan_hash=spec.scan_hash())
     for number, some in enumerate(listing.slices):
         scan_slice(ScanTask(url=store.url, spec=spec, number=number, slice_sha256=some.sha256))
-    for task in hash_tasks(store.url, find_sets(spec.dedup.against), hash_name=PERCEPTUAL_HASH):
+    for task in hash_tasks(store.url, find_sets(spec.dedup.against)):
         hash_shard(task)
     return listing
 

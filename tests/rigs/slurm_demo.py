@@ -35,7 +35,7 @@ steps:
     data: pack
     nodes: 2
     flags: [--steps={steps}, --checkpoint.every-steps=25]
-  - {{name: evaluate, stage: evaluate, recipe: resize, data: pack, weights: pretrain}}
+  - {{name: evaluate, stage: evaluate, data: pack, weights: pretrain}}
   - {{name: report, stage: report, run: pretrain}}
 """
 

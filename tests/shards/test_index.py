@@ -18,8 +18,8 @@ from shards.index import (
     read_rows,
     read_sample_rows,
     read_sources,
-    table_bytes,
 )
+from shards.tables import table_bytes
 
 ROWS = [
     IndexRow(

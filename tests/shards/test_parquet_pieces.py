@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shards.index import table_bytes
 from shards.parquet_pieces import (
     Chunk,
     Group,
@@ -20,6 +19,7 @@ from shards.parquet_pieces import (
 )
 from shards.sources.parquets import ParquetSource
 from shards.sources.tables import read_rows
+from shards.tables import table_bytes
 
 IMAGES = [random.Random(number).randbytes(3000) for number in range(200)]
 TABLE = pa.table(

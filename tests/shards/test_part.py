@@ -28,7 +28,9 @@ from shards.part import (
     single,
     without,
 )
-from shards.reading.read import RawSample, StreamReader, read_sample, verified, window_bound_bytes
+from shards.reading.read import StreamReader
+from shards.reading.samples import RawSample, read_sample, verified
+from shards.reading.windows import window_bound_bytes
 from shards.sample_rows import BlockTable
 from shards.store import open_store
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights

@@ -55,7 +55,7 @@ WATCHERS = [
         "pipeline/training/watchdog/heartbeat.py",
         "pipeline/training/watchdog/heartbeat_files.py",
     ),
-    "pipeline/training/reporting/logger_thread.py",
+    "pipeline/training/reporting/follower.py",
     "jobs/cluster/folder_lock.py",
 ]
 

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 
 from shards import sample_rows
-from shards.dataset import open_dataset
+from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
-from shards.index import index_bytes, read_sample_rows
+from shards.index import index_bytes, read_index, read_labels, read_sample_rows
+from shards.manifest import LABELS_PATH, index_path
 from shards.part import labels_of, refuse_too_few
-from shards.sample_rows import BlockTable
+from shards.sample_rows import (
+    BlockTable,
+    refuse_block_reads,
+    refuse_blocks,
+    refuse_count,
+    refuse_labels,
+    refuse_places,
+    refuse_rows,
+)
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.shards.test_index import COMMIT, ROWS
 
@@ -92,3 +101,56 @@ def test_too_few_images_are_refused(labels: list[int], least: int, message: str)
     with pytest.raises(UserError, match=message):
         refuse_too_few(np.array(labels), ("a", "b", "c"), least=least, flag=f"--shots {least}", url="u")
     refuse_too_few(np.array(labels), ("a", "b"), least=1, flag="--shots 1", url="u")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Four shards of 4, 4, 4 and 3 samples of 3 classes, in blocks of 3 and 1."""
+    return open_dataset(str(packed_folders(Path(tmp_path_factory.mktemp("rules")))))
+
+
+def test_tables_of_packing_are_right(dataset: Dataset) -> None:
+    manifest = dataset.manifest
+    refuse_blocks(dataset.blocks, manifest)
+    refuse_labels(read_labels(dataset.store.read(LABELS_PATH)), num_classes=3)
+    for shard, record in enumerate(manifest.shards):
+        refuse_rows(dataset.sample_rows(shard), record, num_classes=3)
+        refuse_count(record.num_samples, record)
+        refuse_places(read_index(dataset.store.read(index_path(shard))), shard=shard, is_ours=True)
+
+
+def test_labels_must_be_classes(dataset: Dataset) -> None:
+    rows, record = dataset.sample_rows(0), dataset.manifest.shards[0]
+    with pytest.raises(ValueError, match=r"row 3 has label 7; allowed: 0 to 2"):
+        refuse_rows(
+            replace(rows, label_ends=np.array([0, 2, 2, 2, 3]), label_values=np.array([0, 2, 7], np.int32)),
+            record,
+            num_classes=3,
+        )
+    with pytest.raises(ValueError, match="has label"):
+        refuse_rows(rows, record, num_classes=0)
+
+
+def test_an_empty_shard_has_no_block(dataset: Dataset) -> None:
+    manifest, blocks = dataset.manifest, dataset.blocks
+    empty = replace(manifest.shards[0], path="x", num_samples=0)
+    shards = (empty, *manifest.shards)
+    refuse_blocks(replace(blocks, shard=blocks.shard + 1), replace(manifest, shards=shards))
+    refuse_rows(dataset.sample_rows(0).slice(0, 0), empty, num_classes=3)
+
+
+def test_a_huge_number_of_blocks_is_counted_not_made(dataset: Dataset) -> None:
+    manifest = dataset.manifest
+    shards = tuple(replace(record, num_samples=1 << 24) for record in manifest.shards)
+    many = replace(manifest, shards=shards, num_samples=4 << 24, samples_per_block=1)
+    with pytest.raises(ValueError, match="it has 7 blocks; allowed: 67108864"):
+        refuse_blocks(dataset.blocks, many)
+
+
+def test_reads_stay_inside_their_block(dataset: Dataset) -> None:
+    blocks, rows = dataset.blocks, dataset.sample_rows(0)
+    refuse_block_reads(blocks, rows.slice(0, 3), 0)
+    refuse_block_reads(blocks, rows.slice(1, 2), 1)
+    refuse_block_reads(blocks, rows.slice(3, 4), 3)
+    with pytest.raises(ValueError, match=r"samples from 0 on are bytes .* those of their block"):
+        refuse_block_reads(blocks, rows.slice(0, 4), 0)

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from shards import tables
-from shards.index import table_bytes
-from shards.schema.config_values import Range
-from shards.tables import TableSchema, arrow_faults, read_checked
+from shards.config_values import Range
+from shards.tables import TableSchema, arrow_faults, read_checked, table_bytes
 
 SCHEMA = pa.schema([("n", pa.int32()), ("name", pa.string()), ("labels", pa.list_(pa.int32())), ("w", pa.float32())])
 RULES = TableSchema(

@@ -24,7 +24,7 @@ FINETUNE = (
     "flags: [--steps=4, --global-batch=32, --schedule.warmup-steps=1], "
     "variants: [[--schedule.learning-rate=0.01], [--schedule.learning-rate=0.02]]}"
 )
-EVALUATE = "{name: evaluate, stage: evaluate, recipe: resize, data: pack, weights: finetune}"
+EVALUATE = "{name: evaluate, stage: evaluate, data: pack, weights: finetune}"
 FEWSHOT = (
     "{name: fewshot, stage: fewshot, data: pack, weights: pretrain, after: [pretrain], "
     "flags: [--shots=2, '--data.test-url=FOLDER/pack']}"
@@ -113,7 +113,7 @@ def test_a_finished_chain_is_submitted_again_with_other_settings_and_after_its_f
     steps = [pack, PRETRAIN.replace("nodes: 2", "nodes: 1"), EVALUATE.replace("finetune", "pretrain")]
     folder = submit_chain(slurm_cluster, chain_file(tmp_path, *steps))
     assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
-    steps[2] = steps[2].replace("resize", "central_crop")
+    steps[2] = steps[2].replace("}", ", flags: [--data.transform.mode=central_crop]}")
     submit_chain(slurm_cluster, chain_file(tmp_path, *steps))
     assert wait_until_over(slurm_cluster, folder) == "done", logs(folder)
     assert "central_crop" in (folder / "evaluate" / "job.yaml").read_text()

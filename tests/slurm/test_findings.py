@@ -42,7 +42,7 @@ class Both:
         return self._submit(self.naive_script, "naive", options, ())
 
     def ours(self, *options: str) -> int:
-        return self._submit(SCRIPT, "ours", options, ("evaluate", "resize"))
+        return self._submit(SCRIPT, "ours", options, ("evaluate", "weights"))
 
     def _submit(self, script: Path, name: str, options: tuple[str, ...], words: tuple[str, ...]) -> int:
         own = [f"--chdir={self.folder}", f"--job-name={name}", f"--output={self.folder}/{name}.out", *options]

@@ -31,7 +31,7 @@ def evaluate(cluster: SlurmCluster, patchline: Path, *options: str, **environ: s
 
 def start(cluster: SlurmCluster, patchline: Path, *options: str, **environ: str) -> int:
     output = f"--output={cluster.folder}/%j.out"
-    words = ("evaluate", "resize", "--data.url", "data")
+    words = ("evaluate", "weights", "--data.url", "data")
     return cluster.sbatch(SCRIPT, *words, options=[output, *options], env={"PATCHLINE": str(patchline)} | environ)
 
 

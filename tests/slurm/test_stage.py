@@ -158,7 +158,7 @@ def test_other_stages_use_the_same_script(
     output = slurm_cluster.folder / "evaluated.out"
     scored = slurm_cluster.sbatch(
         SCRIPT,
-        *("evaluate", "resize", f"--weights={run_dir}/weights", data),
+        *("evaluate", f"--weights={run_dir}/weights", data),
         options=["--nodes=2", f"--output={output}"],
         env={"PATCHLINE": str(PATCHLINE)},
     )
@@ -207,7 +207,7 @@ def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, t
     )
     job_id = slurm_cluster.sbatch(
         SCRIPT,
-        *("evaluate", "resize"),
+        *("evaluate", "weights"),
         options=["--array=0-1", "--nodes=1", f"--output={slurm_cluster.folder}/array-%a.out"],
         env={"PATCHLINE": str(once), "PATCHLINE_RETRIES": "0"},
     )
@@ -329,9 +329,9 @@ def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster
         (["pretrain"], [], {}, "usage: sbatch"),
         (["pretrain", "digits_smoke"], [], {}, "--run-dir is ''"),
         (["pretrain", "digits_smoke", "--run-dir=s3://bucket/run"], [], {}, "a folder that all nodes share"),
-        (["evaluate", "resize"], ["--time=2"], {}, "the time limit is 120 s"),
-        (["evaluate", "resize"], [], {"PATCHLINE_RETRIES": "a[$(id)]"}, "PATCHLINE_RETRIES is 'a[$(id)]'; allowed: 0"),
-        (["evaluate", "resize"], [], {"PATCHLINE": "/nowhere/patchline"}, "no command /nowhere/patchline"),
+        (["evaluate", "weights"], ["--time=2"], {}, "the time limit is 120 s"),
+        (["evaluate", "weights"], [], {"PATCHLINE_RETRIES": "a[$(id)]"}, "PATCHLINE_RETRIES is 'a[$(id)]'; allowed: 0"),
+        (["evaluate", "weights"], [], {"PATCHLINE": "/nowhere/patchline"}, "no command /nowhere/patchline"),
     ],
 )
 def test_what_cannot_work_is_refused(

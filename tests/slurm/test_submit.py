@@ -169,7 +169,7 @@ def test_a_chain_takes_no_flags_of_runs(slurm_cluster: SlurmCluster, tmp_path: P
 
 
 def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    words = ("evaluate", "resize", settings_in(tmp_path), "--weights=w", "--data.url=d", "--dry-run", "--full")
+    words = ("evaluate", "w", settings_in(tmp_path), "--data.url=d", "--dry-run", "--full")
     ended = submit(slurm_cluster, *words)
     assert ended.returncode == 0, ended.stderr
     assert "to start at" in ended.stderr

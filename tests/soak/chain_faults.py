@@ -54,7 +54,7 @@ steps:
     weights: pretrain
     nodes: 2
     flags: [--steps=40, --global-batch=32, --schedule.warmup-steps=5]
-  - {{name: evaluate, stage: evaluate, recipe: resize, data: pack, weights: finetune}}
+  - {{name: evaluate, stage: evaluate, data: pack, weights: finetune}}
 """
 
 

@@ -10,7 +10,7 @@ from pipeline.models.config import (
     Mode,
     ResNetEpsilons,
 )
-from shards.schema.config_values import Range, refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values
 
 PixelName = Literal["paper", "imagenet", "clip"]
 Take = Literal["raw", "averaged"]

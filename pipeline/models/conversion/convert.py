@@ -90,15 +90,6 @@ def save_as(
             "the weights predict the colours of masked patches: other libraries have no such head; give --new-head "
             "--num-classes K for a classifier of zeros"
         )
-    if config.attention == "axial":
-        raise UserError(
-            "the model has axial attention (model.attention), which no other format has; allowed: --format patchline"
-        )
-    if config.resnet and config.resnet.is_basic:
-        raise UserError(
-            f"the weights are of {config.name}, whose basic units no other format has with group norm and standardised "
-            "weights (timm's resnetv2_18 and resnetv2_34 have batch norm); allowed: --format patchline"
-        )
     _refuse_foreign_parts(config, written)
     config, tensor = _with_folded_bias(*_with_position_table(config, tensor))
     if written != "timm" and not config.is_bit and config.layer_scale:
@@ -115,14 +106,30 @@ def save_as(
 
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
-    """Raises UserError for parts that only some of the formats have."""
+    """Raises UserError for parts that not all formats have. One that only ours has comes first in the table, since no
+    other format would do."""
+    npz: tuple[Format, ...] = ("vision_transformer", "big_vision")
+    is_vit, resnet = not config.is_bit, config.resnet
     parts: dict[str, tuple[bool, tuple[Format, ...]]] = {
+        "axial attention (model.attention)": (config.attention == "axial", ()),
+        "relative positions": (config.position == "relative", ()),
+        "positions at every layer": (config.position_at != "input", ()),
+        "basic units with group norm and standardised weights (timm's resnetv2_18 and resnetv2_34 have batch norm)": (
+            resnet is not None and resnet.is_basic,
+            (),
+        ),
         "registers": (config.registers > 0, ("timm",)),
         "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
         "rotary positions (model.position)": (config.position == "rope2d", ("timm",)),
         "attention pooling (model.pooling)": (config.pooling == "attention", ("timm", "big_vision")),
+        "a hidden layer before the head (model.representation, which --new-head drops)": (config.representation, npz),
+        "no class token (model.pooling)": (is_vit and config.pooling != "token", (*npz, "timm")),
+        "a ResNet before its layers": (is_vit and resnet is not None, ("vision_transformer", "timm")),
+        "no transformer": (config.is_bit, (*npz, "timm")),
     }
     for part, (is_there, formats) in parts.items():
+        if is_there and not formats:
+            raise UserError(f"the model has {part}, which no other format has; allowed: --format patchline")
         if is_there and written not in formats:
             raise UserError(
                 f"the model has {part}, which the format {written} does not have: give --format "
@@ -165,9 +172,6 @@ def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[Mode
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
     """Returns the same model with learned 1-D position embeddings, the only kind of table that the other formats
     have."""
-    if not config.is_bit and (config.position == "relative" or config.position_at != "input"):
-        how = "relative positions" if config.position == "relative" else "positions at every layer"
-        raise UserError(f"the model has {how}, which no other format has; allowed: --format patchline")
     if config.is_bit or config.position in ("learned_1d", "rope2d"):
         return config, tensor
     (height, width), num_prefix, d = config.grid, config.num_class_tokens, config.size.width

@@ -33,8 +33,8 @@ from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
 from pipeline.shared_settings import EvaluationTransform, central_short_side
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
@@ -85,22 +85,8 @@ def save_hugging_face(
     tensor: TensorByName,
     usage: Usage = DEFAULT_USAGE,
 ) -> None:
-    """Writes the folder, with `preprocessor_config.json`: how `usage` prepares images. Raises UserError for parts that
-    ViTForImageClassification lacks."""
-    if config.resnet:
-        raise UserError(
-            f"model.name is {config.name!r}, which has a ResNet; Hugging Face's ViT has none: export as timm or "
-            "vision_transformer"
-        )
-    if config.representation:
-        raise UserError(
-            "Hugging Face's ViTForImageClassification has no hidden layer before the head (representation); it is "
-            "never dropped silently: give --new-head for a model without it, or export as vision_transformer"
-        )
-    if config.pooling != "token":
-        raise UserError(
-            f"model.pooling is {config.pooling!r}; Hugging Face's ViT classifies from its class token: export as timm"
-        )
+    """Writes the folder of a plain ViT with a class token, and `preprocessor_config.json`: how `usage` prepares
+    images."""
     shapes = shapes_of(config)
     layout = layout_of(table(config.size.patch), shapes)
     write_folder(

@@ -144,10 +144,6 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
     if config.is_bit:
         table = bit_table(dialect)
     else:
-        if dialect == "big_vision" and config.resnet:
-            raise UserError(
-                "big_vision has no hybrids; allowed: the formats vision_transformer and timm, or give a ViT or a BiT"
-            )
         table = vit_table(config, BIG_VISION if dialect == "big_vision" else VISION_TRANSFORMER)
         if dialect == "big_vision" and config.num_class_tokens and config.position == "learned_1d":
             tensor = without_class_row(tensor)

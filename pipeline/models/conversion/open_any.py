@@ -26,7 +26,6 @@ from pipeline.models.conversion.pixel_range import (
     PixelRange,
     folded,
     foreign_name,
-    name_by_file,
     name_by_words,
     of_processor,
     of_timm,
@@ -45,9 +44,9 @@ from pipeline.models.weights.folder import (
 )
 from pipeline.models.weights.safetensors import refuse_not_finite
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
@@ -188,7 +187,7 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
             "--pixels paper for mean and deviation 0.5"
         )
     known = architecture_by_file(str(path))
-    name = name_by_file(path) or (foreign_name(known.pixels) if known else None)
+    name = name_by_words(path.name) or (foreign_name(known.pixels) if known else None)
     if declared is None and name:
         raise FlagNeededError(
             f"{str(path)!r} is named like a model that takes pixels of {PIXELS[name]}, which the file does not say; "

@@ -25,9 +25,9 @@ from pipeline.models.conversion.tensor_file import (
 )
 from pipeline.models.conversion.zip_file import open_npz_file, open_zip
 from pipeline.models.weights.safetensors import MOST_TENSORS, open_safetensors, refuse_absurd_tensors
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import open_local_file
-from shards.schema.config_values import shown_value
 
 _ZIP = b"PK\x03\x04"
 _USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "student")

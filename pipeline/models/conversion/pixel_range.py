@@ -21,8 +21,8 @@ from pipeline.models.conversion.config import PixelName
 from pipeline.models.conversion.tensor_file import json_object
 from pipeline.models.weights.folder import PIXELS_FILE
 from pipeline.models.weights.safetensors import TensorByName
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 _PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
 _PATCH = "embed.patch"
@@ -102,11 +102,6 @@ def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
 
 def _is_of_255(given: Any, *, above: float) -> TypeGuard[Sequence[float]]:
     return isinstance(given, list | tuple) and all(type(v) in (int, float) and above < v <= 255 for v in given)
-
-
-def name_by_file(path: Path) -> PixelName | None:
-    """Returns the pixels of a published file, by the words in its name; None if these say nothing."""
-    return name_by_words(path.name)
 
 
 def name_by_words(text: str) -> PixelName | None:

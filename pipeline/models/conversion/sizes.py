@@ -24,8 +24,8 @@ from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import AXES, HEAD, POSITION, Assumption, Weights
 from pipeline.models.weights.safetensors import Shapes
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
-from shards.schema.config_values import shown_value
 
 # The usual number: ViT-b/32 (vit_b32_half) has the width of S/16 and S/32, but twice their heads.
 HEADS_BY_WIDTH = {size.width: size.num_heads for name, size in SIZES.items() if name != "vit_b32_half"}

@@ -63,8 +63,8 @@ from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
 from pipeline.shared_settings import EvaluationTransform, ResizeFilter, central_short_side
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
@@ -279,11 +279,6 @@ def save_timm(
 ) -> None:
     """Writes the folder. Raises UserError for parts that timm's models lack; logs a warning if the arithmetic
     differs."""
-    if config.representation:
-        raise UserError(
-            "timm's models have no hidden layer before the head (representation); it is never dropped silently: "
-            "give --new-head for a model without it, or export as vision_transformer or big_vision"
-        )
     if not config.is_bit and config.layer_norm_epsilon != EPSILON:
         raise UserError(
             f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "

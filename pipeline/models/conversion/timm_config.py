@@ -22,8 +22,8 @@ from pipeline.models.conversion.config import Hints, Pair
 from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, name_by_words
 from pipeline.models.conversion.sizes import USUAL_LAYER_SCALE, Usual, grid_of, pair_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 _PAPER, _IMAGENET = PIXELS["paper"], PIXELS["imagenet"]
 _UNIT = PixelRange(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # [0, 1]

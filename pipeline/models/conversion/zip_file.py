@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from pipeline.models.conversion.tensor_file import TensorFile, readable, whole_numbers_error
 from pipeline.models.weights.safetensors import MOST_LENGTH, MOST_TENSORS, refuse_absurd_tensors, refuse_not_finite
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import open_local_file, replacing
-from shards.schema.config_values import shown_value
 
 _MOST_FROM_ONE_BYTE = 1032
 _MOST_DIRECTORY_BYTES = 16 << 20

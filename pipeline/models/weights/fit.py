@@ -23,8 +23,8 @@ from pipeline.models.config import ModelConfig, ModeOrNone, Size
 from pipeline.models.positions import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights.folder import HEAD, Weights
 from pipeline.models.weights.safetensors import TensorByName, refuse_misfits
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
 _PATCH = "embed.patch.weight"

@@ -26,10 +26,10 @@ from pipeline.models.weights.safetensors import (
 )
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, completed_labels, usage_of
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file
 from shards.files.typed_json import parse_json, record_from
-from shards.schema.config_values import shown_value
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
 PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
@@ -168,7 +168,10 @@ def open_weights(path: str) -> Weights:
     Raises UserError if there is none, it is another library's, or its two files do not fit together. Reading a tensor
     raises InvalidDataError if it is not finite.
     """
-    folder = _folder_at(path)
+    try:
+        folder = _folder_at(path)
+    except OSError as error:
+        raise UserError(f"no weights at {path!r}: {error.strerror}; give a folder that this user may read") from error
     with _readable(f"the weights at {path!r}"):
         content = read_local_file(folder / CONFIG_FILE, most_bytes=MOST_DESCRIPTION_BYTES)
         description = parse_json(content)
@@ -209,13 +212,6 @@ def _readable(what: str) -> Iterator[None]:
 
 def _folder_at(path: str) -> Path:
     """Returns the folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
-    try:
-        return _folder_in(path)
-    except OSError as error:
-        raise UserError(f"no weights at {path!r}: {error.strerror}; give a folder that this user may read") from error
-
-
-def _folder_in(path: str) -> Path:
     given = Path(at_home(path))
     folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from pipeline.models.weights.safetensors_head import SafetensorsHead
+from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import open_local_file
 from shards.files.typed_json import parse_json
-from shards.schema.config_values import shown_value
 
 TensorByName = Callable[[str], torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]

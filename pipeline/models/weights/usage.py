@@ -11,9 +11,9 @@ from typing import Any
 
 from pipeline.shared_settings import EvaluationTransform, LossName
 from shards.class_names import listed
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import record_from
-from shards.schema.config_values import refuse_wrong_values, shown_value
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ _FIRST_STEPS = 2  # those that allocate what later ones reuse
 def engine_that_fits(
     plan: BatchPlan, *, build: Build, first_pass: FirstPass, pairs: bool, world: World, is_compiled: bool
 ) -> tuple[Engine, BatchPlan]:
-    """The engine of the first plan, halving its micro-batch from try to try, whose `first_pass` no rank fails for want
-    of memory. UserError if none is left. Collective, but for `first_pass`.
+    """Returns the engine and the plan of the largest micro-batch whose first pass fits the memory of every rank. Each
+    try halves the micro-batch. UserError if the smallest does not fit. Collective, except for `first_pass`.
 
     `is_compiled`: the pass compiles kernels. Local rank 0 then goes first, and the others of its host find its kernels
     in torch's cache.

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Memory of a rank: of its device, or its share of the host's. `reserve` is not for tensors. `where` names it."""
+    """The memory of a rank: its device's, or its share of the host's. `reserve_bytes` are not for tensors. `where`
+    names the device."""
 
     total_bytes: int
     reserve_bytes: int
@@ -42,7 +43,7 @@ class Budget:
 
     @property
     def bytes(self) -> int:
-        """What tensors may take."""
+        """The bytes that tensors may take."""
         return max(0, self.total_bytes - self.reserve_bytes)
 
 
@@ -76,6 +77,11 @@ class Fit:
     memory: Memory
     reason: str = ""
     is_warning: bool = False
+
+    @property
+    def why(self) -> str:
+        """Why it is this plan, in words."""
+        return self.reason or ("the largest that fits" if self.plan.accumulation > 1 else "the whole share")
 
 
 def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, recorded: int | None = None) -> Fit:
@@ -210,7 +216,7 @@ def agreed_fit(
 
 
 def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | None:
-    """The micro-batch in a checkpoint's record, if as many ranks wrote it; None if it says nothing that can be used."""
+    """The micro-batch in a checkpoint's record; None if another number of ranks wrote it, or the record is unusable."""
     topology, engine = record.get("topology"), record.get("engine")
     if not isinstance(topology, Mapping) or not isinstance(engine, Mapping):
         return None
@@ -221,12 +227,11 @@ def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | N
 
 
 def words_of(fit: Fit, budget: Budget) -> str:
-    """The plan and its memory in one line."""
+    """Describes the plan and its memory in one line."""
     plan, memory = fit.plan, fit.memory
-    reason = fit.reason or ("the largest that fits" if plan.accumulation > 1 else "the whole share")
     return (
         f"micro-batch {plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')} "
-        f"({reason}): {memory.peak / 1e9:.1f} GB of the {budget.bytes / 1e9:.1f} GB that {budget.where} has for it "
+        f"({fit.why}): {memory.peak / 1e9:.1f} GB of the {budget.bytes / 1e9:.1f} GB that {budget.where} has for it "
         f"({_parts(memory)}; reserve {budget.reserve_bytes / 1e9:.1f})"
     )
 

@@ -55,12 +55,12 @@ class Memory:
 
     @property
     def state(self) -> int:
-        """What updates change, apart from the weights themselves."""
+        """The bytes that updates change, apart from the weights themselves."""
         return self.masters + self.moments + self.average
 
     @property
     def peak(self) -> int:
-        """All of it together."""
+        """The sum of all parts."""
         return self.weights + self.state + self.gradients + self.images + self.activations
 
 
@@ -158,7 +158,7 @@ class _Gradients:
 
     @property
     def _own(self) -> int:
-        """This rank's gradients; stage 1 adds up those of all weights before."""
+        """This rank's gradients. Stage 1 first adds up those of all weights."""
         is_wide = self.is_summed and self._stage > 1
         return self._part * (_FP32 if is_wide else self.weight)
 
@@ -200,7 +200,7 @@ class _Gradients:
         return self.weight * self.head * (2 if is_copied else 1)
 
     def in_update(self) -> int:
-        """Flattened copies, then in fp32; and the matrices of Muon's iteration."""
+        """Flattened copies of the gradients, then copies in fp32, and the matrices of Muon's iteration."""
         if self._is_bf16_optimizer:
             return _FP32 * self.number + self._iterated
         if self._stage > 1 and self.weight == _BF16 and self.is_summed:

@@ -1,4 +1,4 @@
-"""The curves of a run in TensorBoard, on rank 0. If they cannot be written, training goes on without them."""
+"""The curves of a run in TensorBoard, on rank 0. If they cannot be written, training continues without them."""
 
 import logging
 import threading
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from pipeline.training.settings.loggers import Settings
 from pipeline.training.zero.loading import without
 from shards.files.local_files import naming
 
@@ -33,7 +32,7 @@ class Board:
 
     def __init__(self, run_dir: Path, *, first_step: int) -> None:
         self._run_dir, self._first_step = run_dir, first_step
-        self._job: tuple[str, Settings] | None = None
+        self._job: tuple[str, Mapping[str, str | int | float]] | None = None
         self._fault, self._opens_at, self._pause_seconds = "", 0.0, _FIRST_PAUSE_SECONDS
         self._hook_before = threading.excepthook
         threading.excepthook = self._thread_failed  # first: the thread writes at once
@@ -46,11 +45,11 @@ class Board:
             raise
 
     def points(self, step: int, values: Mapping[str, float]) -> None:
-        """A point for each curve, by TensorBoard's names: one event for all of them."""
+        """Adds a point to each curve, by TensorBoard's names, in one event."""
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(step, lambda writer: writer._get_file_writer().add_summary(summary, step))  # type: ignore[no-untyped-call]
 
-    def show_job(self, text: str, settings: Settings) -> None:
+    def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
         """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
 
         Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this
@@ -60,11 +59,11 @@ class Board:
         self._write(self._first_step, self._show_job)
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Markdown."""
+        """Adds a text in Markdown."""
         self._write(step, lambda writer: writer.add_text(tag, text, step))
 
     def picture(self, tag: str, picture_HW3: torch.Tensor, step: int) -> None:
-        """A picture, uint8[height, width, 3] on the host."""
+        """Adds a picture, uint8[height, width, 3] on the host."""
         pixels = picture_HW3.numpy()
         self._write(step, lambda writer: writer.add_image(tag, pixels, step, dataformats="HWC"))
 
@@ -94,7 +93,7 @@ class Board:
                 writer._get_file_writer().add_summary(summary, self._first_step)  # type: ignore[no-untyped-call]
 
     def _write(self, step: int, use: Callable[[SummaryWriter], None]) -> None:
-        """Has the writer used, if there is one, or if it is time to open another."""
+        """Uses the writer, if there is one or it is time to open another."""
         if self._writer is None and time.monotonic() < self._opens_at:
             return
 
@@ -110,7 +109,7 @@ class Board:
         self._guarded(written)
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Raises no OSError unless the run directory is gone."""
+        """Writes, and raises OSError only if the run directory is gone."""
         try:
             with naming(self._run_dir):
                 write()
@@ -131,15 +130,15 @@ class Board:
                     writer.close()
 
     def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
-        """TensorBoard's writer raises the error of its thread again: no traceback of the thread, too."""
+        """Suppresses the traceback of the writer's thread: the writer raises its error again."""
         is_told = isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"
         if not is_told:
             self._hook_before(failed)
 
 
 def show_files(folder: Path, files: Sequence[Path], *, step: int) -> None:
-    """PNG files as pictures of TensorBoard, by their names, instead of those that the folder has of this step and
-    later. Not the folder that a run writes to: TensorBoard would follow the new file alone."""
+    """Adds PNG files as pictures, named after the files, in place of those that the folder has from this step on. It
+    must not be a folder that a run writes to: TensorBoard would follow only the new file."""
     pictures = []
     for path in files:
         data = path.read_bytes()

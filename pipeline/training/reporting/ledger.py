@@ -33,7 +33,7 @@ class Ledger:
         self.resume(says=says)
 
     def resume(self, *, says: bool = False) -> None:
-        """Continues from the last line, for a run that starts or has gone back to a checkpoint."""
+        """Continues from the last line. Called when a run starts, and after it has gone back to a checkpoint."""
         last = last_line(self.run_dir, says=says)
         if last:
             self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
@@ -65,7 +65,7 @@ class Ledger:
             self.seconds[account] += time.monotonic() - began
 
     def record(self) -> dict[str, float]:
-        """Rounded seconds by account, their sum and the goodput (share of compute)."""
+        """The seconds of each account, rounded, with their sum and the goodput (the share of compute)."""
         return _record(self.seconds)
 
     def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int]) -> None:

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import torch
 
-from pipeline.training.settings.loggers import CurveWriter
 from shards.files.local_files import (
     KeptWrites,
     Line,
@@ -41,11 +40,10 @@ _COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
 
 class Metrics:
     """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps. Lines for which there
-    is no room are written later. `follower`: gets all of it, too, once it is written here."""
+    is no room are written later."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
-        self.follower: CurveWriter | None = None
         # Here: TensorBoard takes half a second to load, and only rank 0 writes curves.
         from pipeline.training.reporting.board import Board  # noqa: PLC0415
 
@@ -62,17 +60,13 @@ class Metrics:
         """One line, and one point per curve. Floats read back bit for bit."""
         self._writes.do(partial(self._append, {"step": step, **values}))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
-        if self.follower:
-            self.follower.write(step, values)
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
-        """The job's YAML, and the settings that runs are compared by; not in metrics.jsonl."""
+        """Shows the job's YAML, and the settings by which runs are compared. They are not in metrics.jsonl."""
         self._board.show_job(text, settings)
-        if self.follower:
-            self.follower.show_job(text, settings)
 
     def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
-        """Images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
+        """Shows images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
         self._board.picture("work/data/images", grid(images_NHW3), step)
         rows = [names[first : first + _COLUMNS] for first in range(0, len(names), _COLUMNS)]
         table = ["|" + "|".join(" ".join(name.split()).replace("|", "\\|") for name in row) + "|" for row in rows]
@@ -80,15 +74,13 @@ class Metrics:
         self._board.text("work/data/classes", "\n".join(table), step)
 
     def show_picture(self, tag: str, step: int, picture_HW3: torch.Tensor) -> None:
-        """A picture, uint8[height, width, 3] on the host."""
+        """Shows a picture, uint8[height, width, 3] on the host."""
         self._board.picture(tag, picture_HW3, step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
         """Adds values to the last line; killed meanwhile, the file has it with them or without them."""
         self._writes.do(partial(self._rewrite, step, values))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
-        if self.follower:
-            self.follower.amend(step, values)
 
     def settle(self) -> None:
         """Raises the disk's error if lines are still to be written."""
@@ -112,7 +104,7 @@ class Metrics:
         write_whole(self._path, b"".join(text + b"\n" for text in texts))
 
     def _close_file(self) -> None:
-        """It is opened again by the next line. What a file server says only now was said of the line, too."""
+        """Closes the file; the next line opens it again. An error is ignored, because the line itself got it, too."""
         file, self._file = self._file, None
         if file:
             with suppress(OSError):
@@ -125,7 +117,7 @@ class Metrics:
 
 
 def tag_of(name: str) -> str:
-    """TensorBoard's name of a value of metrics.jsonl: in one of the groups train, val, weights and work."""
+    """TensorBoard's name for a value of metrics.jsonl, in one of the groups train, val, weights and work."""
     group, slash, rest = name.partition("/")
     if slash and group in _GROUPS:
         return f"{_GROUPS[group]}/{rest}"

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,10 +20,11 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
 from pipeline.inspection.weight_pictures import picture
 from pipeline.training.reporting.ledger import Account, Ledger
-from pipeline.training.reporting.logger_choice import open_loggers
+from pipeline.training.reporting.loggers import following
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
+from shards.config_values import flattened
 from shards.files.local_files import read_local_text
 from shards.output.progress import Fact, Ticker, as_log_line
 from shards.output.quantities import clock
@@ -32,6 +33,18 @@ WINDOW_SECONDS = 30.0
 _MARK_SECONDS = 0.25  # least time between two marks
 log = logging.getLogger(__name__)
 _MOST_RECORD_BYTES = 16 << 20
+_SIZES = ("model.patch", "model.depth", "model.width")
+_OF_ONE_DECAY = {"rsqrt": ("schedule.timescale",), "staircase": ("schedule.stair_steps", "schedule.stair_factor")}
+_COMPARED = (
+    *("data.url", "model.name", "model.image_size", *_SIZES, "model.dropout", "model.stochastic_depth"),
+    *("model.masked_patches", "model.masked_target", "model.masked_share", "initial.weights", "steps", "global_batch"),
+    *("schedule.learning_rate", "schedule.decay", "schedule.timescale", "schedule.stair_steps"),
+    *("schedule.stair_factor", "schedule.warmup_steps", "schedule.cooldown_steps", "schedule.final_learning_rate"),
+    *("optimizer.name", "optimizer.weight_decay", "optimizer.layer_decay", "optimizer.freeze_backbone", "loss"),
+    *("clip_norm", "label_smoothing", "ema_decay", "data.label_weights", "data.mixup.alpha"),
+    *("data.mixup.cutmix_alpha", "data.randaugment.num_ops", "data.augment.three_augment"),
+    *("data.augment.color_jitter", "engine.precision", "seed"),
+)
 NUM_IMAGES = 16  # of the first batch, for TensorBoard
 _RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
 
@@ -48,7 +61,7 @@ class LaunchMark:
 
     @property
     def training(self) -> float:
-        """Seconds that the steps themselves took."""
+        """The seconds that the steps themselves took."""
         return self.compute + self.data_wait
 
 
@@ -128,25 +141,23 @@ def open_reporter(
     """A run's reporter from `step` on, with these data steps skipped; the job's record and settings go to
     TensorBoard."""
     run_dir = Path(job.run_dir)
-    with closing(Metrics(run_dir, step=step)) as metrics, open_loggers(job, step=step) as loggers:
-        metrics.follower = loggers
-        record = run_dir / "job.yaml"
-        metrics.show_job(_text(record), settings_of(job))
+    with closing(Metrics(run_dir, step=step)) as metrics:
+        text, settings = _text(run_dir / "job.yaml"), settings_of(job)
+        metrics.show_job(text, settings)
         epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
-        names = data.label_names
         reporter = Reporter(
             job,
             metrics,
             ledger,
             step=step,
             epoch_samples=epoch_samples,
-            label_names=names,
+            label_names=data.label_names,
             skipped=skipped,
             utilisation=utilisation,
         )
-        yield reporter
-        reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
-        loggers.is_done = reporter.is_done
+        with following(job, text=text, settings=settings, is_done=lambda: reporter.is_done):
+            yield reporter
+            reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
 
 
 def _text(record: Path) -> str:
@@ -158,50 +169,16 @@ def _text(record: Path) -> str:
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
-    """The settings that runs are compared by, under the names of the job's fields."""
-    model, optimizer, schedule = job.model, job.optimizer, job.schedule
-    size = {} if model.is_bit else {f"model.{name}": getattr(model.size, name) for name in ("patch", "depth", "width")}
-    decay: dict[str, str | int | float] = {}  # what belongs to one decay alone
-    if schedule.decay == "rsqrt":
-        decay["schedule.timescale"] = schedule.timescale
-    elif schedule.decay == "staircase":
-        steps = " ".join(map(str, schedule.stair_steps))
-        decay |= {"schedule.stair_steps": steps, "schedule.stair_factor": schedule.stair_factor}
-    return {
-        "data.url": job.data.url or " + ".join(url for url, _ in job.data.mix),
-        "model.name": model.name,
-        "model.image_size": model.image_size,
-        **size,
-        **{f"model.{name}": getattr(model, name) for name in ("dropout", "stochastic_depth")},
-        "model.masked_patches": str(model.masked_patches).lower(),
-        "model.masked_target": model.masked_target,
-        "model.masked_share": model.masked_share,
-        "initial.weights": job.initial.weights,
-        "steps": job.steps,
-        "global_batch": job.global_batch,
-        "schedule.learning_rate": schedule.learning_rate,
-        "schedule.decay": schedule.decay,
-        **decay,
-        "schedule.warmup_steps": schedule.warmup_steps,
-        "schedule.cooldown_steps": schedule.cooldown_steps,
-        "schedule.final_learning_rate": schedule.final_learning_rate,
-        "optimizer.name": optimizer.name,
-        "optimizer.weight_decay": optimizer.weight_decay,
-        "optimizer.layer_decay": optimizer.layer_decay,
-        "optimizer.freeze_backbone": str(optimizer.freeze_backbone).lower(),
-        "loss": job.loss,
-        "clip_norm": job.clip_norm,
-        "label_smoothing": job.label_smoothing,
-        "ema_decay": job.ema_decay,
-        "data.label_weights": str(job.data.label_weights).lower(),
-        "data.mixup.alpha": job.data.mixup.alpha,
-        "data.mixup.cutmix_alpha": job.data.mixup.cutmix_alpha,
-        "data.randaugment.num_ops": job.data.randaugment.num_ops,
-        "data.augment.three_augment": str(job.data.augment.three_augment).lower(),
-        "data.augment.color_jitter": job.data.augment.color_jitter,
-        "engine.precision": job.engine.precision,
-        "seed": job.seed,
-    }
+    """The settings by which runs are compared, under the names of the job's fields."""
+    fields = flattened(asdict(job))
+    fields["data.url"] = job.data.url or " + ".join(url for url, _ in job.data.mix)
+    fields["schedule.stair_steps"] = " ".join(map(str, job.schedule.stair_steps))
+    if not job.model.is_bit:  # its blocks have these sizes, whether the job or the model's name gives them
+        fields |= {f"model.{name}": getattr(job.model.size, name) for name in ("patch", "depth", "width")}
+    others = {name for names in _OF_ONE_DECAY.values() for name in names} - {*_OF_ONE_DECAY.get(job.schedule.decay, ())}
+    left_out = others | (set(_SIZES) if job.model.is_bit else set())
+    shown = {name: fields[name] for name in _COMPARED if name not in left_out}
+    return {name: str(value).lower() if isinstance(value, bool) else value for name, value in shown.items()}
 
 
 class Reporter:
@@ -273,11 +250,8 @@ class Reporter:
         """
         self._throughput.step()
         self._step, self._loss, self._rate = step, loss, rate
-        if scores:
-            self._scores = scores
-            _tell_scores(step, scores, on=self.job.scored_on)
-        _tell_averaged(step, of_others, on=self.job.scored_on)
-        _tell_fewshot(step, of_others)
+        self._scores = scores or self._scores
+        _tell(step, scores, of_others or {}, on=self.job.scored_on)
         if step % self.job.log_every_steps == 0 or step == self.job.steps or scores or of_others or norms:
             values = {"loss": loss, "grad_norm": grad_norm, "learning_rate": rate}
             values |= {f"data/{name}": value for name, value in traffic.items()} | self._data_rates(traffic)
@@ -294,11 +268,8 @@ class Reporter:
 
     def scored_late(self, step: int, scores: Scores | None, of_others: Mapping[str, float]) -> None:
         """The scores of a step that was reported without them, because its evaluation was given up."""
-        if scores:
-            self._scores = scores
-            _tell_scores(step, scores, on=self.job.scored_on)
-        _tell_averaged(step, of_others, on=self.job.scored_on)
-        _tell_fewshot(step, of_others)
+        self._scores = scores or self._scores
+        _tell(step, scores, of_others or {}, on=self.job.scored_on)
         self.metrics.amend(step, (scores.values("test_") if scores else {}) | dict(of_others))
 
     def saved(self, step: int, values: dict[str, float]) -> None:
@@ -319,7 +290,7 @@ class Reporter:
         self._once |= {"evaluation/failed": float(num_failed)}
 
     def write_rest(self) -> None:
-        """Adds, at the end, what the next line was to have to the last one, such as the last commit."""
+        """Adds to the last line, at the end, what the next one was to have, such as the last commit."""
         if self._once and self._line_step:
             self.metrics.amend(self._line_step, self._once)
         self._once = {}
@@ -327,11 +298,11 @@ class Reporter:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last step of the run is reported."""
+        """Whether the last step of the run has been reported."""
         return self._step == self.job.steps
 
     def facts(self) -> list[Fact]:
-        """The contents of the live line."""
+        """The facts that the live line shows."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (
@@ -359,7 +330,7 @@ class Reporter:
         return {"epoch": data_step_of(self._step, self.skipped) * self.job.global_batch / self.epoch_samples}
 
     def _data_rates(self, traffic: dict[str, float]) -> dict[str, float]:
-        """Per second since the previous line; nothing for the first line of a process."""
+        """Rates per second since the previous line; empty for the first line of a process."""
         now, before = self._throughput.at, self._traffic
         self._traffic = now, traffic
         if before is None:
@@ -368,21 +339,14 @@ class Reporter:
         return {f"data/{name}_per_second": (traffic[name] - before[1][name]) / seconds for name in _RATES}
 
 
-def _tell_scores(step: int, scores: Scores, *, on: str) -> None:
-    log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
-
-
-def _tell_averaged(step: int, values: Mapping[str, float] | None, *, on: str) -> None:
-    if values and "test_ema_accuracy" in values:
+def _tell(step: int, scores: Scores | None, values: Mapping[str, float], *, on: str) -> None:
+    """Logs the scores after a step: of the model, of its averaged weights, and few-shot accuracy."""
+    if scores:
+        log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
+    if "test_ema_accuracy" in values:
         accuracy, loss = values["test_ema_accuracy"], values["test_ema_loss"]
         log.info("step %d: %s accuracy of the averaged weights %.3f, loss %.3g", step, on, accuracy, loss)
-
-
-def _tell_fewshot(step: int, values: Mapping[str, float] | None) -> None:
-    shown = [
-        f"{name.removeprefix('fewshot/').replace('_', ' ')} {value:.3f}"
-        for name, value in (values or {}).items()
-        if name.startswith("fewshot/")
-    ]
-    if shown:
-        log.info("step %d: few-shot accuracy, %s", step, ", ".join(shown))
+    fewshot = {name.removeprefix("fewshot/"): value for name, value in values.items() if name.startswith("fewshot/")}
+    if fewshot:
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in fewshot.items())
+        log.info("step %d: few-shot accuracy, %s", step, shown)

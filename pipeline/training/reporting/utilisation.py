@@ -96,7 +96,7 @@ def _on_gpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
 
 
 class Utilisation:
-    """What the steps of a job cost; its precision must be decided. Measures the device's peak when it is made."""
+    """Computes what the steps of a job cost; its precision must be decided. Measures the device's peak at first."""
 
     def __init__(self, job: TrainingJob, world: World, times: StepTimes) -> None:
         self.times, self._world = times, world
@@ -108,14 +108,14 @@ class Utilisation:
         self.measured_peak = measured_peak(world.device, precision)
 
     def values(self, step_seconds: float) -> dict[str, float]:
-        """Since the last call. `step_seconds`: of a step without saves and evaluations."""
+        """The values since the last call. `step_seconds`: of a step without saves and evaluations."""
         found = {"perf/mfu_of_measured_peak": self._mfu(step_seconds, self.measured_peak)}
         if self.nominal_peak:
             found["perf/mfu"] = self._mfu(step_seconds, self.nominal_peak)
         return found | self.times.since_line() | memory(self._world.device)
 
     def words(self, step_seconds: float) -> str:
-        """MFU in the live line: of the nominal peak if that is known."""
+        """The MFU for the live line, relative to the nominal peak if that is known."""
         if self.nominal_peak:
             return f"MFU {100 * self._mfu(step_seconds, self.nominal_peak):.0f} %"
         return f"{100 * self._mfu(step_seconds, self.measured_peak):.0f} % of peak"
@@ -149,7 +149,7 @@ class RankTimes:
         self.names = tuple(f"rank {rank}: {kind}" for rank in range(world.num_ranks) for kind in _KINDS)
 
     def is_due(self, step: int) -> bool:
-        """Whether step `step`, from 1 on, has them. A rank that is alone has none."""
+        """Whether step `step`, from 1 on, exchanges times. A rank that is alone never does."""
         return self._world.num_ranks > 1 and step % self._every == 0
 
     def row(self) -> list[float]:
@@ -163,7 +163,7 @@ class RankTimes:
         return [sums[f"rank {rank}: {kind}"] for rank in range(self._world.num_ranks)]
 
     def values(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """What metrics say of them; empty before the first step has ended."""
+        """The ranks' times as metrics show them; empty before the first step has ended."""
         own = self.of(OWN_STEP, sums)
         if not any(own):
             return {}

@@ -169,12 +169,12 @@ def read_done(run_dir: Path) -> Done | None:
 
 
 def done_to_json(done: Done) -> str:
-    """One line of JSON, with a digest of itself."""
+    """The marker as one line of JSON, with a digest of itself."""
     return sealed(_DONE.dump_json(done)).decode()
 
 
 def done_from_json(text: str) -> Done:
-    """The marker. ValueError if it is none of this version, or does not have the digest that it carries."""
+    """Parses the marker. ValueError if it has another form, or its digest is wrong."""
     return _DONE.validate_json(unsealed(text.encode()))
 
 

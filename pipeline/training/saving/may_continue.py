@@ -16,8 +16,8 @@ from pipeline.checkpoints.manifest import STEPS, SavedJob
 from pipeline.data.position import StreamPosition, is_of_decoder
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.schedule import learning_rate
+from shards.config_values import Difference, as_lines, differences, flattened
 from shards.errors import UserError
-from shards.schema.differences import Difference, as_lines, differences, flattened
 
 _IMAGE_SIZE = "image_size"  # of the position; the model's is compared
 WARMUP = "schedule.warmup_steps"
@@ -58,7 +58,7 @@ def refuse_changes(
 
 
 def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:
-    """What differs between two jobs apart from their data and their steps."""
+    """The fields that differ between two jobs, apart from their data and their steps."""
     before = {
         "model": saved.model,
         "loss": saved.loss,
@@ -97,7 +97,7 @@ def _refuse_other_steps(
 
 
 def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
-    """What differs between a run's recorded job and another one, without `steps`."""
+    """The fields that differ between a run's recorded job and another one, without `steps`."""
     was, is_now = flattened(before), flattened(now)
     free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
     is_precision_fixed = is_done and is_now[_PRECISION] != _UNDECIDED
@@ -113,8 +113,8 @@ def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: 
 
 
 def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:
-    """What happens to the learning rate of a run that continues at `step` with more steps than before; empty if it has
-    no more."""
+    """Says what happens to the learning rate of a run that continues at `step` with more steps than before. Empty if
+    it has no more steps."""
     num_steps = before[STEPS]
     if job.steps <= num_steps:
         return ""

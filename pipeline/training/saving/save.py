@@ -74,7 +74,7 @@ def saved_job(job: TrainingJob) -> SavedJob:
 
 
 class Saving:
-    """Everything about saves that the rest of training sees.
+    """The saves of a run, as the rest of training sees them.
 
     `saved` is the newest committed checkpoint, at first the one that the run resumed from. `record` is that of every
     checkpoint. `reporter` is None on all ranks but the first. A save ends at a later step, unless it is waited for:
@@ -150,7 +150,7 @@ class Saving:
         self._ended(self.saves.advance(result.sums))
 
     def wait(self) -> None:
-        """Returns once no save is running. Collective if one is."""
+        """Waits until no save is running. Collective if one is."""
         if self.saves.is_under_way:
             began = time.monotonic()
             with self.controls.writing():
@@ -176,7 +176,8 @@ class Saving:
         return self.checkpoints.manifest(self.saved)
 
     def _skip(self, step: int) -> None:
-        """Says so, once for each save that is waited for: a request to save is repeated at every step."""
+        """Logs that a save is skipped, once for each save that is still running: a request to save is repeated at every
+        step."""
         if self.reporter and self._skipped_for != self.saves.step:
             log.warning("checkpoint of step %d skipped: that of step %d is still being written", step, self.saves.step)
         self._skipped_for = self.saves.step
@@ -248,9 +249,9 @@ def fingerprint(job: TrainingJob) -> str:
 
 
 def say_bits(world: World, config: EngineConfig, record: Mapping[str, Any], *, resumed: Mapping[str, Any]) -> Bits:
-    """What a checkpoint records of it. Rank 0 says what it promises, and, if the checkpoint that the run resumes from
-    has recorded something else, that its results will not have the bits of an unbroken run. `record`: what else a
-    checkpoint of this run records; `resumed`: the record of that checkpoint, or nothing."""
+    """Returns what a checkpoint records about bits. Rank 0 logs what the run promises, and, if the checkpoint that it
+    resumes from was computed differently, that its results will not have the bits of an unbroken run. `record`: what
+    else a checkpoint of this run records. `resumed`: the record of that checkpoint, or an empty one."""
     bits = bits_of(world, deterministic=config.deterministic)
     now = {**record, BITS: bits}
     lines = words_of_choice(world, deterministic=config.deterministic), differences_in_bits(resumed, now)
@@ -260,7 +261,7 @@ def say_bits(world: World, config: EngineConfig, record: Mapping[str, Any], *, r
 
 
 def bits_of(world: World, *, deterministic: bool) -> Bits:
-    """This rank's. All ranks are taken to be like this one: ranks that differ are refused at the start."""
+    """What the bits of this rank depend on. All ranks are like it: ranks that differ are refused at the start."""
     is_gpu = world.device.type == "cuda"
     return {
         "device_type": world.device.type,
@@ -275,7 +276,7 @@ def bits_of(world: World, *, deterministic: bool) -> Bits:
 
 
 def words_of_choice(world: World, *, deterministic: bool) -> str:
-    """What holds on this device, in one line; empty on a CPU, whose kernels are deterministic."""
+    """One line on how equal a resumed run will be on this device; empty on a CPU, whose kernels are deterministic."""
     if world.device.type != "cuda":
         return ""
     if deterministic:
@@ -297,7 +298,7 @@ def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> st
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """All that a record says of bits."""
+    """Everything in a record that bits depend on."""
     bits, engine, versions = (_mapping(record.get(name)) for name in (BITS, "engine", "versions"))
     return engine | bits | {name: versions[name] for name in ("deepspeed",) if name in versions}
 

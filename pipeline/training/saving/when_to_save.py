@@ -72,14 +72,14 @@ class KeptBest:
             self._begun[self._scored.checkpoint] = self._scored
 
     def committed(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is committed. Those that began before it and were not, have failed."""
+        """A checkpoint is committed. Saves that began earlier and were not committed have failed."""
         best = self._begun.get(checkpoint.folder)
         self._begun = {folder: one for folder, one in self._begun.items() if one.step > checkpoint.step}
         if best:
             self._name(best)
 
     def failed(self, *, under_way: int) -> None:
-        """A save has failed: of those that began, only that of the step `under_way` is still to come (0: none)."""
+        """A save has failed. Of those that began, only the one of step `under_way` is still running (0: none)."""
         self._begun = {folder: one for folder, one in self._begun.items() if one.step == under_way}
 
     def kept(self) -> set[str]:
@@ -96,7 +96,8 @@ class KeptBest:
             log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
 
     def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
-        """The better of what is named and of the checkpoint that the run continues from; on rank 0."""
+        """The better of two: the checkpoint that RUN/best.json names, and the one that the run continues from; on rank
+        0."""
         named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
         if newest is None or (named and not newest.is_better_than(named)):
             return named
@@ -104,7 +105,7 @@ class KeptBest:
         return newest
 
     def _named(self) -> Best | None:
-        """What RUN/best.json names, if it still counts; else the log says why not."""
+        """The checkpoint that RUN/best.json names, if it still counts; if not, the log says why."""
         path = self.checkpoints.run_dir / FILE_NAME
         try:
             best = read_best(self.checkpoints.run_dir)
@@ -124,7 +125,8 @@ class KeptBest:
         return best
 
     def _score_of(self, manifest: CheckpointManifest) -> Best | None:
-        """The score of a checkpoint in metrics.jsonl: a run killed right after the commit has not named it."""
+        """The score of a checkpoint according to metrics.jsonl. A run that was killed right after the commit has not
+        written it to RUN/best.json."""
         before = manifest.job.job.get("evaluation")
         now = asdict(self.job.evaluation)
         if self.dataset is None or not isinstance(before, dict):
@@ -162,7 +164,7 @@ def decide_when_to_save(
 
 
 class WhenToSave:
-    """Tells the loop when to save, and follows what becomes of it."""
+    """Tells the loop when to save, and keeps track of saves that are running."""
 
     def __init__(self, job: TrainingJob, saving: Saving, *, clock: SaveClock, best: KeptBest) -> None:
         self.config, self.saving, self.clock, self.best = job.checkpoint, saving, clock, best
@@ -193,7 +195,8 @@ class WhenToSave:
         self._follow()
 
     def look(self) -> None:
-        """Measures, after each step and each save, a commit that all ranks know of by now, which may be the best."""
+        """Looks, after each step and each save, whether a checkpoint was committed that may be the best, or a save
+        failed."""
         if self._saved and self._saved != self._seen:
             self._committed(self._saved)
         if self.saving.num_failed > self._num_failed:
@@ -214,7 +217,7 @@ class WhenToSave:
         return self.saving.saved
 
     def _follow(self) -> None:
-        """Tells the others what has changed."""
+        """Passes on which folders retention must keep, and the clock's interval for the metrics."""
         saves = self.saving.saves
         saves.retention = replace(saves.retention, folders=tuple(self.best.kept()))
         if self.saving.reporter:

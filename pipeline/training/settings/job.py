@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig
@@ -9,13 +10,13 @@ from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.ranks.environment import TimeLimits
 from pipeline.shared_settings import ClassWeights, Device, LossName
-from pipeline.training.settings.loggers import LoggersConfig
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
-from shards.schema.config_values import Range, refuse_wrong_values
 
 _MOST_HANG_SECONDS = 7 * 86400
+_MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # of a project's name at W&B
 _MOST_LOSSES = 4096  # in each manifest
 # Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,
 # which clears their pages again at each step.
@@ -178,7 +179,7 @@ def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
-    """The job with the buckets that the engine uses there."""
+    """The settings with the bucket sizes that the engine uses on this device."""
     if not on_cpu:
         return config
     reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)
@@ -265,6 +266,46 @@ class GuardConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoggersConfig:
+    """Services that get the curves, too. Credentials are no settings: the services' own libraries take them from the
+    environment or from their own files."""
+
+    mlflow: bool = False
+    """Send curves and settings to MLflow (needs the extra mlflow)."""
+    mlflow_uri: str = ""
+    """MLflow's tracking server, such as http://host:5000, without user and password; empty: MLFLOW_TRACKING_URI."""
+    wandb: bool = False
+    """Send curves and settings to Weights & Biases (needs the extra wandb); WANDB_MODE=offline keeps them in
+    RUN/wandb."""
+    project: str = "patchline"
+    """Name of MLflow's experiment and of W&B's project."""
+    name: str = ""
+    """The run's name there; empty: the name of the run directory."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="loggers.")
+        try:
+            place = urlsplit(self.mlflow_uri)
+        except ValueError as error:
+            raise UserError(f"loggers.mlflow_uri is no URI ({error}); allowed: such as http://host:5000") from None
+        if "@" in place.netloc:
+            raise UserError(
+                "loggers.mlflow_uri has a user or password in it, which would be written to RUN/job.yaml; give them as "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
+            )
+        self._refuse_project()
+
+    def _refuse_project(self) -> None:
+        bad = sorted(set(self.project) & set(_NOT_IN_WANDB)) if self.wandb else []
+        if not (0 < len(self.project) <= _MOST_PROJECT_CHARACTERS and self.project.isprintable()) or bad:
+            but = f" and without any of {_NOT_IN_WANDB}" if self.wandb else ""
+            raise UserError(
+                f"loggers.project is {shown_value(self.project)}; allowed: a name of 1 to {_MOST_PROJECT_CHARACTERS} "
+                f"printable characters{but}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingJob:
     """One training run."""
 
@@ -335,7 +376,7 @@ class TrainingJob:
 
     @property
     def scored_on(self) -> str:
-        """What the accuracy is of that is shown: test, or held-out (a part of the training data)."""
+        """What the shown accuracy is measured on: test, or held-out (a part of the training data)."""
         return "test" if self.data.held_out.is_none else "held-out"
 
     @property
@@ -373,7 +414,7 @@ class TrainingJob:
             self._refuse_labels()
 
     def _refuse_for_muon(self) -> None:
-        """UserError for what has no whole matrices for Muon."""
+        """UserError if there are no whole matrices for Muon to update."""
         if self.engine.zero_stage == 3:
             raise UserError(
                 "optimizer.name is 'muon' with engine.zero_stage 3; allowed: stages 1 and 2 (Muon updates whole "
@@ -401,7 +442,7 @@ class TrainingJob:
             )
 
     def _refuse_labels(self) -> None:
-        """UserError for what masked patches, which need no labels, have no use for."""
+        """UserError for settings about labels, which masked patches do not use."""
         num_patches = self.model.grid[0] * self.model.grid[1]
         if num_patches < 2 or not self.model.num_corrupted_patches:
             raise UserError(

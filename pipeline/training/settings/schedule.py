@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
-from shards.schema.config_values import Range, refuse_wrong_values, shown_value
 
 MOST_STEPS = 10**9
 

@@ -28,7 +28,7 @@ def write_stacks(path: Path, *, words: str) -> None:
 
 
 def culprits(heard: Sequence[Heard], *, silent_after_seconds: float) -> list[Heard]:
-    """The ranks that the others wait for: the silent ones, else those whose place is the furthest behind."""
+    """The ranks that the others wait for: the silent ones, or if there are none, those that are furthest behind."""
     silent = [one for one in heard if is_silent(one, after_seconds=silent_after_seconds)]
     if silent:
         return silent
@@ -66,7 +66,7 @@ def hang_message(
 
 
 def disk_words(folder: str, seconds: float) -> str:
-    """Says that a disk is frozen. `seconds`: for which a write to the folder has not returned."""
+    """Says that a disk does not answer. `seconds`: how long a write to the folder has not returned."""
     return f"the disk or file server of {folder} has not answered for {seconds:.0f} s"
 
 

@@ -51,7 +51,7 @@ def time_limits(config: HangConfig) -> TimeLimits:
 
 
 class Heartbeat:
-    """Context manager around a run. Its thread ends the process if the run hangs."""
+    """A context manager around a run, whose thread ends the process if the run hangs."""
 
     def __init__(self, run_dir: Path, config: HangConfig, progress: RankProgress, *, world: World) -> None:
         self._run_dir, self._config, self._progress, self._world = run_dir, config, progress, world
@@ -105,7 +105,7 @@ class Heartbeat:
                     self._end(feed)
 
     def _last_resort(self, stack: ExitStack) -> Feed:
-        """Starts it; the heartbeat also does without one, if the host has no room for another process."""
+        """Starts the last resort. If the host has no room for another process, the heartbeat works without it."""
         try:
             last_resort = LastResort(seconds=2 * self._config.step_seconds, stderr=self._stderr)
         except OSError as error:
@@ -118,7 +118,7 @@ class Heartbeat:
         return stack.enter_context(closing(last_resort)).feed
 
     def _tick(self, now: float) -> bool:
-        """Counts the time since the last tick; whether the run hangs."""
+        """Counts the time since the last tick, and returns whether the run hangs."""
         passed = min(now - self._ticked, _MOST_TICKS * self._tick_seconds)
         self._ticked = now
         place = self._progress.place
@@ -135,7 +135,7 @@ class Heartbeat:
         return self._hangs()
 
     def _hangs(self) -> bool:
-        """Whether no rank that is alive has moved on in time. One that moves, or saves, is waited for."""
+        """Whether no rank that is alive has made progress in time. Ranks that do, or save, are waited for."""
         if self._stood <= min(self._config.step_seconds / 2, self._limit):
             return False
         if self._files and self._files.is_hanging():
@@ -251,7 +251,7 @@ class Heartbeat:
             self._writer.flush(seconds=_FLUSH_SECONDS)
 
     def _beat(self) -> None:
-        """Once the job is accepted: a refused command leaves nothing behind."""
+        """Writes a beat, once the job is accepted: a refused command leaves nothing behind."""
         if not self._progress.attempt:
             return
         if self._writer is None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Annotated
 
 from pipeline.training.settings.job import HangConfig
+from shards.config_values import Range
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
-from shards.schema.config_values import Range
 
 _TIMES_LONGEST = 3.0
 _TIMES_JOINING = 2.0  # the ranks meet, with a message of their own if one is missing, then they connect
@@ -97,7 +97,7 @@ class RankProgress:
         self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
-        """Another phase of the same step. `batch`: of an evaluation, from 1 on; 0: the evaluation begins."""
+        """Another phase of the same step begins. `batch`: of an evaluation, from 1 on; 0: the evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
         is_first = self._num_evaluations == 1 and batch < 2 if phase is Phase.EVALUATING else self._num_steps < 2
@@ -145,7 +145,7 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """A rank's last beat (None: none of this attempt), and how long before one's own it came."""
+    """A rank's last beat (None if it has none of this attempt), and how long before the reader's own beat it came."""
 
     rank: int
     beat: Beat | None
@@ -221,7 +221,7 @@ def error_words(error: BaseException) -> str:
 
 
 def _overwrite(path: Path, data: bytes) -> None:
-    """A JSON file, without giving its room away first; spaces fill what is left of it."""
+    """Overwrites a JSON file in place, so that its space stays allocated. Spaces fill the rest of the old file."""
     with path.open("r+b") as file:
         num_bytes = len(file.read())
         file.seek(0)

@@ -22,8 +22,8 @@ _STOPPED = ("T", "t")  # by a signal, or by a debugger
 
 
 class LastResort:
-    """The process beside this one, and the pipe to it. `seconds`: without a byte, after which it ends this process.
-    OSError if it cannot be started; then nothing is left behind."""
+    """The process beside this one, and the pipe to it. After `seconds` without a byte it ends this process. OSError if
+    it cannot be started; then nothing is left behind."""
 
     def __init__(self, *, seconds: float, stderr: int) -> None:
         with ExitStack() as undone:
@@ -39,12 +39,12 @@ class LastResort:
             self._undone = undone.pop_all()
 
     def feed(self) -> None:
-        """Python runs."""
+        """Tells the process that Python still runs."""
         with suppress(OSError):  # it is full, or that process was killed: then there is no last resort
             os.write(self._pipe, b".")
 
     def close(self) -> None:
-        """Ends that process."""
+        """Ends the process."""
         self._process.kill()
         self._process.wait()
         self._undone.close()

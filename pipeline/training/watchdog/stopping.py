@@ -140,7 +140,7 @@ class Signals:
         self._served = self._marker() if self._watch_markers else None
 
     def not_saved(self) -> None:
-        """It failed: RUN/SAVE asks again."""
+        """The save failed: RUN/SAVE asks again."""
         self._served = None
 
     def saved(self) -> None:
@@ -171,7 +171,7 @@ class Signals:
 
 
 class WaitGivenUpError(Exception):
-    """A stop request came first: what was waited for is no longer needed."""
+    """Raised if a stop request came first, so that what was waited for is no longer needed."""
 
 
 class _Phase(Enum):

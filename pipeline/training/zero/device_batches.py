@@ -34,7 +34,7 @@ class Event(Protocol):
 
 
 class Streams(Protocol):
-    """The stream that computes, and one that copies."""
+    """The streams of a device: one computes, one copies."""
 
     def copying(self) -> AbstractContextManager[object]:
         """Work launched inside goes to the stream for copies."""
@@ -56,7 +56,7 @@ class Streams(Protocol):
 
 
 class CudaStreams:
-    """Those of a GPU."""
+    """The streams of a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -93,7 +93,7 @@ class CudaStreams:
 
 
 class HostStreams:
-    """Those of a CPU, where everything is done when it is launched."""
+    """The streams of a CPU, where work is done as soon as it is launched."""
 
     def copying(self) -> AbstractContextManager[object]:
         """Implements `Streams`."""

@@ -154,7 +154,7 @@ class FrozenWeights:
             parameter.copy_(torch.cat(gathered)[: parameter.numel()].reshape(parameter.shape))
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         for part in self._parts.values():
             part.slots[MASTER].untyped_storage().resize_(0)
 
@@ -338,8 +338,8 @@ class Engine:
         self._deepspeed.destroy()
 
     def fragments(self) -> list[Fragment]:
-        """This rank's part of the master weights and moments, as live views; of weights that are not trained, the
-        former alone."""
+        """This rank's part of the master weights and moments, as live views. Weights that are not trained have no
+        moments."""
         return [*self._trained_fragments(), *self._frozen.fragments()]
 
     def gradients(self) -> dict[str, torch.Tensor]:
@@ -400,7 +400,7 @@ class Engine:
         publish_masters(self._zero, also=self._frozen.publish)
 
     def free(self) -> None:
-        """Gives its memory back; it cannot be used afterwards."""
+        """Frees the engine's memory. The engine cannot be used afterwards."""
         self.destroy()
         self._frozen.free()
         free_tensors(self._zero, self._deepspeed.module.parameters(), averages=self._averages)

@@ -52,7 +52,7 @@ from pipeline.models.build import checkpoint_blocks, initial_tensor, shapes_of, 
 from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
-from pipeline.training.device_choices import set_up_blocks
+from pipeline.training.kernels import set_up_blocks
 from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, scaled_by_rate, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
@@ -287,7 +287,7 @@ def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 def _generator(what: int, number: int) -> torch.Generator:
-    """Random numbers of this copy alone."""
+    """A generator for the random numbers of the small copy."""
     return torch.Generator().manual_seed(derive_key(what, number) >> 1)
 
 

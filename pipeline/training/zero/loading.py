@@ -15,8 +15,8 @@ from importlib.metadata import version
 from typing import Any
 
 from pipeline.training.settings.job import EngineConfig
+from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.schema.config_values import shown_value
 
 TESTED = ("0.19.8",)
 _MARK = "__dynamo_disable"  # where torch/_compile.py keeps what it has made of a function

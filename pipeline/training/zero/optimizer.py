@@ -78,7 +78,7 @@ def group_of(name: str) -> str:
 
 
 def _place(name: str) -> tuple[int, ...]:
-    """The numbers of a block, or of a unit and its stage; empty for all else."""
+    """The number of a block, or the numbers of a stage and its unit; empty for other parameters."""
     found = _BLOCK.match(name)
     return tuple(int(number) for number in found.groups() if number) if found else ()
 

@@ -206,8 +206,8 @@ def _step_device(zero: Any, flat: torch.Tensor) -> torch.device:
 def free_tensors(
     zero: Any, parameters: Iterable[torch.nn.Parameter], *, averages: Mapping[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Gives back the memory of an optimiser that is not used any more, and that of its model, whoever still refers to
-    them: under stage 3, DeepSpeed's hooks keep both alive."""
+    """Frees the memory of an optimiser that is not used any more, and that of its model, even if something still refers
+    to them: under stage 3, DeepSpeed's hooks do."""
     parameters = list(parameters)
     held = [vars(zero), inner_optimizer(zero).state, *map(vars, parameters), parameters, averages]
     for tensor in _tensors_in(held):

@@ -54,7 +54,7 @@ class DeviceMark(Protocol):
 
 
 class Marks(Protocol):
-    """Makes marks, and makes new ones of those that are not needed any more."""
+    """Makes marks, and reuses those that are not needed any more."""
 
     def now(self) -> DeviceMark:
         """A mark behind all work launched so far."""
@@ -81,7 +81,7 @@ class HostMark:
 
 
 class HostMarks:
-    """Those of a CPU."""
+    """The marks of a CPU."""
 
     def now(self) -> DeviceMark:
         """Implements `Marks`."""
@@ -109,9 +109,9 @@ class CudaMark:
 
 
 class CudaMarks:
-    """Those of the GPU's stream that is current now, on which the run computes: another stream may be current when a
-    mark is made, such as that of DeepSpeed's sums. Their events form a ring: as many as two or three steps need are
-    ever made."""
+    """The marks of a GPU, on the stream that is current on construction: the run computes on it, while another one,
+    such as that of DeepSpeed's sums, may be current when a mark is made. Events are reused, so only as many exist as
+    two or three steps need."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self._free = torch.cuda.current_stream(device), deque[CudaMark]()
@@ -143,7 +143,7 @@ class _Ended:
 
 
 def unnamed(_: str) -> AbstractContextManager[object]:
-    """No profiler asks for names."""
+    """Gives a part no name, since no profiler asks for names."""
     return nullcontext()
 
 
@@ -221,7 +221,7 @@ class StepTimes:
             self._begins.append((part, self._marks.now()))
 
     def _add_up(self) -> None:
-        """Takes the steps whose marks are all past."""
+        """Adds the steps whose marks are all past to the sums."""
         while self._ended and self._ended[0].end.is_past():
             step = self._ended.popleft()
             ends = [mark for _, mark in step.begins[1:]] + [step.end]
@@ -233,7 +233,7 @@ class StepTimes:
 
 
 def _means(sums: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    """Of each sum, what was added since, per step; empty if no step was."""
+    """The mean of each sum per step since `before`; empty if no step has ended since."""
     num_steps = sums[_COUNT] - before[_COUNT]
     return {name: (sums[name] - before[name]) / num_steps for name in (*PARTS, _STEP)} if num_steps else {}
 
@@ -260,7 +260,7 @@ class StepTrace:
             self._traced.append(step)
 
     def close(self) -> None:
-        """The run has ended, well or not."""
+        """Writes the trace of a run that has ended, whether well or not."""
         self._named.close()
         if self._profiler:
             self._write(self._profiler)

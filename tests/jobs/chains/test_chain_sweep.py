@@ -24,7 +24,7 @@ def units(folder: Path, *sweep: str, weights: tuple[tuple[str, ...], ...] = ()) 
     step = StepConfig(
         name="tune", stage="finetune", recipe="digits_48", flags=("--data.url=d",), weights="first", sweep=sweep
     )
-    after = StepConfig(name="scores", stage="evaluate", recipe="resize", weights="tune", flags=("--data.url=d",))
+    after = StepConfig(name="scores", stage="evaluate", weights="tune", flags=("--data.url=d",))
     return units_of(ChainConfig(folder=str(folder), steps=(first, step, after)))
 
 
@@ -40,7 +40,7 @@ def test_tries_and_repetitions(tmp_path: Path) -> None:
     assert tries.words[1][-1] == "--evaluation.url=held"
     assert scores.after == ("tune.seeds",)
     assert [[word for word in words if "seeds/" in word] for words in scores.words] == [
-        [f"--weights={tmp_path}/tune/seeds/{seed}/weights"] for seed in (0, 1)
+        [f"{tmp_path}/tune/seeds/{seed}/weights"] for seed in (0, 1)
     ]
     (_, only, _) = units(tmp_path, "--seeds=2", "--evaluation.url=test")
     assert (only.name, only.num_tasks) == ("tune.seeds", 2)
@@ -115,4 +115,4 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step tune: a sweep in jobs takes no --phase, --part or --dry-run"):
         units(tmp_path, *GRID, "--phase=tries")
     with pytest.raises(UserError, match="step x: sweep is of pretrain and finetune, without variants and links"):
-        StepConfig(name="x", stage="evaluate", recipe="resize", sweep=("--seeds=2",))
+        StepConfig(name="x", stage="evaluate", sweep=("--seeds=2",))

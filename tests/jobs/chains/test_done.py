@@ -10,7 +10,6 @@ import pytest
 from jobs.chains.done import is_scored_by, missing_tasks, refuse_changed, refuse_stopped
 from jobs.chains.steps import Unit
 from jobs.cli import _overridden as overridden
-from jobs.recipes.evaluate import RECIPES as EVALUATIONS
 from jobs.recipes.pretrain import RECIPES
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -76,11 +75,11 @@ def test_scores_are_of_the_settings_that_were_recorded_with_them(tmp_path: Path)
 
 def test_scores_that_are_older_than_their_record_are_of_another_job(tmp_path: Path) -> None:
     """The record of the new job was written, and the job was killed."""
-    words = ("evaluate", "resize", "--weights=w", "--data.url=d", f"--run-dir={tmp_path}")
+    words = ("evaluate", "w", "--data.url=d", f"--run-dir={tmp_path}")
     write_record(tmp_path, stage="evaluate", job=job_of_words(list(words), overridden))
     (tmp_path / "scores.json").write_text("{}")
     assert missing(*words, state=tmp_path) == []
-    assert missing("evaluate", "central_crop", *words[2:], state=tmp_path) == [0]
+    assert missing(*words, "--data.transform.mode=central_crop", state=tmp_path) == [0]
     before = (tmp_path / "job.yaml").stat().st_mtime - 10
     os.utime(tmp_path / "scores.json", (before, before))
     assert missing(*words, state=tmp_path) == [0]
@@ -142,7 +141,7 @@ def test_a_run_that_is_stopped(tmp_path: Path, slurm: dict[str, str]) -> None:
 
 def test_other_stages_are_not_stopped(tmp_path: Path) -> None:
     (tmp_path / "STOP").touch()
-    refuse_stopped(replace(EVALUATIONS["resize"](), run_dir=str(tmp_path)))
+    refuse_stopped(EvaluateJob(run_dir=str(tmp_path)))
     with pytest.raises(UserError, match="STOP keeps the run stopped"):
         refuse_stopped(replace(RECIPES["digits_smoke"](), run_dir=str(tmp_path)))
 

@@ -19,7 +19,7 @@ SWEEP = StepConfig(
     weights="train",
     variants=(("--seed=1",), ("--seed=2",)),
 )
-SCORES = StepConfig(name="scores", stage="evaluate", recipe="resize", data="pack", weights="sweep")
+SCORES = StepConfig(name="scores", stage="evaluate", data="pack", weights="sweep")
 REPORT = StepConfig(name="report", stage="report", run="train", after=("train",))
 
 
@@ -27,9 +27,6 @@ def test_the_example_is_valid() -> None:
     chain = read_chain(EXAMPLE)
     assert [step.name for step in chain.steps] == ["pack", "checked", "pretrain", "finetune", "evaluate", "report"]
     assert chain.steps[3].variants == (("--schedule.learning-rate=0.01",), ("--schedule.learning-rate=0.03",))
-    assert not chain.steps[4].recipe, (
-        "a recipe would be the old form of evaluate, and replace the weights' own evaluation"
-    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +91,7 @@ def test_a_whole_chain() -> None:
     assert units["train"].after == ("pack.merge",)
     assert units["sweep"].run_dirs() == ["/shared/my chain/sweep/0", "/shared/my chain/sweep/1"]
     assert "--initial.weights=/shared/my chain/train/weights" in units["sweep"].words[1]
-    assert "--weights=/shared/my chain/sweep/1/weights" in units["scores"].words[1]
+    assert "/shared/my chain/sweep/1/weights" in units["scores"].words[1]
     assert (units["report"].words, units["report"].after) == ((("report", "/shared/my chain/train"),), ("train",))
 
 

@@ -47,7 +47,7 @@ def test_a_part_is_trained_on_and_another_scored(digits_url: str, test_url: str,
     assert "288 are held out" in said
     assert "held-out accuracy 0." in said
     last, weights = last_metrics(run_dir), str(run_dir / "weights")
-    words = ("evaluate", "resize", "--weights", weights, "--device=cpu", "--threads=1", "--data.url")
+    words = ("evaluate", "--weights", weights, "--device=cpu", "--threads=1", "--data.url")
     for name, images, flags in (
         ("test_", 288, (digits_url, "--held-out.share=.2")),
         (f"eval/{Path(test_url).name}/", 359, (test_url,)),

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from jobs import exit_codes
 from jobs.data import pack
 from jobs.models.evaluate import EvaluateJob, run, say_other_transform, say_weights_used, score_text
-from jobs.recipes.evaluate import resize
 from jobs.record import read_record
 from pipeline.evaluation.config import EvaluatedData
 from pipeline.evaluation.predictor import load_model
@@ -67,7 +66,7 @@ def weights_that_say(folder: Path, label: int, **fields: Any) -> str:
 def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: str) -> None:
     weights, run_dir = weights_that_say(tmp_path / "weights", SAID), tmp_path / "scores"
     words = ("--weights", weights, "--data.url", digits, "--run-dir", str(run_dir), "--device", "cpu")
-    ended = patchline("evaluate", "resize", *words)
+    ended = patchline("evaluate", *words)
     assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
     labels = [label for shard in range(3) for row in index_rows(open_dataset(digits), shard) for label in row.labels]
     scores = json.loads((run_dir / "scores.json").read_text())
@@ -119,10 +118,10 @@ def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
     path.write_text('{"7": "7", "8": ["7", "1"]}')
     weights = weights_that_say(tmp_path / "weights", SAID)
     words = ("--weights", weights, "--data.url", digits, "--class-map", str(path), "--device", "cpu")
-    ended = patchline("evaluate", "resize", *words)
+    ended = patchline("evaluate", *words)
     assert "accuracy 1.0000" in ended.output, ended.errors
     assert "others without a label that counts" in ended.output
-    both = patchline("evaluate", "resize", *words, "--real", "real.json")
+    both = patchline("evaluate", *words, "--real", "real.json")
     assert (both.code, "--class-map and --real do not go together" in both.errors) == (2, True)
 
 
@@ -142,14 +141,14 @@ def test_images_without_a_label_are_packed_and_do_not_count_also_in_training(tmp
     words = pretrain_words(out, run_dir, "--steps", "4", "--evaluation.url", out, "--model.num-classes", "2")
     words += ["--evaluation.also", other, "--loss", "softmax"]
     assert train(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
-    ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", out, "--json")
+    ended = patchline("evaluate", "--weights", str(run_dir / "weights"), "--data.url", out, "--json")
     scores = json.loads(ended.output)
     assert (scores["num_images"], scores["num_unlabeled"]) == (8, 3)
     assert scores["accuracy"] in [number / 8 for number in range(9)]
     line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     names = ("accuracy", "top5", "mean_per_class")
     assert [line[f"test_{name}"] for name in names] == [scores[name] for name in names]
-    ended = patchline("evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", other, "--json")
+    ended = patchline("evaluate", "--weights", str(run_dir / "weights"), "--data.url", other, "--json")
     also = json.loads(ended.output)
     assert also["num_images"] == 10
     assert [line[f"eval/packed/{name}"] for name in names] == [also[name] for name in names]
@@ -175,9 +174,9 @@ def test_weights_that_say_nothing_are_right_by_chance(tmp_path: Path, digits: st
         state["head.weight"].normal_(generator=torch.Generator().manual_seed(1))
     save_weights(tmp_path / "w", config=config, labels=tuple("0123456789"), tensor=lambda name: state[name])
     words = ("--weights", str(tmp_path / "w"), "--data.url", digits, "--run-dir", str(tmp_path / "run"))
-    assert patchline("evaluate", "central_crop", *words, "--device", "cpu").code == 0
+    assert patchline("evaluate", *words, "--data.transform.mode", "central_crop", "--device", "cpu").code == 0
     assert 0 <= json.loads((tmp_path / "run" / "scores.json").read_text())["accuracy"] < 0.5
-    assert resize().data.transform.mode == "resize"
+    assert EvaluateJob().data.transform.mode == "resize"
 
 
 def spoil(folder: str, name: str, value: float) -> None:
@@ -261,7 +260,7 @@ def test_weights_of_labels_reach_every_loss(tmp_path: Path, capfd: pytest.Captur
     of_run = json.loads((weighted / "metrics.jsonl").read_text().splitlines()[-1])["test_loss"]
     config = EvaluatedData(url=url, batch_size=100)
     for used in (True, False):
-        job = replace(resize(), weights=str(weighted / "weights"), data=config, loss="sigmoid", label_weights=used)
+        job = EvaluateJob(weights=str(weighted / "weights"), data=config, loss="sigmoid", label_weights=used)
         assert run(replace(job, run_dir=str(tmp_path / f"scores-{used}"), device="cpu")) == 0
         found = json.loads((tmp_path / f"scores-{used}" / "scores.json").read_text())["loss"]
         assert (found == pytest.approx(of_run, rel=1e-5)) == used

@@ -13,7 +13,7 @@ from pipeline.checkpoints.stored import Best, write_best
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.reading.read import read_sample
+from shards.reading.samples import read_sample
 from tests.rigs.images import png_promising
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns

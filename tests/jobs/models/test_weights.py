@@ -64,9 +64,7 @@ def test_an_earlier_steps_weights_score_as_the_run_did_then(scored: Path, tmp_pa
     out = tmp_path / "at-8"
     ended = weights(scored, out, "--step", "8")
     assert (ended.code, "raw weights of step 8 of" in ended.errors) == (0, True)
-    ended = patchline(
-        "evaluate", "resize", "--weights", str(out), "--data.url", digits_url, "--json", "--device", "cpu"
-    )
+    ended = patchline("evaluate", "--weights", str(out), "--data.url", digits_url, "--json", "--device", "cpu")
     found = json.loads(ended.output)
     line = next(line for line in map(json.loads, (scored / "metrics.jsonl").open()) if line["step"] == 8)
     assert found["accuracy"] == line["test_accuracy"]

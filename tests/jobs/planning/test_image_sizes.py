@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from jobs.planning.scaling import at_sizes
-from jobs.recipes.plan import RECIPES
+from jobs.resolve import default_job
 from shards.errors import UserError
 from tests.rigs.processes import patchline
 
@@ -16,7 +16,7 @@ WORDS = ("plan", "vit_b16_i21k", "--image-sizes", "384", "224")
 
 
 def test_attention_grows_with_the_square_of_the_tokens_and_the_rest_with_the_tokens() -> None:
-    job = replace(RECIPES["vit_b16_i21k"](), image_sizes=(448, 224))
+    job = replace(default_job("plan", "vit_b16_i21k"), image_sizes=(448, 224))
     small, large = at_sizes(job)
     assert (small.image_size, small.num_tokens, large.num_tokens) == (224, 197, 785)
     assert small.attention_flops == 2 * 2 * 12 * 197**2 * 768
@@ -27,7 +27,7 @@ def test_attention_grows_with_the_square_of_the_tokens_and_the_rest_with_the_tok
 
 
 def test_axial_attention_grows_with_the_tokens_times_the_side() -> None:
-    job = RECIPES["vit_b16_axial_jft"]()
+    job = default_job("plan", "vit_b16_axial_jft")
     small, large = at_sizes(replace(job, image_sizes=(448, 224)))
     assert (small.num_tokens, large.num_tokens) == (196, 784)
     assert small.attention_flops == 2 * 2 * 24 * 196 * 14 * 768
@@ -35,7 +35,7 @@ def test_axial_attention_grows_with_the_tokens_times_the_side() -> None:
 
 
 def test_a_resnet_has_no_tokens() -> None:
-    (at,) = at_sizes(replace(RECIPES["bit_r50x1_jft"](), image_sizes=(225,)))
+    (at,) = at_sizes(replace(default_job("plan", "bit_r50x1_jft"), image_sizes=(225,)))
     assert (at.num_tokens, at.attention_flops) == (0, 0)
     assert at.forward_flops > 0
 
@@ -74,4 +74,4 @@ def test_mistakes(sizes: tuple[str, ...], message: str) -> None:
 
 def test_a_job_says_the_same() -> None:
     with pytest.raises(UserError, match="--image-sizes has 230"):
-        at_sizes(replace(RECIPES["vit_b16_i21k"](), image_sizes=(224, 230)))
+        at_sizes(replace(default_job("plan", "vit_b16_i21k"), image_sizes=(224, 230)))

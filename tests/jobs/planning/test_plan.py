@@ -10,13 +10,13 @@ import pytest
 from jobs.models.evaluate import EvaluateJob
 from jobs.planning.plan import operations, rows_of
 from jobs.recipes import deit3, finetune, pretrain
-from jobs.recipes.plan import RECIPES
 from jobs.record import write_record
+from jobs.resolve import default_job
 from pipeline.planning.forecast import cost_of
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
 
-JOB = RECIPES["digits_smoke"]()
+JOB = default_job("plan", "digits_smoke")
 
 
 def test_the_table_of_the_papers_largest_model() -> None:
@@ -60,19 +60,19 @@ def test_mistakes(words: tuple[str, ...], message: str) -> None:
 @every_fault
 def test_every_training_recipe_has_a_plan() -> Iterator[str]:
     training = {**pretrain.RECIPES, **finetune.RECIPES}
-    for name, recipe in RECIPES.items():
-        job = recipe()
+    for name, recipe in training.items():
+        job = default_job("plan", name)
         cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
         rows = dict(rows_of(job, cost))
         yield from (f"the plan of {name} says nothing about: {row}" for row, text in rows.items() if not text)
         yield from differs(f"the recipe of the plan of {name}", job.recipe, name)
-        yield from differs(f"the plan of {name}: training", job.training, training[name]())
+        yield from differs(f"the plan of {name}: training", job.training, recipe())
         if ("images not known" in rows["dataset"]) != name.startswith("photos"):
             yield f"the dataset of {name} is {rows['dataset']}; recipes of photographs alone have none of their own"
 
 
 def test_what_is_not_known_is_asked_for() -> None:
-    job = RECIPES["photos_smoke"]()
+    job = default_job("plan", "photos_smoke")
     rows = dict(rows_of(job, cost_of(job.training, num_images=0, num_classes=0, days=1)))
     assert rows["dataset"] == "yours: images not known (--num-images), classes not known (--num-classes)"
     assert rows["epochs"] == "not known (--num-images)"
@@ -81,7 +81,7 @@ def test_what_is_not_known_is_asked_for() -> None:
 
 def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
     for name in pretrain.RECIPES:
-        job = RECIPES[name]()
+        job = default_job("plan", name)
         if name in deit3.RECIPES:  # whose sampler makes whole batches of an epoch, 167 to 1,167 images short of it
             continue
         if name.endswith(("_jft", "_i21k", "_i1k", "ep", "augreg")):

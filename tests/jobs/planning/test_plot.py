@@ -9,11 +9,11 @@ import pytest
 
 from jobs.planning.plot import write_plot
 from jobs.planning.scaling import node_rows
-from jobs.recipes.plan import RECIPES
+from jobs.resolve import default_job
 from pipeline.planning.forecast import cost_of
 from tests.rigs.browser import CHROMIUM, browser
 
-JOB = replace(RECIPES["vit_h14_jft"](), gpu="h200", nodes=(1, 8, 16), price=2.5)
+JOB = replace(default_job("plan", "vit_h14_jft"), gpu="h200", nodes=(1, 8, 16), price=2.5)
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from jobs.recipes import evaluate, finetune, pack, pretrain
+from jobs.recipes import finetune, pack, pretrain
 
 FOLDER = Path(__file__).resolve().parent / "frozen"
 RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "pack": pack.RECIPES,
     "pretrain": pretrain.RECIPES,
     "finetune": finetune.RECIPES,
-    "evaluate": evaluate.RECIPES,
 }
 ALL = [(stage, name) for stage, recipes in RECIPES.items() for name in recipes]
 

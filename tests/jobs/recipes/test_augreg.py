@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from jobs.recipes import augreg, augreg_released
+from jobs.recipes import augreg
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
 from shards.config import SubsetConfig
 
-RECIPES = {**augreg.RECIPES, **augreg_released.RECIPES}
+RECIPES = augreg.RECIPES
 # By the name of an augmentation: operations, magnitude, mixup.
 AUGMENTATIONS = {
     "none": (0, 0, 0.0),
@@ -102,19 +102,20 @@ def test_a_recipe_is_what_the_name_of_its_file_says(model: str, file: str, accur
     assert found is not None
     dataset, augmentation, decay, dropout, depth = found.groups()
     name = f"{model}_{dataset}_augreg_released"
-    job = augreg_released.RECIPES[name]()
+    job = RECIPES[name]()
     refuse_another_kind(job, augmentation=augmentation, is_i1k=dataset == "i1k")
     assert (job.model.name, job.model.pooling, job.model.representation) == (model, "token", False)
     assert (job.model.dropout, job.model.stochastic_depth) == (float(dropout), float(depth))
     assert decay_of(job) == pytest.approx(float(decay))
-    said = inspect.getdoc(augreg_released.RECIPES[name]) or ""
+    said = inspect.getdoc(RECIPES[name]) or ""
     assert file in said
     assert (f"Expected: {accuracy} % on ImageNet" if accuracy else "no number") in said
 
 
 def test_no_row_is_missing() -> None:
-    assert set(augreg.RECIPES) == {f"{row[0]}_i21k_augreg" for row in I21K} | {f"{row[0]}_i1k_augreg" for row in I1K}
-    assert len(augreg_released.RECIPES) == len(RELEASED)
+    own = {f"{row[0]}_i21k_augreg" for row in I21K} | {f"{row[0]}_i1k_augreg" for row in I1K}
+    assert {name for name in RECIPES if not name.endswith("_released")} == own
+    assert len(RECIPES) == len(own) + len(RELEASED)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -56,7 +56,7 @@ def test_a_recipe_says_where_it_is_from_and_how_it_is_run() -> Iterator[str]:
     for stage, name in ALL:
         said = inspect.getdoc(RECIPES[stage][name]) or ""
         words = ("Source: ", "Expected") if stage in ("pretrain", "finetune") else ()
-        for word in (*words, f"patchline {stage} {'RUN' if stage == 'evaluate' else name} "):
+        for word in (*words, f"patchline {stage} {name} "):
             if word not in said:
                 yield f"the docstring of the recipe {name} of {stage} lacks {word!r}"
 

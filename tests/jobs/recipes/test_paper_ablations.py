@@ -7,7 +7,7 @@ import pytest
 
 from jobs.recipes import paper_jft
 from jobs.recipes.paper_ablations import RECIPES
-from jobs.recipes.paper_datasets import JFT
+from jobs.recipes.paper_images import JFT
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 
 # Table 8: 5-shot accuracy on ImageNet of ViT-B/16 by position embeddings and where they are added.

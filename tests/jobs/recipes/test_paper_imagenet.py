@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from jobs.recipes import paper_datasets
-from jobs.recipes.paper_datasets import PaperDataset
+from jobs.recipes import paper_images
 from jobs.recipes.paper_imagenet import RECIPES
+from jobs.recipes.paper_images import PaperDataset
 
 # recipe, steps (epochs x 14.2 M / 4096), clipping
 I21K = [
@@ -71,10 +71,10 @@ def test_expected_values_are_those_of_table_5(name: str, figure: str) -> None:
 @pytest.mark.parametrize(
     ("data", "num_images", "num_classes"),
     [
-        pytest.param(paper_datasets.JFT, 303_000_000, 18_291, id="the paper: 303 M images, 18 k classes"),
-        pytest.param(paper_datasets.IMAGENET_21K, 14_200_000, 21_843, id="the published heads' classes"),
-        pytest.param(paper_datasets.IMAGENET_21K_AUGREG, 14_148_800, 21_843, id="big_vision: full[51200:]"),
-        pytest.param(paper_datasets.IMAGENET_1K, 1_281_167, 1000, id="ILSVRC 2012's training set"),
+        pytest.param(paper_images.JFT, 303_000_000, 18_291, id="the paper: 303 M images, 18 k classes"),
+        pytest.param(paper_images.IMAGENET_21K, 14_200_000, 21_843, id="the published heads' classes"),
+        pytest.param(paper_images.IMAGENET_21K_AUGREG, 14_148_800, 21_843, id="big_vision: full[51200:]"),
+        pytest.param(paper_images.IMAGENET_1K, 1_281_167, 1000, id="ILSVRC 2012's training set"),
     ],
 )
 def test_sizes_of_the_papers_datasets(data: PaperDataset, num_images: int, num_classes: int) -> None:

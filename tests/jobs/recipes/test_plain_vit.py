@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.recipes import paper_datasets
+from jobs.recipes import paper_images
 from jobs.recipes.plain_vit import RECIPES
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters
@@ -58,7 +58,7 @@ def test_parameters_are_those_of_s16_without_token_and_table() -> None:
 
 
 def test_99_percent_are_rounded_as_by_tfds() -> None:
-    assert paper_datasets.IMAGENET_1K_99.num_images == round(0.99 * paper_datasets.IMAGENET_1K.num_images)
+    assert paper_images.IMAGENET_1K_99.num_images == round(0.99 * paper_images.IMAGENET_1K.num_images)
 
 
 def test_no_row_is_missing() -> None:

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from jobs.recipes.augreg_finetune import RECIPES
-from jobs.recipes.transfer import dropout_of, warmup_steps_of
+from jobs.recipes.paper_finetune import dropout_of, warmup_steps_of
 
 # recipe, crop, rate, steps, warm-up, expected (%)
 TRANSFER = [

@@ -38,7 +38,7 @@ def scored(finished_runs: FinishedRuns, digits_url: str, tmp_path_factory: pytes
     run_dir = tmp_path_factory.mktemp("scored") / "run"
     shutil.copytree(finished_runs.get(1), run_dir)
     words = ("--weights", str(run_dir / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / FOLDER))
-    assert patchline("evaluate", "resize", *words, "--examples", "5", "--device=cpu").code == 0
+    assert patchline("evaluate", *words, "--examples", "5", "--device=cpu").code == 0
     return run_dir
 
 
@@ -215,7 +215,7 @@ def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_
     (tmp_path / "map.json").write_text(json.dumps({label: list("123456789") for label in "78"}))
     words = ("--weights", str(scored / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / FOLDER))
     how = ("--class-map", str(tmp_path / "map.json"), "--subset.share", "0.5", "--device=cpu")
-    assert patchline("evaluate", "resize", *words, *how).code == 0
+    assert patchline("evaluate", *words, *how).code == 0
     sheet = read_scores(run_dir)
     assert sheet.classes is not None
     assert sheet.scores is not None

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.recipes import bit_finetune
 from jobs.recipes.finetune import RECIPES
-from jobs.train.finetune import run
+from jobs.train.pretrain import run
 from pipeline.training.settings.job import InitialConfig, TrainingJob
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
@@ -19,7 +19,7 @@ def test_weights_are_needed() -> Iterator[str]:
     for name, recipe in RECIPES.items():
         message = ""
         try:
-            run(recipe())
+            run(recipe(), stage="finetune")
         except UserError as error:
             message = str(error)
         if not re.search(r"--initial\.weights is missing: give a run or published weights", message):
@@ -35,7 +35,7 @@ def test_weights_are_needed() -> Iterator[str]:
 )
 def test_what_pretraining_needs_is_needed_too(job: TrainingJob, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        run(replace(job, initial=InitialConfig(weights="somewhere"), device="cpu"))
+        run(replace(job, initial=InitialConfig(weights="somewhere"), device="cpu"), stage="finetune")
 
 
 @every_fault

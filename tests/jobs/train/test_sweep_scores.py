@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from jobs.train.sweep import best_of, sweep_facts, sweep_json, sweep_table
 from jobs.train.sweep_plan import SweepPlan
-from jobs.train.sweep_results import best_of, sweep_facts, sweep_json, sweep_table
 from jobs.train.trials import TrialScore
 
 RATES = (".01", ".03", ".1")

@@ -21,16 +21,14 @@ from hypothesis import strategies as st
 
 from jobs.ranks import Ranks
 from jobs.recipes.finetune import digits_48
+from jobs.recipes.of_training import trial_of
 from jobs.recipes.pretrain import digits_smoke
-from jobs.recipes.verify_resume import of_training
 from jobs.record import read_record
 from jobs.resolve import default_job
 from jobs.settings.models import VerifyResumeJob
-from jobs.train.killed_runs import TrialTopology, planned_moments
-from jobs.train.verify_resume import verify
+from jobs.train.verify_resume import TrialTopology, planned_moments, verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import TransientError, UserError
 from shards.files.typed_json import sealed, unsealed
 from shards.store import open_store
@@ -57,7 +55,7 @@ def trial(url: str, folder: Path, **changes: Any) -> VerifyResumeJob:
         ema_decay=0.9,
         device="cpu",
     )
-    job = of_training("digits_smoke", training, command="pretrain")
+    job = trial_of("digits_smoke", training, command="pretrain")
     return replace(job, **{"run_dir": str(folder), "kills": 1, "json": True, **changes})
 
 

@@ -1,4 +1,4 @@
-"""`patchline vtab` on packed digits in the place of two tasks."""
+"""`patchline vtab`: a run for each task, one after the other, with one seed or several, and the means."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from jobs.data import pack
 from jobs.recipes.paper_vtab import GROUPS, TASKS
 from jobs.train import vtab
 from jobs.train.trials import Trial, TrialScore
-from jobs.train.vtab import TaskRow, task_facts, task_table
+from jobs.train.vtab import TaskRow, seed_facts, seed_table, task_facts, task_table
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.weights.folder import save_weights
 from shards.errors import UserError
@@ -150,3 +150,43 @@ def test_the_scores_of_other_weights_are_not_taken_over(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"dtd holds a run with other values:\n  initial\.weights: before w, now v"):
         vtab.run(["v", *more], override=override, environ={})
     assert (tmp_path / "runs" / "vtab.json").read_bytes() == before
+
+
+def test_a_mean_of_each_seed_and_the_deviation_of_these() -> None:
+    """Not the mean of the tasks' deviations: their differences cancel within a seed."""
+    first = [scored(task.name, 0.5 + (0.25 if place % 2 else -0.25)) for place, task in enumerate(TASKS)]
+    second = [scored(task.name, 0.5 - (0.25 if place % 2 else -0.25)) for place, task in enumerate(TASKS)]
+    found = seed_facts({0: first, 1: second})
+    means = [task_facts(rows)["mean"] for rows in (first, second)]
+    assert found["mean"] == pytest.approx(0.5)
+    assert found["deviations"]["mean"] == pytest.approx(abs(means[0] - means[1]) / 2**0.5)
+    assert found["deviations"]["specialized"] == pytest.approx(0)
+    assert [one["seed"] for one in found["seeds"]] == [0, 1]
+    lines = seed_table({0: first, 1: second}).splitlines()
+    assert lines[0] == "natural       caltech101            0.5000 ± 0.3536"
+    assert lines[12] == "              mean of 4             0.5000 ± 0.0000"
+    assert lines[-1] == "all           mean of 19            0.5000 ± 0.0186"
+
+
+def test_no_mean_while_a_seed_lacks_a_task() -> None:
+    lacking = TaskRow(task=TASKS[-1], lacks="x/smallnorb has no manifest")
+    first, second = ([scored("dtd", 0.5), scored("eurosat", accuracy), lacking] for accuracy in (0.5, None))
+    assert [line.split(None, 1)[-1] for line in seed_table({0: first, 1: second}).splitlines()] == [
+        "dtd                   0.5000 ± 0.0000",
+        "of 2 seeds have a score of all 7 tasks: no mean",
+        "eurosat               1 of 2 seeds have a score: seed 1 stopped",
+        "of 2 seeds have a score of all 4 tasks: no mean",
+        "smallnorb_elevation   missing: x/smallnorb has no manifest",
+        "of 2 seeds have a score of all 8 tasks: no mean",
+        "0 of 2 seeds have a score of all 19 tasks: no mean",
+    ]
+    found = seed_facts({0: first, 1: second})
+    assert (found["mean"], found["deviations"]["mean"]) == (None, None)
+
+
+def test_one_seed_has_no_deviation() -> None:
+    rows = [scored(task.name, 0.5) for task in TASKS]
+    assert (
+        seed_table({0: rows}).splitlines()[-1] == "all           mean of 19            0.5000 (one seed: no deviation)"
+    )
+    assert seed_facts({0: rows})["deviations"]["mean"] is None

@@ -26,7 +26,7 @@ from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
 from shards.dataset import Dataset, open_dataset
 from shards.errors import StorageError, UserError, WillNotSucceedError
-from shards.reading.read import locate_row
+from shards.reading.samples import locate_row
 from shards.sample_rows import NO_WEIGHT
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_undecodable, packed_with_weights
 from tests.rigs.turned import packed_twins

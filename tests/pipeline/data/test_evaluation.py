@@ -16,7 +16,7 @@ from pipeline.data.transform import evaluation_view
 from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import WillNotSucceedError
-from shards.reading.read import read_sample
+from shards.reading.samples import read_sample
 from tests.rigs.datasets import packed_folders, packed_with_undecodable
 from tests.rigs.turned import NUM_TURNED, packed_twins
 from tests.rigs.watched import watched

@@ -20,7 +20,7 @@ from pipeline.data.position import (
     refuse_disorder,
     step_of,
 )
-from shards.schema.differences import Difference
+from shards.config_values import Difference
 from tests.rigs.positions import position_at
 
 HERE = position_at(5)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.data.quarantine import Quarantine, quarantine_path
 from shards.errors import WillNotSucceedError
-from shards.reading.read import RawSample
+from shards.reading.samples import RawSample
 
 
 def sample(sample_id: int, *, fault: str = "crc") -> RawSample:

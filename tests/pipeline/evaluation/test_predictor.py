@@ -19,7 +19,7 @@ from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.reading.read import read_sample
+from shards.reading.samples import read_sample
 from tests.rigs.images import image_bytes, png_promising
 from tests.rigs.transparent import TRANSPARENT
 

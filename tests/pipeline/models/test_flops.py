@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from jobs.recipes.paper_datasets import JFT
+from jobs.recipes.paper_images import JFT
 from pipeline.models import ModelConfig, shapes_of, unfilled_model
 from pipeline.models.config import NAMES
 from pipeline.models.flops import (

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.recipes.plan import RECIPES
+from jobs.resolve import default_job
 from pipeline.planning.cluster_plan import PUBLISHED_RATES, Cluster, NodesPlan, Regime, outcome, plan_nodes, regime_of
 from pipeline.planning.forecast import Forecast, cost_of, forecast
 from shards.errors import UserError
@@ -47,7 +47,7 @@ REGIMES = st.builds(
 
 
 def found_on(num_nodes: int) -> Forecast:
-    job = RECIPES["vit_h14_jft"]()
+    job = default_job("plan", "vit_h14_jft")
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=7)
     return forecast(job.training, cost, gpu="h200", num_gpus=8 * num_nodes, mfu=0.28, num_classes=job.num_classes)
 

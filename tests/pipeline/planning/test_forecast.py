@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from jobs.recipes import finetune, paper_datasets, pretrain
+from jobs.recipes import finetune, paper_images, pretrain
 from pipeline.planning.forecast import Forecast, cost_of, forecast
 from pipeline.planning.step_time import GPUS, gpu_named, gpu_of_device
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
 
-JFT = paper_datasets.JFT
-JFT_MODEL: dict[str, Any] = {"num_images": paper_datasets.JFT.num_images, "num_classes": paper_datasets.JFT.num_classes}
+JFT = paper_images.JFT
+JFT_MODEL: dict[str, Any] = {"num_images": paper_images.JFT.num_images, "num_classes": paper_images.JFT.num_classes}
 
 
 def forecast_of(name: str = "vit_h14_jft", *, engine: Any = None, optimizer: Any = None, **changed: Any) -> Forecast:

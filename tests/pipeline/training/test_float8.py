@@ -24,7 +24,7 @@ from pipeline.models.float8 import Scaling, float8_fault, use_float8
 from pipeline.models.vit import ViT
 from pipeline.ranks.host import free_port
 from pipeline.ranks.world import World
-from pipeline.training import device_choices
+from pipeline.training import kernels
 from pipeline.training.prepare import facts_to_agree, prepare
 from pipeline.training.saving.save import describe, differences_in_bits
 from pipeline.training.settings.job import EngineConfig, TrainingJob
@@ -152,27 +152,27 @@ def test_a_rank_that_lacks_float8_ends_all(monkeypatch: pytest.MonkeyPatch) -> N
     """What the other ranks say is said by the test."""
     gpu_of((9, 0), monkeypatch)
     others = ["", "A100 is too old", "A100 is too old", "no torchao"]
-    monkeypatch.setattr(device_choices, "gather_json", lambda fault, **_: [fault, *others])
+    monkeypatch.setattr(kernels, "gather_json", lambda fault, **_: [fault, *others])
     world = replace(one_world(0, 5), device=GPU)
     with pytest.raises(
         UserError,
         match=r"^engine\.float8 is 'rowwise', which ranks 2-4 of 5 cannot .*: A100 is too old; no torchao; all",
     ):
-        device_choices.refuse_missing_float8(job_with("rowwise"), world, is_compiled=True)
+        kernels.refuse_missing_float8(job_with("rowwise"), world, is_compiled=True)
 
 
 def test_float8_needs_bf16_and_is_slow_without_compiled_blocks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu_of((9, 0), monkeypatch)
-    monkeypatch.setattr(device_choices, "gather_json", lambda fault, **_: [fault])
+    monkeypatch.setattr(kernels, "gather_json", lambda fault, **_: [fault])
     world, job = replace(one_world(), device=GPU), job_with("rowwise", precision="auto")
     kept = replace(job, engine=replace(job.engine, float8="off", precision="fp32"))  # as the checkpoint has it
-    device_choices.refuse_missing_float8(kept, world, is_compiled=False)
+    kernels.refuse_missing_float8(kept, world, is_compiled=False)
     with pytest.raises(UserError, match=r"the run's precision is auto; allowed: bf16"):
-        device_choices.refuse_missing_float8(job, world, is_compiled=True)
+        kernels.refuse_missing_float8(job, world, is_compiled=True)
     for is_compiled in (True, False):
-        device_choices.refuse_missing_float8(job_with("rowwise"), world, is_compiled=is_compiled)
+        kernels.refuse_missing_float8(job_with("rowwise"), world, is_compiled=is_compiled)
         said = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert len(said) == (not is_compiled)
     assert "'rowwise' in blocks that are not compiled" in caplog.text
@@ -181,7 +181,7 @@ def test_float8_needs_bf16_and_is_slow_without_compiled_blocks(
 def refused(world: World) -> str:
     """What this rank says of float8 on its CPU."""
     with pytest.raises(UserError) as caught:
-        device_choices.refuse_missing_float8(job_with("tensorwise"), world, is_compiled=False)
+        kernels.refuse_missing_float8(job_with("tensorwise"), world, is_compiled=False)
     return str(caught.value)
 
 

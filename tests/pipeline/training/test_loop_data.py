@@ -124,7 +124,7 @@ def test_held_out_scores_are_those_of_the_weights_without_mixup(
     digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
 ) -> None:
     run_dir, scores_dir = finished_runs.get(1, *AUGMENTED, *evaluated(digits_url)), tmp_path / "scores"
-    words = ["evaluate", "resize", "--weights", str(run_dir / "weights"), "--data.url", digits_url]
+    words = ["evaluate", "--weights", str(run_dir / "weights"), "--data.url", digits_url]
     assert run([*words, "--run-dir", str(scores_dir), "--device", "cpu"], num_ranks=1, log_dir=tmp_path) == 0
 
     lines = read_metrics(run_dir)

@@ -22,6 +22,7 @@ from pipeline.models import build_model
 from pipeline.models.loss import balanced_weights
 from pipeline.models.weights.folder import save_weights
 from pipeline.ranks.world import World
+from pipeline.training.decisions import decide_classes, unused_classes
 from pipeline.training.prepare import (
     code_facts,
     disagreements,
@@ -29,8 +30,6 @@ from pipeline.training.prepare import (
     prepare,
     refuse_disagreement,
     refuse_other_head,
-    unused_classes,
-    with_classes,
 )
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.zero.loading import TESTED
@@ -269,8 +268,8 @@ def test_classes(digits_url: str, caplog: pytest.LogCaptureFixture, asked: int, 
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=asked))
     data, held_out = open_training_data(job.data), open_dataset(digits_url)
     with caplog.at_level(logging.WARNING):
-        found = with_classes(job, data, [held_out], say=True)
-        assert with_classes(job, data, [held_out], say=False) == found, "other ranks say nothing"
+        found, _ = decide_classes(job, data, [held_out], say=True)
+        assert decide_classes(job, data, [held_out], say=False)[0] == found, "other ranks say nothing"
     assert found == replace(job, model=replace(job.model, num_classes=expected))
     assert [record.getMessage() for record in caplog.records] == said
 
@@ -279,7 +278,7 @@ def test_fewer_than_the_data_has_are_refused(digits_url: str) -> None:
     recipe = digits_smoke()
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=9))
     with pytest.raises(UserError, match=r"has 10 classes, the model has 9; set --model\.num-classes 10"):
-        with_classes(job, open_training_data(job.data), [], say=True)
+        decide_classes(job, open_training_data(job.data), [], say=True)
 
 
 def test_one_class_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -290,7 +289,7 @@ def test_one_class_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture
     recipe = digits_smoke()
     data = open_training_data(replace(recipe.data, url=str(tmp_path / "data")))
     caplog.clear()
-    with_classes(recipe, data, [], say=True)
+    decide_classes(recipe, data, [], say=True)
     assert caplog.messages == [
         f"{tmp_path}/data has only one class, 'IMG': there is nothing to tell it from, so a model learns nothing"
     ]
@@ -307,10 +306,10 @@ def test_uneven_classes_are_said_and_weighted(tmp_path: Path, caplog: pytest.Log
     assert balanced_weights(data.class_shares, 2).tolist() == pytest.approx([12 / (2 * 10), 12 / (2 * 2)])
     with caplog.at_level(logging.INFO):
         caplog.clear()
-        with_classes(replace(recipe, class_weights="balanced"), data, [], say=True)
-        with_classes(recipe, data, [], say=False)
+        decide_classes(replace(recipe, class_weights="balanced"), data, [], say=True)
+        decide_classes(recipe, data, [], say=False)
         assert not caplog.messages
-        with_classes(recipe, data, [], say=True)
+        decide_classes(recipe, data, [], say=True)
     assert caplog.messages == [
         "the classes are uneven: 'cat' has 5 times the images of 'lynx'; --class-weights balanced weights them so that "
         "each class counts as much as any other"

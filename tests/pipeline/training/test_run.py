@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from jobs.endings import end_of
+from jobs.exit_codes import end_of
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
 from pipeline.models.weights.safetensors import refuse_not_finite
 from pipeline.training.loop import Loop

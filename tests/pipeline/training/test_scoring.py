@@ -151,7 +151,7 @@ def test_the_score_of_averaged_weights_is_that_of_the_runs_weights(
         assert [weights.run(job) for job in jobs] == [0, 0]
         expected, found = (load_file(Path(job.out) / "model.safetensors") for job in jobs)
         assert all(torch.equal(expected[each], found[each]) for each in expected)
-        ended = patchline("evaluate", "resize", "--weights", jobs[1].out, "--data.url", digits_url, "--json")
+        ended = patchline("evaluate", "--weights", jobs[1].out, "--data.url", digits_url, "--json")
         assert ended.code == 0, ended.errors
         accuracy = lines[-1]["test_ema_accuracy" if name == "averaged" else "test_accuracy"]
         assert json.loads(ended.output)["accuracy"] == accuracy

@@ -17,7 +17,7 @@ from pipeline.models.build import initial_tensor
 from pipeline.models.positions import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
-from pipeline.training import device_choices, start
+from pipeline.training import decisions, kernels, start
 from pipeline.training.prepare import starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
@@ -96,10 +96,9 @@ def test_gradients_are_checked_as_they_are_added_up(
         return BatchPlan(global_batch=16, micro_batch=8 // accumulation, accumulation=accumulation, num_ranks=2)
 
     seen = []
-    monkeypatch.setattr(start, "agreed_fit", lambda *_, **__: SimpleNamespace(plan=plan_of(planned)))
+    monkeypatch.setattr(decisions, "agreed_fit", lambda *_, **__: SimpleNamespace(plan=plan_of(planned), why=""))
     monkeypatch.setattr(start, "_built", lambda *_, **__: (None, plan_of(tried)))
     monkeypatch.setattr(start, "_fill_from_weights", lambda *_: None)
-    monkeypatch.setattr(start, "checks_gradients", lambda *_: True)
     decided = []
 
     def check(job: TrainingJob, plan: BatchPlan, *_: object) -> None:
@@ -109,14 +108,17 @@ def test_gradients_are_checked_as_they_are_added_up(
     def with_attention(job: TrainingJob, *_: object, **__: object) -> TrainingJob:
         return replace(job, engine=replace(job.engine, attention="math"))
 
-    monkeypatch.setattr(start, "check_gradients", check)
-    monkeypatch.setattr(start, "with_attention", with_attention)
+    for module in (start, decisions):
+        monkeypatch.setattr(module, "checks_gradients", lambda *_: True)
+        monkeypatch.setattr(module, "check_gradients", check)
+    monkeypatch.setattr(decisions, "with_attention", with_attention)
     prepared: Any = SimpleNamespace(
         job=with_classes(digits_smoke()),
         world=one_world(1, 2),
         plan=None,
         budget=None,
         is_compiled=True,
+        decisions=(),
     )
     checkpoints: Any = None
     assert start.start_engine(prepared, checkpoints, None, times=StartTimes())[1] == plan_of(tried)
@@ -160,22 +162,22 @@ def test_overlap_is_on_where_the_check_passes_with_it(
         if job.engine.overlap in wrong:
             raise WillNotSucceedError("the gradients that reach the optimiser are wrong")
 
-    monkeypatch.setattr(start, "check_gradients", check)
+    monkeypatch.setattr(decisions, "check_gradients", check)
     world = replace(one_world(), num_ranks=2, device=torch.device("cuda"))
     plan = BatchPlan(global_batch=4, micro_batch=2, accumulation=1, num_ranks=2)
     job = replace(with_classes(digits_smoke()), engine=EngineConfig(overlap=asked))
     if expected is None:
         with pytest.raises(WillNotSucceedError, match="are wrong"):
-            start.with_checked_overlap(job, plan, world)
+            decisions.with_checked_overlap(job, plan, world)
         return
-    assert start.with_checked_overlap(job, plan, world).engine.overlap == expected
+    assert decisions.with_checked_overlap(job, plan, world).engine.overlap == expected
     assert ("engine.overlap auto is off: the gradients" in caplog.text) is bool(wrong)
 
 
 def test_a_run_on_a_cpu_overlaps_only_if_asked() -> None:
     plan = BatchPlan(global_batch=4, micro_batch=2, accumulation=1, num_ranks=2)
     job = with_classes(digits_smoke())
-    assert start.with_checked_overlap(job, plan, one_world()).engine.overlap == "off"
+    assert decisions.with_checked_overlap(job, plan, one_world()).engine.overlap == "off"
 
 
 def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
@@ -191,16 +193,16 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
         shapes.add(shape)
         return took[name]
 
-    monkeypatch.setattr(device_choices, "kernel_seconds", seconds)
-    monkeypatch.setattr(device_choices, "use_kernel", used.append)
+    monkeypatch.setattr(decisions, "kernel_seconds", seconds)
+    monkeypatch.setattr(decisions, "use_kernel", used.append)
     other = {"seconds": {"flash": 1e-3, "efficient": 2e-3, "math": 4e-3}, "why": ""}
-    monkeypatch.setattr(device_choices, "gather_json", lambda value, **_: [value, other])
+    monkeypatch.setattr(decisions, "gather_json", lambda value, **_: [value, other])
     world = replace(one_world(0, 2), device=torch.device("cuda"))
 
     def decided(asked: str, *, deterministic: bool = False, record: Any = None) -> str:
         config = EngineConfig(attention=cast("Any", asked), precision="bf16", deterministic=deterministic)
         job = replace(with_classes(digits_smoke()), engine=config)
-        return device_choices.with_attention(job, world, record=record).engine.attention
+        return decisions.with_attention(job, world, record=record).engine.attention
 
     with caplog.at_level(logging.INFO):
         assert decided("auto") == "efficient"
@@ -239,7 +241,7 @@ def test_flex_is_refused_for_attention_that_it_does_not_compute(fields: dict[str
     job = with_classes(digits_smoke())
     job = replace(job, model=replace(job.model, **fields), engine=EngineConfig(attention="flex", precision="bf16"))
     with pytest.raises(UserError, match=r"'flex' with model.qk_norm .*; allowed: neither qk_norm nor positions within"):
-        device_choices.with_attention(job, replace(one_world(), device=torch.device("cuda")))
+        decisions.with_attention(job, replace(one_world(), device=torch.device("cuda")))
 
 
 def test_graphs_are_refused_for_several_passes() -> None:
@@ -263,12 +265,12 @@ def test_graphs_are_refused_where_there_are_none(device: str, is_compiled: bool,
         if why
         else nullcontext()
     ):
-        device_choices.refuse_missing_graphs(job, world, is_compiled=is_compiled)
-    device_choices.refuse_missing_graphs(with_classes(digits_smoke()), world, is_compiled=is_compiled)
+        kernels.refuse_missing_graphs(job, world, is_compiled=is_compiled)
+    kernels.refuse_missing_graphs(with_classes(digits_smoke()), world, is_compiled=is_compiled)
 
 
 def test_a_cpu_has_one_way_to_compute_attention() -> None:
     job = with_classes(digits_smoke())
-    assert device_choices.with_attention(job, one_world()) == job
+    assert decisions.with_attention(job, one_world()) == job
     with pytest.raises(UserError, match=r"engine\.attention is 'flash', but a CPU has one way"):
-        device_choices.with_attention(replace(job, engine=EngineConfig(attention="flash")), one_world())
+        decisions.with_attention(replace(job, engine=EngineConfig(attention="flash")), one_world())

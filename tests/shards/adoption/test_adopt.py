@@ -23,7 +23,8 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
 from shards.manifest import QUARANTINE_PATH, Manifest
 from shards.order import SampleOrder
-from shards.reading.read import StreamReader, verified
+from shards.reading.read import StreamReader
+from shards.reading.samples import verified
 from shards.store import Store, open_store
 from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import index_rows

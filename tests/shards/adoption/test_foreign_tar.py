@@ -23,8 +23,8 @@ from shards.adoption.foreign_tar import (
 from shards.class_labels import LabelRules, Meaning, WrittenLabels, settle
 from shards.errors import UserError
 from shards.images.config import ImageLimits
-from shards.index import table_bytes
 from shards.store import open_store
+from shards.tables import table_bytes
 from tests.rigs.images import image_bytes
 from tests.rigs.tables import read_table
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shards.config_values import Range
 from shards.files.typed_json import MOST_DEPTH, is_unicode, not_plain, not_sha256, parse_json, read_record, records_from
-from shards.schema.config_values import Range
 from shards.storage.objects import checked_path
 
 GOOD = {"path": "a", "count": 3}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from shards.errors import InvalidDataError, UserError
-from shards.index import index_bytes, read_commit, read_rows, table_bytes
+from shards.index import index_bytes, read_commit, read_rows
 from shards.manifest import index_path, sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.listing import LISTING_PATH, listed
@@ -19,6 +19,7 @@ from shards.packing.scan import SCAN_SCHEMA, is_scanned, scan_footer, scan_path
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
+from shards.tables import table_bytes
 from tests.rigs.images import class_folders
 from tests.rigs.packing import pack_spec, planned, scanned
 from tests.rigs.tables import read_table

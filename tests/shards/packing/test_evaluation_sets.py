@@ -13,7 +13,6 @@ from PIL import Image, ImageOps
 
 from jobs.data.pack import PackJob, run
 from shards.errors import UserError
-from shards.images.config import PERCEPTUAL_HASH
 from shards.images.near_duplicates import perceptual_hash
 from shards.manifest import MANIFEST_PATH
 from shards.packing.config import Dedup
@@ -62,9 +61,9 @@ def evaluation_url(tmp_path: Path) -> str:
 @pytest.fixture
 def images(evaluation_url: str, tmp_path: Path) -> EvaluationImages:
     sets = find_sets((evaluation_url,))
-    for task in hash_tasks(str(tmp_path / "out"), sets, hash_name=PERCEPTUAL_HASH):
+    for task in hash_tasks(str(tmp_path / "out"), sets):
         assert hash_shard(task) == 1
-    return load_images(str(tmp_path / "out"), tuple(sets), PERCEPTUAL_HASH)
+    return load_images(str(tmp_path / "out"), tuple(sets))
 
 
 def closest(images: EvaluationImages, data: bytes) -> tuple[str, int] | None:
@@ -131,8 +130,8 @@ def test_hashes_are_kept_and_must_be_of_the_same_set(evaluation_url: str, store_
     [item] = find_sets((evaluation_url,))
     other = replace(item, fingerprint="0" * 64)
     with pytest.raises(UserError, match=r"evaluation-00-000000\.parquet is missing or of another"):
-        load_images(store_with_hashes.url, (other,), PERCEPTUAL_HASH)
-    [task, _] = hash_tasks(store_with_hashes.url, [other], hash_name=PERCEPTUAL_HASH)
+        load_images(store_with_hashes.url, (other,))
+    [task, _] = hash_tasks(store_with_hashes.url, [other])
     with pytest.raises(UserError, match="has changed since this command began"):
         hash_shard(task)
 
@@ -175,7 +174,7 @@ def test_an_image_beyond_the_limits_of_its_dataset_is_not_decoded(evaluation_url
 
 def count_hashed(url: Path, out: Path) -> int:
     """How many images of an evaluation set have a perceptual hash."""
-    [task] = hash_tasks(str(out), find_sets((str(url),)), hash_name=PERCEPTUAL_HASH)
+    [task] = hash_tasks(str(out), find_sets((str(url),)))
     hash_shard(task)
     table = read_table(open_store(str(out)).read("work/evaluation-00-000000.parquet"))
     return sum(found is not None for found in table.column(VIEWS[0]).to_pylist())

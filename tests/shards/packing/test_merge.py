@@ -8,12 +8,13 @@ import pytest
 
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, table_bytes
+from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA
 from shards.manifest import FORMAT_VERSION, LABELS_PATH, QUARANTINE_PATH, Manifest, ShardRecord, index_path
 from shards.packing.merge import blocks_of_shard, class_warnings, class_words, merge, packed_words
 from shards.packing.plan import read_plan
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
+from shards.tables import table_bytes
 from tests.rigs.datasets import packed_folders
 from tests.rigs.packing import pack_spec
 from tests.rigs.tables import read_table

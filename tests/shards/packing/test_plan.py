@@ -8,7 +8,7 @@ import pytest
 from shards.class_labels import LabelRules
 from shards.errors import UserError
 from shards.images.config import ImageChecks, ImageLimits, Resize
-from shards.packing.config import Dedup, PackSpec, SetAside
+from shards.packing.config import Dedup, PackSpec
 from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
@@ -48,7 +48,7 @@ def test_the_plan_is_read_back_and_hashes_its_bytes(store: Store, spec: PackSpec
         {"labels": LabelRules(numbers="from-1")},
         {"unlabeled": "keep"},
         {"images": ImageChecks(truncated="quarantine")},
-        {"set_aside": SetAside(share=0.5)},
+        {"split_test": 0.5},
     ],
 )
 def test_a_plan_of_other_settings_is_refused(store: Store, spec: PackSpec, change: dict[str, object]) -> None:

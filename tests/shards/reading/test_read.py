@@ -24,20 +24,9 @@ from shards.dataset import Dataset, open_dataset
 from shards.errors import PrintableError, StorageError, UserError
 from shards.manifest import index_path
 from shards.order import BlockSlice, Mixture, SampleOrder, WindowId
-from shards.reading.read import (
-    FIRST_READS,
-    TRAFFIC_NAMES,
-    RawBatch,
-    SampleReader,
-    StreamReader,
-    locate_row,
-    read_sample,
-    read_slice,
-    refetched,
-    verified,
-    window_bound_bytes,
-)
-from shards.reading.windows import Window
+from shards.reading.read import FIRST_READS, TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
+from shards.reading.samples import locate_row, read_sample, read_slice, refetched, verified
+from shards.reading.windows import Window, window_bound_bytes
 from shards.store import open_store
 from tests.rigs.datasets import packed_folders
 from tests.rigs.faulty_connection import KINDS
@@ -308,7 +297,7 @@ def test_a_damaged_index_ends_the_reading(packed: Path, tmp_path: Path, when: st
             reader.read(order.positions(0, 4, 0, 1))
         for shard in range(len(dataset.manifest.shards)):
             (folder / index_path(shard)).write_bytes(b"")
-        dataset._held.sample_rows.clear()
+        dataset._held.sample_rows._values.clear()
         with pytest.raises(UserError, match="patchline verify"):
             read_on(reader, order, range(1, 60))
 

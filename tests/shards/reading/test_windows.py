@@ -13,14 +13,7 @@ from isal.isal_zlib import crc32
 from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
 from shards.order import SampleOrder, WindowId
-from shards.reading.windows import (
-    PLACED,
-    HeldBytes,
-    Window,
-    lanes_of_rank,
-    largest_blocks_bytes,
-    window_bound_bytes,
-)
+from shards.reading.windows import PLACED, HeldBytes, Window, lanes_of_rank, largest_blocks_bytes, window_bound_bytes
 from shards.sample_rows import BlockTable
 from shards.storage.local import LocalStore
 from shards.storage.ranges import LEAST_BYTES, RangeReads, StreamStore

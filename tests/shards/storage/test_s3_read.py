@@ -4,18 +4,18 @@ import io
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shards.errors import StorageError
-from shards.storage.objects import Traffic, TrafficCounts
+from shards.storage.objects import TrafficCounts
 from shards.storage.ranges import ReusedMemory
 from shards.storage.retries import RetryBudget, RetryConfig
-from shards.storage.s3 import ObjectRead, ObjectSource, S3Store
-from shards.storage.s3_client import BadAnswerError
+from shards.storage.s3 import ObjectRead, S3Store
+from shards.storage.s3_client import BadAnswerError, GivenClient
 from tests.rigs.faulty_connection import Fault, FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy, faulty_proxy_process
 
@@ -198,11 +198,9 @@ Answers = Callable[[dict[str, str]], dict[str, Any]]
 
 def read_of(answers: Answers, first: int, end: int | None) -> ObjectRead:
     """Of a storage that gives these answers."""
-    retries = RetryBudget(RetryConfig(backoff_seconds=0.0))
-    source = ObjectSource(
-        name="s3://b/x", get=answers, request={}, errors=nullcontext, budget=retries, traffic=Traffic()
-    )
-    return ObjectRead(source, first, end)
+    client = GivenClient(SimpleNamespace(get_object=lambda **request: answers(request)))
+    store = S3Store(bucket="b", clients=client, budget=RetryBudget(RetryConfig(backoff_seconds=0.0)))
+    return ObjectRead(store, "x", first, end)
 
 
 def answer(request: dict[str, str], *, most: int = 1 << 20, **headers: object) -> dict[str, Any]:

@@ -13,17 +13,74 @@ from shards.images.config import Resize
 from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, LeftOut, read_commit
 from shards.manifest import FORMAT_VERSION, Manifest, index_path
 from shards.packing.deal import DROPPED_SCHEMA
+from shards.packing.plan import DROPPED_PATH, Plan
 from shards.packing.write_shard import planned_samples
+from shards.sources.kinds import FolderSource
+from shards.store import Store, open_store
+from shards.tables import table_bytes
 from shards.verifying.plan_checks import (
     check_adopted_quarantine,
     check_label_table,
     check_manifest,
     check_planned,
+    check_positions,
     check_quarantine,
 )
 from tests.rigs.datasets import index_rows, packed_folders
+from tests.rigs.images import class_folders
+from tests.rigs.packing import pack_spec, planned
+from tests.rigs.tables import read_table
 
 AS_IT_IS = Resize()
+MANIFEST = Manifest(
+    format_version=FORMAT_VERSION,
+    plan_hash="",
+    split="train",
+    num_samples=0,
+    num_classes=2,
+    num_quarantined=3,
+    samples_per_block=4,
+    shards=(),
+    files={"plan/dropped.parquet": "00"},
+)
+PLAN = {
+    "format_version": FORMAT_VERSION,
+    "versions": {},
+    "num_refused": 0,
+    "num_unlabeled": 0,
+    "num_duplicates": 0,
+    "num_relabelled": 0,
+    "num_evaluation": 0,
+    "num_shards": 0,
+    "evaluation_sets": {},
+    "label_names": ["a", "b"],
+    "settings": {"split": "train", "samples_per_block": 4},
+    "num_samples": 0,
+    "num_quarantined": 3,
+    "files": {"plan/dropped.parquet": "00"},
+}
+DROPPED = pa.Table.from_pylist(
+    [
+        {"position": 1, "source": "x", "kind": "refused", "reason": "no image"},
+        {"position": 5, "source": "y", "kind": "duplicate", "reason": "the same", "match": "z", "distance": 0},
+    ],
+    schema=DROPPED_SCHEMA,
+)
+LEFT_OUT = (LeftOut(position=3, source="w", reason="gone"),)
+QUARANTINE = [
+    {"position": 1, "source": "x", "phase": "scan", "kind": "refused", "reason": "no image"},
+    {"position": 3, "source": "w", "phase": "shards", "kind": "refused", "reason": "gone"},
+    {
+        "position": 5,
+        "source": "y",
+        "phase": "plan",
+        "kind": "duplicate",
+        "reason": "the same",
+        "match": "z",
+        "distance": 0,
+    },
+]
+SAMPLES = "plan/samples-00000.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -93,55 +150,6 @@ def test_a_copy_follows_from_the_plan(dataset: Dataset, change: dict[str, Any], 
     assert all(what in item for item in found)
 
 
-MANIFEST = Manifest(
-    format_version=FORMAT_VERSION,
-    plan_hash="",
-    split="train",
-    num_samples=0,
-    num_classes=2,
-    num_quarantined=3,
-    samples_per_block=4,
-    shards=(),
-    files={"plan/dropped.parquet": "00"},
-)
-PLAN = {
-    "format_version": FORMAT_VERSION,
-    "versions": {},
-    "num_refused": 0,
-    "num_duplicates": 0,
-    "num_relabelled": 0,
-    "num_evaluation": 0,
-    "num_shards": 0,
-    "evaluation_sets": {},
-    "label_names": ["a", "b"],
-    "settings": {"split": "train", "samples_per_block": 4},
-    "num_samples": 0,
-    "num_quarantined": 3,
-    "files": {"plan/dropped.parquet": "00"},
-}
-DROPPED = pa.Table.from_pylist(
-    [
-        {"position": 1, "source": "x", "kind": "refused", "reason": "no image"},
-        {"position": 5, "source": "y", "kind": "duplicate", "reason": "the same", "match": "z", "distance": 0},
-    ],
-    schema=DROPPED_SCHEMA,
-)
-LEFT_OUT = (LeftOut(position=3, source="w", reason="gone"),)
-QUARANTINE = [
-    {"position": 1, "source": "x", "phase": "scan", "kind": "refused", "reason": "no image"},
-    {"position": 3, "source": "w", "phase": "shards", "kind": "refused", "reason": "gone"},
-    {
-        "position": 5,
-        "source": "y",
-        "phase": "plan",
-        "kind": "duplicate",
-        "reason": "the same",
-        "match": "z",
-        "distance": 0,
-    },
-]
-
-
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -197,3 +205,45 @@ def test_the_quarantine_list(rows: list[dict[str, object]], whats: list[str]) ->
 def test_the_quarantine_list_of_adopted_tars(positions: list[int], faults: int) -> None:
     table = pa.Table.from_pylist([{"position": position} for position in positions], QUARANTINE_SCHEMA)
     assert len(list(check_adopted_quarantine(table, 6))) == faults
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Store, Plan]:
+    """A plan of 6 images, of which one is refused."""
+    root = class_folders(tmp_path / "images", num_classes=2, images_a_class=3)
+    (root / "c1" / "img 0.JPEG").write_bytes(b"")
+    store = open_store(str(tmp_path / "out"))
+    return store, planned(store, pack_spec(FolderSource(root=str(root))))
+
+
+def test_a_plan_of_ours_places_every_image_once(made: tuple[Store, Plan]) -> None:
+    assert list(check_positions(*made)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "position", "faults"),
+    [
+        (SAMPLES, 3, ["position 3 is in more than one place", "is in no shard"]),
+        (DROPPED_PATH, 0, ["position 0 is in more than one place", "position 3 is in no shard"]),
+        (SAMPLES, 6, ["positions outside 0 to 5"]),
+        (SAMPLES, -1, ["positions outside 0 to 5"]),
+    ],
+)
+def test_an_image_lost_or_placed_twice_is_named(
+    made: tuple[Store, Plan], path: str, position: int, faults: list[str]
+) -> None:
+    store, plan = made
+    table = read_table(store.read(path))
+    positions = pa.array([position, *table.column("position").to_pylist()[1:]], pa.int64())
+    place = table.schema.get_field_index("position")
+    store.write(path, table_bytes(table.set_column(place, "position", positions)))
+    found = sorted(check_positions(store, plan), reverse=True)
+    assert len(found) == len(faults)
+    assert all(any(fault in what for what in found) for fault in faults)
+
+
+def test_a_plan_that_counts_other_images_is_found(made: tuple[Store, Plan]) -> None:
+    store, plan = made
+    assert list(check_positions(store, replace(plan, num_samples=plan.num_samples + 1))) == [
+        "the image at position 6 is in no shard and not among the dropped"
+    ]

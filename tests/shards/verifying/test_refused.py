@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shards.index import table_bytes
 from shards.manifest import BLOCKS_PATH, LABELS_PATH, MANIFEST_PATH, QUARANTINE_PATH, index_path, shard_path
 from shards.packing.plan import PLAN_PATH
 from shards.store import Store, open_store
+from shards.tables import table_bytes
 from shards.verifying.verify import verify_dataset
 from tests.rigs.datasets import packed_folders
 from tests.rigs.hostile_datasets import Change, cell, change_table, refusals, rehash, with_column, write_manifest

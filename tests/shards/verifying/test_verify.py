@@ -11,7 +11,6 @@ import pytest
 from jobs.data.pack import PackJob, run
 from shards.dataset import open_dataset
 from shards.errors import UserError
-from shards.index import table_bytes
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -25,6 +24,7 @@ from shards.manifest import (
 from shards.packing.plan import PLAN_PATH
 from shards.sources.image_lists import ManifestSource
 from shards.store import Store, open_store
+from shards.tables import table_bytes
 from shards.verifying.verify import strays, verify_dataset
 from tests.rigs.datasets import packed_folders
 from tests.rigs.images import image_bytes

@@ -30,6 +30,7 @@ from tests.pipeline.models.conversion.random_weights import (
     BIT,
     HYBRID,
     IMAGES,
+    MAP,
     REPRESENTATION,
     SCALED,
     VIT,
@@ -90,7 +91,7 @@ def test_positions_without_an_equivalent_are_refused(tmp_path: Path, written: Fo
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        pytest.param(replace(BIT, name="bit_r18x1"), "are of bit_r18x1, whose basic units no other", id="basic units"),
+        pytest.param(replace(BIT, name="bit_r18x1"), "has basic units with group norm .*, which", id="basic units"),
         pytest.param(replace(AVERAGE, attention="axial"), "has axial attention .model.attention., which", id="axial"),
         pytest.param(  # whose message would name --format timm, which refuses the axial attention
             replace(AVERAGE, attention="axial", qk_norm=True), "has axial attention", id="axial, and a part of timm's"
@@ -336,26 +337,31 @@ def test_layer_scale_is_folded_where_a_format_has_none(
     assert_same_logits(weights, random_model(SCALED))
 
 
-@pytest.mark.parametrize("written", ["hugging_face", "vision_transformer", "big_vision"])
+NPZ = ("vision_transformer", "big_vision")
+
+
 @pytest.mark.parametrize(
-    ("fields", "what"),
+    ("config", "part", "formats"),
     [
-        ({"registers": 2}, "registers"),
-        ({"qk_norm": True}, "norms of q"),
-        ({"position": "rope2d", "num_heads": 3}, "rotary pos"),
+        (replace(VIT, registers=2), "registers", ("timm",)),
+        (replace(VIT, qk_norm=True), "norms of queries", ("timm",)),
+        (replace(VIT, position="rope2d", num_heads=3), "rotary positions", ("timm",)),
+        (MAP, "attention pooling", ("timm", "big_vision")),
+        (REPRESENTATION, "a hidden layer before the head", NPZ),
+        (AVERAGE, "no class token", (*NPZ, "timm")),
+        (HYBRID, "a ResNet before its layers", ("vision_transformer", "timm")),
+        (BIT, "no transformer", (*NPZ, "timm")),
     ],
+    ids=["registers", "qk norm", "rotary", "attention pooling", "hidden layer", "average", "hybrid", "BiT"],
 )
-def test_parts_that_a_format_has_not_are_refused(
-    tmp_path: Path, fields: dict[str, Any], what: str, written: Format
+def test_parts_that_a_format_has_not_are_refused_by_name(
+    tmp_path: Path, config: ModelConfig, part: str, formats: tuple[Format, ...]
 ) -> None:
-    with pytest.raises(UserError, match=rf"the model has {what}.*, which the format {written} does not have: give"):
-        exported(tmp_path, replace(VIT, **fields), written)
-
-
-@pytest.mark.parametrize("written", ["hugging_face", "vision_transformer"])
-def test_attention_pooling_is_timms_and_big_visions(tmp_path: Path, written: Format) -> None:
-    with pytest.raises(UserError, match=r"has attention pooling .*: give --format timm or big_vision, or --format pat"):
-        exported(tmp_path, replace(VIT, pooling="attention"), written)
+    for written in sorted({*get_args(Format)} - {*formats, "patchline"}):
+        message = f"the model has ({part}).*, which the format {written} does not have: give --format {formats[0]}"
+        with pytest.raises(UserError, match=message):
+            exported(tmp_path, config, written)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_our_own_folder_says_all(tmp_path: Path) -> None:

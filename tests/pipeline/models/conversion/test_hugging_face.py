@@ -23,9 +23,6 @@ from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
-    AVERAGE,
-    HYBRID,
-    REPRESENTATION,
     TINY,
     VIT,
     assert_same_tensors,
@@ -196,20 +193,6 @@ def test_what_ours_cannot_prepare_is_prepared_as_by_default(tmp_path: Path, chan
     said = json.loads((folder / PIXELS_FILE).read_text())
     (folder / PIXELS_FILE).write_text(json.dumps(said | change))
     assert usage_for(str(folder)).transform == EvaluationTransform()
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        pytest.param(REPRESENTATION, "has no hidden layer before the head .representation.; it is never", id="hidden"),
-        pytest.param(AVERAGE, "model.pooling is 'average'; Hugging Face's ViT classifies from its class", id="average"),
-        pytest.param(HYBRID, "which has a ResNet; Hugging Face's ViT has none", id="hybrid"),
-    ],
-)
-def test_what_it_has_not_is_refused(tmp_path: Path, config: ModelConfig, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        saved(tmp_path / "out", config)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

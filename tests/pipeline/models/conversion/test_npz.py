@@ -129,12 +129,6 @@ def test_a_hybrids_round_trip(tmp_path: Path) -> None:
     assert arrays_in(path)["block2/unit2/conv2/kernel"].shape == (3, 3, 128, 128)
 
 
-def test_big_vision_has_no_hybrids(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="big_vision has no hybrids; allowed: the formats vision_transformer"):
-        written(tmp_path, HYBRID, "big_vision")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_class_tokens_position_is_added_to_it_for_big_vision(tmp_path: Path) -> None:
     arrays, model = arrays_in(written(tmp_path, VIT, "big_vision")), random_model(VIT)
     table = model.state_dict()["embed.position"]

@@ -15,7 +15,7 @@ from pipeline.models.conversion.pixel_range import (
     PIXELS,
     PixelRange,
     folded,
-    name_by_file,
+    name_by_words,
     of_processor,
     of_timm,
 )
@@ -98,7 +98,7 @@ def test_pixels_that_timm_declares() -> None:
     ],
 )
 def test_what_a_files_name_says(name: str, pixels: str | None) -> None:
-    assert name_by_file(Path("deit") / name) == pixels
+    assert name_by_words(name) == pixels
 
 
 @pytest.mark.parametrize("pixels", [PIXELS["imagenet"], PIXELS["clip"], PixelRange(mean=(0,) * 3, deviation=(1,) * 3)])

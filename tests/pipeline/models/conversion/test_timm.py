@@ -36,7 +36,6 @@ from tests.pipeline.models.conversion.random_weights import (
     MAP,
     QK_NORM,
     REGISTERS,
-    REPRESENTATION,
     ROTARY,
     SCALED,
     TINY,
@@ -251,7 +250,6 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        pytest.param(REPRESENTATION, "timm's models have no hidden layer before the head", id="hidden layer"),
         pytest.param(
             ModelConfig(**TINY | {"layer_norm_epsilon": 1e-12}),
             "model.layer_norm_epsilon is 1e-12; timm's",
@@ -445,7 +443,7 @@ def test_timm_scores_a_run_as_we_do_to_the_sample(
     run_dir, data = finished_runs.get(1), str(tmp_path / "test")
     assert pack.run(pack.PackJob(out=data, source=DigitsSource(split="test"), split="test")) == 0
     own = ("--weights", str(run_dir / "weights"), "--data.url", data, "--run-dir", str(tmp_path / "own"))
-    assert patchline("evaluate", "resize", *own, "--device", "cpu").code == 0
+    assert patchline("evaluate", *own, "--device", "cpu").code == 0
     assert patchline("export", str(run_dir / "weights"), "--format=timm", f"--out={tmp_path / 'timm'}").code == 0
     other = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
     confusion: Counter[tuple[int, int]] = Counter()

@@ -134,7 +134,7 @@ def test_a_runs_weights_score_as_the_run_did_with_its_constant(first: Path, digi
     for step in (8, 16):
         out = tmp_path / f"at-{step}"
         assert patchline("weights", str(first), "--step", str(step), "--out", str(out)).code == 0
-        words = ("evaluate", "resize", "--weights", str(out), "--data.url", digits_url, "--loss", "sigmoid")
+        words = ("evaluate", "--weights", str(out), "--data.url", digits_url, "--loss", "sigmoid")
         found = json.loads(patchline(*words, "--json", "--device", "cpu").output)
         assert found["loss"] == pytest.approx(by_step[step]["test_loss"], rel=1e-5)
     assert_same_logits(tmp_path / "at-16", first)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.training.reporting.follower import CurveLine, StartEnding
+from pipeline.training.reporting.loggers import MLFLOW_STEP, MlflowLogger
 from pipeline.training.reporting.metrics import read_metrics, tag_of
-from pipeline.training.reporting.mlflow_logger import STEP, MlflowLogger, prepare
-from pipeline.training.settings.loggers import Line, LoggersConfig, StartEnding
+from pipeline.training.settings.job import LoggersConfig
 from shards.errors import UserError
 from tests.rigs.kills import run_and_kill, sent_after_a_checkpoint
 from tests.rigs.mlflow_server import MlflowServer, missing_packages, mlflow_server
@@ -28,13 +29,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
         yield running
 
 
-def lines(*steps: int, time_ms: int = 1000) -> list[Line]:
-    return [Line(step=step, values={"train/loss": 1 / step, "perf/z": math.nan}, time_ms=time_ms) for step in steps]
+def lines(*steps: int, time_ms: int = 1000) -> list[CurveLine]:
+    return [
+        CurveLine(step=step, values={"train/loss": 1 / step, "perf/z": math.nan}, time_ms=time_ms) for step in steps
+    ]
 
 
 def logger(server: MlflowServer, project: str, *, identity: str = "0123456789abcdef") -> MlflowLogger:
     config = LoggersConfig(mlflow=True, mlflow_uri=server.uri, project=project)
-    prepare(config)
+    MlflowLogger.prepare(config)
     return MlflowLogger(config, identity=identity, name="digits")
 
 
@@ -45,7 +48,7 @@ def test_a_killed_run_is_one_run_with_every_step_once(server: MlflowServer, digi
     words = pretrain_words(digits_url, run_dir, *AT_ONCE, *more, "--loggers.mlflow", "--loggers.mlflow-uri", server.uri)
 
     def last_sent() -> int:
-        return max((int(run.data.metrics.get(STEP, 0)) for run in server.runs()), default=0)
+        return max((int(run.data.metrics.get(MLFLOW_STEP, 0)) for run in server.runs()), default=0)
 
     moment = sent_after_a_checkpoint(last_sent)
     assert run_and_kill(words, run_dir, moment=moment, num_ranks=1, log_dir=tmp_path), "the run ended first"
@@ -121,17 +124,18 @@ def test_more_lines_than_a_request_takes(server: MlflowServer) -> None:
     assert logger(server, "many").open() == 1000
 
 
-def test_values_added_to_a_step_are_added_once(server: MlflowServer) -> None:
-    added = Line(step=2, values={"eval/accuracy": 0.5}, time_ms=2000, is_added=True)
+def test_values_are_added_to_a_step(server: MlflowServer) -> None:
+    """By the same start, and by a later one."""
     one = logger(server, "added")
     one.open()
-    one.write([*lines(1, 2), added])
+    one.write([*lines(1, 2), CurveLine(step=2, values={"eval/accuracy": 0.5}, time_ms=2000)])
     continued = logger(server, "added")
     assert continued.open() == 2
-    continued.write([Line(step=2, values={"eval/accuracy": 0.5, "eval/loss": 1.0}, time_ms=3000, is_added=True)])
+    continued.write([CurveLine(step=2, values={"eval/loss": 1.0}, time_ms=3000)])
     (run,) = server.runs("added")
     assert server.points(run, "eval/accuracy") == [(2, 0.5)]
     assert server.points(run, "eval/loss") == [(2, 1.0)]
+    assert server.points(run, MLFLOW_STEP) == [(1, 1.0), (2, 2.0)]
 
 
 def test_settings_that_changed_and_runs_that_were_deleted(server: MlflowServer) -> None:
@@ -157,6 +161,6 @@ def test_settings_that_changed_and_runs_that_were_deleted(server: MlflowServer) 
 def test_a_server_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(UserError, match=r"needs a tracking server: give --loggers.mlflow-uri http://HOST:PORT, or set"):
-        prepare(LoggersConfig(mlflow=True))
+        MlflowLogger.prepare(LoggersConfig(mlflow=True))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    prepare(LoggersConfig(mlflow=True))
+    MlflowLogger.prepare(LoggersConfig(mlflow=True))

@@ -1,4 +1,4 @@
-"""Weights & Biases offline: one run over kills, with every step once, as W&B's own program reads its files."""
+"""Weights & Biases offline: one run over kills, without a gap, as W&B's own program reads its files."""
 
 import json
 import subprocess
@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.training.reporting import wandb_logger
+from pipeline.training.reporting.loggers import WandbLogger
 from pipeline.training.reporting.metrics import read_metrics, tag_of
-from pipeline.training.reporting.wandb_logger import WandbLogger, last_step
-from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.settings.job import LoggersConfig
 from tests.rigs.kills import run_and_kill, sent_after_a_checkpoint
 from tests.rigs.processes import patchline, program
 from tests.rigs.training import AT_ONCE, pretrain_words, resumed_steps
@@ -43,29 +42,36 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [record["history"]["item"] for record in records_of(path) if record["type"] == "history"]
 
 
+def last_step(run_dir: Path) -> int:
+    """The last step in W&B's files; 0 if there is none."""
+    return max((row["_step"] for path in files_of(run_dir) for row in rows_of(path)), default=0)
+
+
 @pytest.mark.long
-def test_a_killed_run_is_one_run_with_every_step_once(digits_url: str, tmp_path: Path) -> None:
+def test_a_killed_run_is_one_run_with_every_step(digits_url: str, tmp_path: Path) -> None:
     run_dir, steps = tmp_path / "run", 300
     more = ("--steps", str(steps), "--checkpoint.every-steps", "1000", "--loggers.name", "seven")
     words = pretrain_words(digits_url, run_dir, *AT_ONCE, *more, "--loggers.wandb")
-    moment = sent_after_a_checkpoint(lambda: max(map(last_step, files_of(run_dir)), default=0))
+    moment = sent_after_a_checkpoint(lambda: last_step(run_dir))
     assert run_and_kill(words, run_dir, moment=moment, num_ranks=1, log_dir=tmp_path), "the run ended first"
     ended = patchline(*words)
     assert (ended.code, ended.output) == (0, ""), ended.errors
     first, second = files_of(run_dir)
     assert first.name == second.name, "one run"
     before, after = rows_of(first), rows_of(second)
-    assert 20 <= resumed_steps(run_dir)[-1] < before[-1]["_step"] < steps, "steps were sent, and trained again"
-    assert last_step(first) == before[-1]["_step"]
+    assert [row["_step"] for row in before] == list(range(1, len(before) + 1))
+    assert 20 <= resumed_steps(run_dir)[-1] < len(before) < steps, "steps were sent, and trained again"
     written = read_metrics(run_dir)
-    assert [row["_step"] for row in before + after] == [line["step"] for line in written] == list(range(1, steps + 1))
+    assert [row["_step"] for row in after] == [line["step"] for line in written] == list(range(1, steps + 1))
     for name in ("loss", "grad_norm", "learning_rate", "epoch"):
-        assert [row[tag_of(name)] for row in before + after] == [line[name] for line in written], name
+        assert [row[tag_of(name)] for row in after] == [line[name] for line in written], name
+        assert [row[tag_of(name)] for row in before] == [line[name] for line in written[: len(before)]], name
+    assert [path.read_text() for path in (run_dir / "wandb").glob("last-step-*")] == [f"{steps}\n"]
     (exit_,) = [record["exit"] for record in records_of(second) if record["type"] == "exit"]
     assert not exit_.get("exit_code", 0)
     said = [line for line in ended.errors.splitlines() if "W&B" in line or "wandb" in line]
     assert len(said) == 1, ended.errors
-    assert f"W&B: offline; wandb sync {run_dir}/wandb uploads it (continues after step {last_step(first)})" in said[0]
+    assert f"W&B: offline; wandb sync {run_dir}/wandb uploads it" in said[0]
 
 
 def test_without_a_key_there_is_one_warning_and_no_question(digits_url: str, tmp_path: Path) -> None:
@@ -87,14 +93,23 @@ def test_it_can_be_switched_off_in_the_environment(digits_url: str, tmp_path: Pa
     assert files_of(tmp_path / "run") == []
 
 
-def test_a_file_that_is_still_written_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B's own process outlives a killed run, and may add steps."""
-    monkeypatch.setattr(wandb_logger, "_WRITER_SECONDS", 0.2)
-    folder = tmp_path / "wandb" / "offline-run-20260101_000000-0123456789abcdef"
-    folder.mkdir(parents=True)
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        pytest.param(b"17\n", 17, id="of an earlier start"),
+        pytest.param(None, 0, id="the first start, or the folder was deleted"),
+        pytest.param(b"", 0, id="empty"),
+        pytest.param(b"-5", 0, id="negative"),
+        pytest.param(b"\xff", 0, id="damaged"),
+    ],
+)
+def test_the_step_to_continue_after(tmp_path: Path, found: bytes | None, step: int) -> None:
+    """What is damaged costs repeated lines, and no gap."""
+    (tmp_path / "wandb").mkdir()
+    if found is not None:
+        (tmp_path / "wandb" / "last-step-0123456789abcdef").write_bytes(found)
     one = WandbLogger(LoggersConfig(wandb=True), identity="0123456789abcdef", name="n", run_dir=tmp_path)
-    with (folder / "run-0123456789abcdef.wandb").open("wb"), pytest.raises(TimeoutError, match="still writing"):
-        one.open()
+    assert one._offline_step() == step
 
 
 def test_values_added_to_the_last_step_are_in_its_row(tmp_path: Path) -> None:
@@ -114,18 +129,19 @@ def test_values_added_to_the_last_step_are_in_its_row(tmp_path: Path) -> None:
 _ADDED = """
 import sys
 from pathlib import Path
-from pipeline.training.settings.loggers import StartEnding, Line, LoggersConfig
-from pipeline.training.reporting.wandb_logger import WandbLogger, prepare
+from pipeline.training.reporting.follower import CurveLine, StartEnding
+from pipeline.training.reporting.loggers import WandbLogger
+from pipeline.training.settings.job import LoggersConfig
 
-prepare()
+WandbLogger.prepare(LoggersConfig())
 for number, ending in enumerate((StartEnding.STOPPED, StartEnding.DONE)):
     one = WandbLogger(LoggersConfig(wandb=True), identity="0123456789abcdef", name="n", run_dir=Path(sys.argv[1]))
     assert one.open() == 2 * number
     if number == 0:
-        one.write([Line(step=step, values={"train/loss": 1 / step}, time_ms=1) for step in (1, 2)])
-        one.write([Line(step=2, values={"eval/loss": 2.0}, time_ms=1, is_added=True)])
+        one.write([CurveLine(step=step, values={"train/loss": 1 / step}, time_ms=1) for step in (1, 2)])
+        one.write([CurveLine(step=2, values={"eval/loss": 2.0}, time_ms=1)])
     else:
-        one.write([Line(step=2, values={"eval/late": 3.0}, time_ms=1, is_added=True)])
-        one.write([Line(step=3, values={"train/loss": 0.3}, time_ms=1)])
+        one.write([CurveLine(step=2, values={"eval/late": 3.0}, time_ms=1)])
+        one.write([CurveLine(step=3, values={"train/loss": 0.3}, time_ms=1)])
     one.close(ending)
 """

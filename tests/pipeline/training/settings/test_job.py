@@ -10,7 +10,7 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.config import SIZES, ModelConfig, num_masked_outputs
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, LoggersConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 from shards.config import HeldOutConfig
 from shards.errors import UserError
@@ -199,3 +199,46 @@ def test_binary_targets_are_those_of_the_sigmoid_loss() -> None:
 def test_values_that_no_machine_has_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainingJob(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param(
+            {"mlflow_uri": "https://me:secret@host:5000"},
+            "loggers.mlflow_uri has a user or password in it, which would be written to RUN/job.yaml; give them as "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment",
+            id="a password",
+        ),
+        pytest.param(
+            {"mlflow_uri": "http://[::1"},
+            "loggers.mlflow_uri is no URI (Invalid IPv6 URL); allowed: such as http://host:5000",
+            id="no URI",
+        ),
+        pytest.param(
+            {"project": ""},
+            "loggers.project is ''; allowed: a name of 1 to 128 printable characters",
+            id="no project",
+        ),
+        pytest.param(
+            {"project": "a\nb"},
+            "loggers.project is 'a\\nb'; allowed: a name of 1 to 128 printable characters",
+            id="two lines",
+        ),
+        pytest.param(
+            {"project": "team/vit", "wandb": True},
+            "loggers.project is 'team/vit'; allowed: a name of 1 to 128 printable characters and without any of "
+            "/\\#?%:",
+            id="W&B allows no slash",
+        ),
+    ],
+)
+def test_loggers_that_are_refused(fields: dict[str, str | bool], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        LoggersConfig(**fields)  # type: ignore[arg-type]
+    assert str(caught.value) == message
+
+
+def test_loggers_that_are_allowed() -> None:
+    LoggersConfig(mlflow=True, mlflow_uri="databricks", project="/Users/me/vit")
+    LoggersConfig(mlflow_uri="https://host/path@2?x=1", wandb=True, project="ViT runs")

@@ -14,7 +14,7 @@ from jobs.ranks import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
 from pipeline.ranks.world import World, current_world
-from pipeline.training.device_choices import will_compile
+from pipeline.training.decisions import will_compile
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.saving.save import describe
 from pipeline.training.settings.job import EngineConfig
@@ -142,7 +142,7 @@ def test_a_missing_compiler_is_one_message_before_the_run_begins(
 def test_auto_compiles_on_gpus(
     monkeypatch: pytest.MonkeyPatch, asked: str, stage: int, device: torch.device, expected: bool
 ) -> None:
-    monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "")
+    monkeypatch.setattr("pipeline.training.decisions.compile_fault", lambda _: "")
     config = EngineConfig(compile=asked, zero_stage=stage)  # type: ignore[arg-type]
     forget_compile_threads(monkeypatch)
     assert will_compile(config, world_on(device)) is expected
@@ -160,7 +160,7 @@ def test_auto_compiles_on_gpus(
 def test_a_rank_compiles_in_few_processes(
     monkeypatch: pytest.MonkeyPatch, threads: int, users: str | None, expected: str
 ) -> None:
-    monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "")
+    monkeypatch.setattr("pipeline.training.decisions.compile_fault", lambda _: "")
     forget_compile_threads(monkeypatch)
     if users:
         monkeypatch.setenv(COMPILE_THREADS, users)
@@ -172,7 +172,7 @@ def test_where_compiling_fails_auto_goes_on_and_on_does_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     forget_compile_threads(monkeypatch)
-    monkeypatch.setattr("pipeline.training.device_choices.compile_fault", lambda _: "no C compiler")
+    monkeypatch.setattr("pipeline.training.decisions.compile_fault", lambda _: "no C compiler")
     assert will_compile(EngineConfig(), world_on(GPU)) is False
     assert "does not work on this cuda: no C compiler" in caplog.text
     with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):

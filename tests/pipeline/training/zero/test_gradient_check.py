@@ -16,7 +16,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import compile_blocks, shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.ranks.world import World
-from pipeline.training import device_choices
+from pipeline.training import kernels
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero import gradient_check
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
@@ -206,7 +206,7 @@ def errors_without(world: World, job: TrainingJob) -> list[str]:
 def trace_blocks(_: World) -> None:
     """Blocks are traced and run by PyTorch, which takes less time than making kernels."""
     torch._dynamo.utils.counters.clear()
-    choices: Any = device_choices
+    choices: Any = kernels
     choices.compile_blocks = lambda model, **_: compile_blocks(model, backend="aot_eager")
 
 

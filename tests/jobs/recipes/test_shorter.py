@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from jobs.recipes import finetune, pretrain
-from jobs.recipes.smoke import smoke
+from jobs.recipes.shorter import smoke
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.checkpoints.manifest import MANIFEST_NAME, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles

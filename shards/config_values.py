@@ -9,8 +9,13 @@
             refuse_wrong_values(self, where="example.")
 
 The command line and the YAML reader check single values with `allowed_instead`: their messages name the flag or line.
+
+Two sets of settings are compared with `differences`, field by field: when a run is resumed, when a packing is
+continued, and by `patchline diff`.
 """
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite
@@ -18,6 +23,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from shards.errors import UserError
+from shards.output.terminal import printable_name
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -25,6 +31,9 @@ if TYPE_CHECKING:
 _MOST_CHARACTERS = 200  # of a wrong value, in its message
 _MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
 _MOST_DIGITS = 19  # of such a number
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST_SHOWN = 12
+_PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Range:
 
 
 def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
-    """UserError for the first field of a dataclass that holds a wrong value; `where` comes before the field's name.
+    """Raises UserError for the first field of a dataclass with a wrong value; `where` comes before the field's name.
 
     A value must have the field's own type: True is not an int, a list is not a tuple, NaN and infinity are not floats.
     Only an int may stand for a float.
@@ -71,7 +80,7 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
 
 
 def allowed_instead(value: Any, kind: Any) -> str:
-    """`allowed: ...` if a field of the type `kind` may not hold the value, else an empty text."""
+    """Returns `allowed: ...` if a field of the type `kind` may not hold the value, else an empty text."""
     or_none = ", or none" if NoneType in _parts(kind)[1] else ""
     if value is None and or_none:
         return ""
@@ -90,7 +99,7 @@ def shown_value(value: Any) -> str:
         return f"{type(value).__name__}(...)"
     try:
         return shown_text(repr(value))
-    except ValueError:  # Python spells no number of more than 4,300 digits
+    except ValueError:  # Python does not print numbers of more than 4,300 digits
         return "a number of thousands of digits"
     except RecursionError:
         return "deeply nested"
@@ -102,12 +111,12 @@ def shown_text(text: str) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits spell; None for anything else, and for more digits than 64 bits hold."""
+    """The number that decimal digits spell. None for anything else, and for more digits than 64 bits hold."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def without_none(kind: Any) -> tuple[Any, ...]:
-    """The types in a union, but None; of any other type, the type alone."""
+    """The types in a union except None. For any other type, that type alone."""
     origin, args = _parts(kind)
     return tuple(one for one in args if one is not NoneType) if origin in (Union, UnionType) else (kind,)
 
@@ -120,12 +129,13 @@ def without_range(kind: Any) -> Any:
 
 @cache
 def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Origin and arguments of a type. A thousand runs in `ls` are compared with recipes of 40,000 values."""
+    """Origin and arguments of a type. They are cached, since `ls` compares a thousand runs with recipes of 40,000
+    values."""
     return get_origin(kind), get_args(kind)
 
 
 def _fault(name: str, value: Any, kind: Any) -> str:
-    """The message about a field's value, or about the first wrong item of a tuple; empty if all is right."""
+    """The message about a field's value, or about the first wrong item of a tuple; empty if all values are right."""
     (*_, plain) = without_none(kind)
     if _parts(plain)[0] is tuple and isinstance(value, tuple):
         kinds = _parts(plain)[1]
@@ -150,10 +160,13 @@ def _allowed(value: Any, kind: Any) -> str:
         type_, *rules = args
         outside = (str(rule) for rule in rules if isinstance(rule, Range) and not rule.holds(value))
         return _allowed(value, type_) or next(outside, "")
-    if kind in _CHECKS:
-        is_right, allowed = _CHECKS[kind]
-        return "" if is_right(value) else allowed
-    return "" if isinstance(value, kind) else str(kind.__name__)
+    if kind is int:
+        return "" if _is_whole(value) else "a whole number"
+    if kind is float:
+        return "" if _is_finite(value) else "a finite number"
+    if isinstance(value, kind):
+        return ""
+    return "true and false" if kind is bool else "a text" if kind is str else str(kind.__name__)
 
 
 def _is_whole(value: Any) -> bool:
@@ -163,17 +176,66 @@ def _is_whole(value: Any) -> bool:
 def _is_finite(value: Any) -> bool:
     try:
         return (_is_whole(value) or isinstance(value, float)) and isfinite(value)
-    except OverflowError:  # a whole number that no float can be
+    except OverflowError:  # a whole number beyond the range of floats
         return False
-
-
-_CHECKS = {
-    int: (_is_whole, "a whole number"),
-    float: (_is_finite, "a finite number"),
-    bool: (lambda value: isinstance(value, bool), "true and false"),
-    str: (lambda value: isinstance(value, str), "a text"),
-}
 
 
 def _spelt(bound: float | None) -> str:
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A field with two different values. None also means that one of the two does not have the field."""
+
+    field: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{printable_name(self.field)}: before {shown(self.before)}, now {shown(self.now)}"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Every field whose values differ, in the order of `before`, then the fields that only `now` has."""
+    was, is_now = flattened(before), flattened(now)
+    return [
+        Difference(field=field, before=was.get(field), now=is_now.get(field))
+        for field in dict.fromkeys([*was, *is_now])
+        if was.get(field) != is_now.get(field)
+    ]
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name. Mappings are flattened at any depth; sequences are values (lists, as in JSON and YAML)."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            leaves |= {f"{name}.{inner}": leaf for inner, leaf in flattened(value).items()}
+        else:
+            leaves[name] = _plain(value)
+    return leaves
+
+
+def as_lines(found: Iterable[Difference]) -> str:
+    """The differences for a message, one indented line each."""
+    return "\n".join(f"  {difference}" for difference in found)
+
+
+def shown(value: Any) -> str:
+    """A value as in YAML; a sha256 is shortened, and a text is quoted only if necessary."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if not isinstance(value, str):
+        return str(value)
+    if _DIGEST.fullmatch(value):
+        return f"{value[:_DIGEST_SHOWN]}..."
+    return value if _PLAIN.fullmatch(value) else repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

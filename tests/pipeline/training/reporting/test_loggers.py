@@ -1,16 +1,18 @@
-"""Loggers are chosen by the job; what is missing is one message at the start."""
+"""Loggers are chosen by the job, what is missing is one message at the start, and RUN/loggers.json names a run for
+good."""
 
 import importlib.machinery
+import json
+import threading
 from importlib import util
 from pathlib import Path
 
 import pytest
 import yaml
 
-from pipeline.training.reporting import logger_choice
-from pipeline.training.reporting.logger_choice import open_loggers, refuse_unusable_loggers
-from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.loggers import LoggersConfig
+from pipeline.training.reporting import loggers
+from pipeline.training.reporting.loggers import following, logger_id, read_logger_id, refuse_unusable_loggers
+from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import InvalidDataError, UserError
 from tests.rigs.processes import patchline
 from tests.rigs.training import pretrain_words
@@ -23,7 +25,7 @@ def test_a_missing_library_is_one_message(library: str, tmp_path: Path, monkeypa
     def spec_of(name: str) -> importlib.machinery.ModuleSpec | None:
         return None if name == library else found(name)
 
-    monkeypatch.setattr(logger_choice, "find_spec", spec_of)
+    monkeypatch.setattr(loggers, "find_spec", spec_of)
     with pytest.raises(UserError) as caught:
         refuse_unusable_loggers(LoggersConfig(**{library: True}), tmp_path, opens=False)  # type: ignore[arg-type]
     assert str(caught.value) == (
@@ -34,11 +36,9 @@ def test_a_missing_library_is_one_message(library: str, tmp_path: Path, monkeypa
 
 def test_without_loggers_nothing_is_started_or_written(tmp_path: Path) -> None:
     refuse_unusable_loggers(LoggersConfig(), tmp_path, opens=True)
-    with open_loggers(TrainingJob(run_dir=str(tmp_path)), step=0) as loggers:
-        assert loggers.threads == []
-        loggers.show_job("", {})
-        loggers.write(1, {"loss": 1.0})
-        loggers.amend(1, {"loss": 1.0})
+    num_threads = threading.active_count()
+    with following(TrainingJob(run_dir=str(tmp_path)), text="", settings={}, is_done=lambda: True):
+        assert threading.active_count() == num_threads
     assert list(tmp_path.iterdir()) == []
 
 
@@ -58,3 +58,38 @@ def test_the_loggers_of_a_run_may_change(digits_url: str, tmp_path: Path) -> Non
     again = patchline(*words[:-1], "two")
     assert again.code == 0
     assert "already done" in again.errors
+
+
+def test_it_is_made_once(tmp_path: Path) -> None:
+    assert read_logger_id(tmp_path) == ""
+    made = logger_id(tmp_path)
+    assert len(made) == 16
+    assert logger_id(tmp_path) == read_logger_id(tmp_path) == made
+    assert logger_id(tmp_path / "..") != made
+    assert [path.name for path in tmp_path.iterdir()] == ["loggers.json"]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"{", id="half"),
+        pytest.param(b'{"id": 5}', id="a number"),
+        pytest.param(b'{"id": "../../elsewhere1"}', id="a path"),
+        pytest.param(b"{\"id\": \"a' or 'b' = 'b\"}", id="a condition of a search"),
+        pytest.param(b'{"id": "0123456789abcdef", "more": 1}', id="an unknown field"),
+        pytest.param(json.dumps({"id": "a" * 5000}).encode(), id="long"),
+        pytest.param(b"\xff", id="not UTF-8"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, bad: bytes) -> None:
+    (tmp_path / "loggers.json").write_bytes(bad)
+    with pytest.raises(InvalidDataError, match=r"loggers\.json is damaged \(.*restore it, or move it away"):
+        logger_id(tmp_path)
+    assert (tmp_path / "loggers.json").read_bytes() == bad
+
+
+def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loggers.json").mkdir()
+    with pytest.raises(InvalidDataError, match="is damaged"):
+        read_logger_id(tmp_path)

@@ -1,11 +1,13 @@
-"""Every training recipe at a size that runs in seconds on a CPU: `patchline pretrain RECIPE_smoke`.
+"""Recipes made shorter: at a size that runs in seconds on a CPU (`patchline pretrain RECIPE_smoke`), or with fewer
+steps.
 
-The loss, optimiser, weight decay, schedule, clipping, augmentation, EMA and the kinds of model and head stay. The model
-is tiny, images are small, warm-up and run are short, and bf16 is used only if the machine computes it natively. This
-shows that a recipe runs, not how well it trains.
+In the smoke size of a recipe, the loss, optimiser, weight decay, schedule, clipping, augmentation, EMA and the kinds of
+model and head stay. The model is tiny, images are small, warm-up and run are short, and bf16 is used only if the
+machine computes it natively. It shows that a recipe runs, not how well it trains.
 """
 
 from dataclasses import replace
+from typing import TypeVar
 
 from pipeline.models.config import ModelConfig, num_masked_outputs, without_masked_patches
 from pipeline.training.settings.job import TrainingJob
@@ -17,6 +19,7 @@ _WARMUP_STEPS = 4  # and of a cooldown
 _LANES = 8
 _BATCH = 32
 _PRETRAINING_PIXELS = 224  # recipes above it fine-tune at a higher resolution; so do their smoke sizes
+Job = TypeVar("Job", bound=TrainingJob)
 
 
 def smoke(job: TrainingJob) -> TrainingJob:
@@ -75,3 +78,35 @@ def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
         masked_share=model.masked_share,
         num_classes=num_masked_outputs(target, side=tiny.stride),
     )
+
+
+def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
+    """The recipe with its warm-up scaled to a run of `steps`, to the nearest step, and a note for the user; the flag
+    `keep` keeps the recipe's warm-up. It never grows: a longer run needs no longer warm-up (the paper's 7 and 14 epochs
+    have the same). Call it if the user gave steps but no warm-up."""
+    own = recipe.schedule.warmup_steps
+    warmup = min(own, round(own * steps / recipe.steps))
+    if steps < 1 or warmup == own:
+        return recipe, ""
+    note = f"warm-up scaled from {own} to {in_steps(warmup)}: the run has {steps} of the recipe's {recipe.steps} steps"
+    may_stay = own < steps or recipe.schedule.decay == "constant"
+    return with_warmup_steps(recipe, warmup), f"{note} ({keep} keeps it)" if may_stay else note
+
+
+def shortened(job: Job, *, steps: int) -> Job:
+    """The job with at most these steps, and a warm-up and a cooldown in proportion."""
+    if job.steps <= steps:
+        return job
+    fitted, _ = scaled(job, steps=steps, keep="")
+    cooldown = min(steps - fitted.schedule.warmup_steps, round(job.schedule.cooldown_steps * steps / job.steps))
+    return replace(job, schedule=replace(fitted.schedule, cooldown_steps=cooldown), steps=steps)
+
+
+def in_steps(number: int) -> str:
+    """Such as `1 step` or `10000 steps`."""
+    return f"{number} {'step' if number == 1 else 'steps'}"
+
+
+def with_warmup_steps(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:
+    """The recipe with another warm-up."""
+    return replace(recipe, schedule=replace(recipe.schedule, warmup_steps=warmup_steps))

@@ -1,7 +1,7 @@
-"""A service that fails, hangs or comes back never holds up a run, and gets every step once, in order."""
+"""A service that fails, hangs or comes back never holds up a run, and gets every line once, in order."""
 
-import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,11 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.reporting import logger_thread
-from pipeline.training.reporting.logger_choice import Loggers
-from pipeline.training.reporting.logger_thread import LoggerThread
+from pipeline.training.reporting import follower
+from pipeline.training.reporting.follower import (
+    CurveLine,
+    Follower,
+    MetricsReader,
+    Settings,
+    StartEnding,
+    end_all,
+    without_password,
+)
 from pipeline.training.reporting.metrics import Metrics
-from pipeline.training.settings.loggers import Line, Settings, StartEnding
+from shards.errors import InvalidDataError
 
 SECONDS = 60.0  # what a busy machine may take
 
@@ -25,7 +32,7 @@ class Book:
     title = "Book"
 
     def __init__(self, *, has: int = 0) -> None:
-        self.has, self.rows, self.shown = has, list[Line](), list[tuple[str, Settings]]()
+        self.has, self.rows, self.shown = has, list[CurveLine](), list[tuple[str, Settings]]()
         self.endings: list[StartEnding] = []
         self.down, self.held = threading.Event(), threading.Event()
         self.is_refusing_settings = False
@@ -51,7 +58,7 @@ class Book:
             raise ValueError(f"no {settings}")
         self.shown.append((text, settings))
 
-    def write(self, lines: Sequence[Line]) -> None:
+    def write(self, lines: Sequence[CurveLine]) -> None:
         self._call()
         self.rows += lines
 
@@ -65,12 +72,11 @@ class Book:
 
 
 class Run:
-    """Metrics with the thread of a book behind them."""
+    """Metrics, and a book that follows them. `job`: as YAML, and its settings."""
 
-    def __init__(self, folder: Path, book: Book, *, step: int = 0) -> None:
+    def __init__(self, folder: Path, book: Book, *, step: int = 0, job: tuple[str, Settings] = ("", {})) -> None:
         self.metrics = Metrics(folder, step=step)
-        self.thread = LoggerThread(book, folder / "metrics.jsonl", step=step)
-        self.metrics.follower = self.thread
+        self.follower = Follower(book, folder / "metrics.jsonl", job=job)
         self.book = book
 
     def train(self, *steps: int) -> None:
@@ -80,8 +86,7 @@ class Run:
     def end(self, ending: StartEnding = StartEnding.DONE) -> float:
         """The seconds that it took."""
         began = time.monotonic()
-        self.thread.end(ending)
-        self.thread.join(ending)
+        end_all([self.follower], ending)
         self.metrics.close()
         return time.monotonic() - began
 
@@ -95,21 +100,21 @@ def until(reached: Callable[[], bool]) -> None:
 
 def ends_within(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """The most that the end of a run waits for a service, whether it answers or not."""
-    monkeypatch.setattr(logger_thread, "FAILING_SECONDS", seconds)
-    monkeypatch.setattr(logger_thread, "END_SECONDS", dict.fromkeys(StartEnding, seconds))
+    monkeypatch.setattr(follower, "FAILING_SECONDS", seconds)
+    monkeypatch.setattr(follower, "END_SECONDS", dict.fromkeys(follower.END_SECONDS, seconds))
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(logger_thread, "SEND_SECONDS", 0.01)
-    monkeypatch.setattr(logger_thread, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(follower, "SEND_SECONDS", 0.01)
+    monkeypatch.setattr(follower, "_FIRST_PAUSE", 0.01)
     ends_within(monkeypatch, SECONDS)
     caplog.set_level(logging.INFO)
 
 
 def test_a_run_that_nothing_disturbs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(tmp_path, Book())
-    run.metrics.show_job("url: http://me:secret@host/d", {"steps": 3, "data.url": "http://me:secret@host/d"})
+    job: tuple[str, Settings] = ("url: http://me:secret@host/d", {"steps": 3, "data.url": "http://me:secret@host/d"})
+    run = Run(tmp_path, Book(), job=job)
     run.train(1, 2, 3)
     run.end()
     assert run.book.shown == [("url: http://***@host/d", {"steps": 3, "data.url": "http://***@host/d"})]
@@ -143,16 +148,13 @@ def test_a_continued_run_sends_what_the_service_has_not(tmp_path: Path, has: int
 def test_a_service_that_comes_back_gets_what_it_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """More than the memory for waiting lines holds: the file has them."""
-    monkeypatch.setattr(logger_thread, "MOST_WAITING", 5)
-    monkeypatch.setattr(logger_thread, "_MOST_AT_ONCE", 7)
+    monkeypatch.setattr(follower, "_MOST_AT_ONCE", 7)
     run = Run(tmp_path, Book())
     run.train(1)
     until(lambda: run.book.steps == [1])
     run.book.down.set()
     run.train(*range(2, 50))
     until(lambda: run.book.num_calls > 4)
-    assert len(run.thread._waiting) <= 5
     run.book.down.clear()
     until(lambda: len(run.book.rows) == 49)
     run.train(50)
@@ -184,7 +186,7 @@ def test_the_end_waits_for_a_bounded_time(
         f"Book has not taken the last 100 lines of the run{_REASONS[how]}; {tmp_path}/metrics.jsonl has them"
         in (caplog.messages[-1])
     )
-    until(lambda: not run.thread._thread.is_alive())
+    until(lambda: not run.follower.is_alive)
     assert book.rows == [], "left behind, it sends nothing: another start may"
 
 
@@ -195,9 +197,9 @@ def test_services_that_hang_are_waited_for_at_once(tmp_path: Path, monkeypatch: 
     for book in books:
         book.held.set()
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    loggers = Loggers([LoggerThread(book, tmp_path / "metrics.jsonl", step=1) for book in books])
+    followers = [Follower(book, tmp_path / "metrics.jsonl", job=("", {})) for book in books]
     began = time.monotonic()
-    loggers.close(StartEnding.DONE)
+    end_all(followers, StartEnding.DONE)
     assert 1.0 <= time.monotonic() - began < SECONDS, "not a second for each"
     for book in books:
         book.held.clear()
@@ -209,8 +211,7 @@ _REASONS = {"down": " (ConnectionError: https://***@book refuses all of it)", "h
 def test_settings_that_are_refused_cost_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     book = Book()
     book.is_refusing_settings = True
-    run = Run(tmp_path, book)
-    run.metrics.show_job("steps: 3", {"steps": 3})
+    run = Run(tmp_path, book, job=("steps: 3", {"steps": 3}))
     run.train(1, 2)
     run.end()
     assert book.steps == [1, 2]
@@ -234,43 +235,42 @@ def test_added_values_come_once(tmp_path: Path, waits: bool) -> None:
     assert sorted(of_step_2) == ["train/loss", "train/num_epochs", "val/accuracy"]
 
 
+def test_values_added_by_a_later_start_are_sent(tmp_path: Path) -> None:
+    """Such as the scores of the last step, if its evaluation gave way to a stop request."""
+    first = Run(tmp_path, Book())
+    first.train(1, 2)
+    first.end(StartEnding.STOPPED)
+    book = Book(has=2)
+    book.held.set()
+    second = Run(tmp_path, book, step=2)
+    second.metrics.amend(2, {"test_accuracy": 0.5})
+    book.held.clear()
+    second.end()
+    assert [(line.step, line.values) for line in book.rows] == [(2, {"val/accuracy": 0.5})]
+    third = Run(tmp_path, Book(has=2), step=2)
+    third.end()
+    assert third.book.rows == []
+
+
 def test_a_thread_whose_file_stays_away_ends_with_the_run_in_peace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    thread = LoggerThread(Book(), tmp_path / "metrics.jsonl", step=3)
-    until(lambda: any("waits for lines of" in message for message in caplog.messages))
-    thread.write(4, {"loss": 1.0})
-    thread.end(StartEnding.FAILED)
-    thread.join(StartEnding.FAILED)
-    assert not thread._thread.is_alive()
+    one = Follower(Book(), tmp_path / "metrics.jsonl", job=("", {}))
+    end_all([one], StartEnding.FAILED)
+    assert not one.is_alive
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_lines_of_other_hands_are_left_out(tmp_path: Path) -> None:
-    texts = ['{"loss": 1, "step": 1}', "{}", '{"step": 2, "loss": "x", "test_loss": 2}', '{"step": 3, "lo']
-    (tmp_path / "metrics.jsonl").write_text("\n".join(texts))
-    book = Book()
-    thread = LoggerThread(book, tmp_path / "metrics.jsonl", step=9)
-    thread.end(StartEnding.DONE)
-    thread.join(StartEnding.DONE)
-    assert [(line.step, line.values) for line in book.rows] == [(1, {"train/loss": 1.0}), (2, {"val/loss": 2.0})]
-    assert json.dumps(book.endings[0].value) == '"done"'
-
-
-def test_a_file_that_cannot_be_read_for_a_while_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_for_a_while_is_read_again(tmp_path: Path) -> None:
     """What comes meanwhile is read from it, too."""
-    monkeypatch.setattr(logger_thread, "_LONGEST_PAUSE", 0.01)
     path, book = tmp_path / "metrics.jsonl", Book()
     run = Run(tmp_path, book)
     run.train(1, 2)
     until(lambda: book.steps == [1, 2])
     path.rename(tmp_path / "aside")
     path.mkdir()  # what is read is no file
-    run.thread._is_behind = True
-    run.train(3, 4)
-    num_waits: list[Exception] = []
-    monkeypatch.setattr(run.thread, "_is_to_read_again", counted(run.thread._is_to_read_again, num_waits))
-    until(lambda: len(num_waits) > 2)
+    run.train(3, 4)  # to the file that is open
+    threading.Event().wait(0.1)
     assert book.steps == [1, 2]
     path.rmdir()
     (tmp_path / "aside").rename(path)
@@ -279,11 +279,72 @@ def test_a_file_that_cannot_be_read_for_a_while_is_read_again(tmp_path: Path, mo
     assert book.endings == [StartEnding.DONE]
 
 
-def counted(call: Callable[[Exception], bool], calls: list[Exception]) -> Callable[[Exception], bool]:
-    """The same function, which adds to `calls`."""
+@pytest.mark.parametrize(
+    ("has", "steps"),
+    [
+        pytest.param(0, [[1, 2, 3], [4, 5, 6], [7]], id="all"),
+        pytest.param(4, [[5, 6, 7]], id="after one"),
+        pytest.param(7, [], id="none"),
+        pytest.param(9, [], id="the service is ahead"),
+    ],
+)
+def test_which_lines(tmp_path: Path, has: int, steps: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "_MOST_AT_ONCE", 3)
+    metrics = Metrics(tmp_path, step=0)
+    for step in range(1, 8):
+        metrics.write(step, {"loss": 1 / step, "data/bytes": 3.0})
+    reader = MetricsReader(tmp_path / "metrics.jsonl", has=has)
+    found = list(reader.read())
+    assert [[line.step for line in some] for some in found] == steps
+    for line in (line for some in found for line in some):
+        assert line.values == {"train/loss": 1 / line.step, "work/data/bytes": 3.0}
+    assert list(reader.read()) == []
+    metrics.amend(7, {"test_loss": 1.0})
+    metrics.write(10, {"loss": 0.1})
+    metrics.close()
+    added = [(7, {"val/loss": 1.0})] if has <= 7 else []
+    later = [(line.step, line.values) for some in reader.read() for line in some]
+    assert later == [*added, (10, {"train/loss": 0.1})]
+    assert list(reader.read()) == []
 
-    def called(error: Exception) -> bool:
-        calls.append(error)
-        return call(error)
 
-    return called
+def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    bad = ['{"step": 1, "loss": 1}x', '{"step": true}', '{"step": -1}', "[1]", "NaN", "{}", "\xff"]
+    good = ['{"step": 2, "loss": "1"}', '{"step": 5, "loss": NaN, "name": [], "far": 1' + "0" * 400 + "}"]
+    path.write_text("\n".join([*bad, *good, '{"loss": 1, "step": 7}', '{"step": 8, "loss": 1']))
+    reader = MetricsReader(path, has=0)
+    (some,) = reader.read()
+    assert [(line.step, list(line.values)) for line in some] == [(2, []), (5, ["train/loss"]), (7, ["train/loss"])]
+    assert list(reader.read()) == []
+    with path.open("a") as file:
+        file.write("}\n")
+    ((last,),) = reader.read()
+    assert (last.step, last.values) == (8, {"train/loss": 1.0})
+
+
+def test_a_file_that_was_written_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 1}\nno line\n{"step": 2, "loss": 1}\n')
+    reader = MetricsReader(path, has=0)
+    assert [line.step for some in reader.read() for line in some] == [1, 2]
+    path.write_text('{"step": 1, "loss": 1}\n{"step": 2, "loss": 1}\n{"step": 3, "loss": 1}\n')
+    assert [line.step for some in reader.read() for line in some] == [3]
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(InvalidDataError):
+        list(MetricsReader(tmp_path / "metrics.jsonl", has=0).read())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("cannot reach https://me:secret@host:5000/api", "cannot reach https://***@host:5000/api"),
+        ("http://token@a and http://b@c", "http://***@a and http://***@c"),
+        ("http://host/a@b, mail me@host", "http://host/a@b, mail me@host"),
+    ],
+)
+def test_messages_have_no_password(text: str, shown: str) -> None:
+    assert without_password(text) == shown

@@ -16,8 +16,10 @@ from torch.profiler import profile
 
 from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.ranks.host import Bf16
-from pipeline.training import device_choices
-from pipeline.training.device_choices import KernelWatch, choose_precision
+from pipeline.runs.starts import read_start_times
+from pipeline.training import kernels
+from pipeline.training.decisions import choose_precision
+from pipeline.training.kernels import KernelWatch
 from tests.rigs.processes import Ended, one_world, patchline, program
 from tests.rigs.training import pretrain_words
 
@@ -111,7 +113,7 @@ def test_a_checkpoint_records_the_kernel_that_ran(
     chosen: str, ran: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever was chosen: a cache may have given the process another one."""
-    monkeypatch.setattr(device_choices, "kernel_in_use", lambda: chosen)
+    monkeypatch.setattr(kernels, "kernel_in_use", lambda: chosen)
     engine: dict[str, Any] = {"attention": chosen}
     watch, model = KernelWatch(engine, MODEL, one_world()), build_model(MODEL).train()
     backend = SDPBackend.FLASH_ATTENTION if ran == "flash" else SDPBackend.MATH
@@ -151,3 +153,19 @@ def test_a_run_records_it_with_its_checkpoints(digits_url: str, run_dir: Path) -
     assert "USDT" not in ended.errors, "a line of the profiler's"
     manifests = [json.loads(path.read_text()) for path in run_dir.glob("checkpoints/step-*/*/MANIFEST.json")]
     assert [manifest["record"]["engine"]["attention"] for manifest in manifests] == ["flash"] * 2
+
+
+def test_a_start_records_what_it_decided_and_why(digits_url: str, tmp_path: Path) -> None:
+    """In the order of the decisions, on a CPU, where nothing is measured."""
+    ended = patchline(*pretrain_words(digits_url, tmp_path, "--steps", "2", "--schedule.warmup-steps", "0"))
+    assert ended.code == 0, ended.errors
+    (line,) = read_start_times(tmp_path)
+    assert [(one["setting"], one["value"], one["why"]) for one in line["decided"]] == [
+        ("model.num_classes", 10, "as the data has"),
+        ("engine.precision", line["decided"][1]["value"], line["decided"][1]["why"]),
+        ("micro_batch", 32, "the whole share"),
+        ("engine.attention", "auto", "PyTorch chooses"),
+        ("engine.compile", "off", "on GPUs with ZeRO-1 and 2, if it works"),
+        ("engine.overlap", "off", "on GPUs, if gradients are checked and the check passes with it"),
+    ]
+    assert f"precision {line['decided'][1]['value']}" in line["decided"][1]["why"]

@@ -1,0 +1,124 @@
+"""How a model's blocks are computed: compiled, in float8, as CUDA graphs, and which kernel of attention really ran."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pipeline.models.attention import (
+    kernel_in_use,
+    kernel_that_ran,
+    kernels_seen,
+)
+from pipeline.models.build import Model, compile_blocks
+from pipeline.models.config import ModelConfig
+from pipeline.models.float8 import float8_fault, use_float8
+from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.rendezvous import ranks_words
+from pipeline.ranks.world import World
+from pipeline.training.settings.job import EngineConfig, TrainingJob
+from shards.errors import UserError
+
+log = logging.getLogger(__name__)
+_MOST_LOOKS = 3  # at steps in which something is compiled
+
+
+def watches_kernel(job: TrainingJob, world: World) -> bool:
+    """Whether it is looked up which kernel computes attention: on GPUs, which have several."""
+    return world.device.type == "cuda" and not job.model.is_bit
+
+
+class KernelWatch:
+    """Finds out which kernel computes attention in a run's steps, and puts it into `engine`, the part of a checkpoint's
+    record: a compiler's cache may hold another one than was chosen. It looks once, in the first step in which nothing
+    is compiled, since tracing a block calls kernels, too."""
+
+    def __init__(self, engine: dict[str, Any], model: ModelConfig, world: World) -> None:
+        self._engine, self._model, self._world = engine, model, world
+        self._looks_left = _MOST_LOOKS
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """The forward and backward passes of a step are inside."""
+        if not self._looks_left or torch._C._autograd._profiler_enabled():  # no second profiler beside that of a trace
+            yield
+            return
+        num_graphs = _num_graphs()
+        with kernels_seen() as calls:
+            yield
+        self._looks_left -= 1
+        if self._looks_left and _num_graphs() > num_graphs:
+            return
+        self._looks_left = 0
+        self._put_on_record(kernel_that_ran(calls, num_layers=self._model.num_blocks))
+
+    def _put_on_record(self, ran: str) -> None:
+        self._engine["attention"] = ran
+        if (chosen := kernel_in_use()) not in ("", ran):
+            log.warning(
+                "rank %d: attention is computed by %s, although %s was chosen: the compiler's cache may hold blocks of "
+                "another version; delete it (TORCHINDUCTOR_CACHE_DIR), or give --engine.compile off",
+                self._world.rank,
+                ran,
+                chosen,
+            )
+        elif self._world.is_first:
+            log.info("attention is computed by %s, by PyTorch's profiler", ran)
+
+
+def _num_graphs() -> int:
+    """Graphs that this process has compiled so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
+
+
+def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
+    """UserError, the same on every rank, if the job asks for float8 and a rank lacks it. Rank 0 warns of float8 in
+    blocks that are not compiled. `job`: with its precision decided. Collective."""
+    wanted = job.engine.float8
+    if wanted == "off":
+        return
+    faults: list[str] = gather_json(float8_fault(world.device), device=world.device)
+    if any(faults):
+        lacking = [rank for rank, fault in enumerate(faults) if fault]
+        why = "; ".join(dict.fromkeys(filter(None, faults)))
+        raise UserError(
+            f"engine.float8 is {wanted!r}, which {ranks_words(lacking)} of {world.num_ranks} cannot compute: {why}; "
+            "allowed here: off"
+        )
+    if job.engine.precision != "bf16":
+        raise UserError(
+            f"engine.float8 is {wanted!r}, but the run's precision is {job.engine.precision}; allowed: bf16: give "
+            "--engine.precision bf16, or --engine.float8 off"
+        )
+    if not is_compiled and world.is_first:
+        log.warning(
+            "engine.float8 is %r in blocks that are not compiled: rounding to float8 then usually takes longer than "
+            "its products save; give --engine.compile on",
+            wanted,
+        )
+
+
+def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
+    """UserError, the same on every rank, if the job asks for CUDA graphs where there are none."""
+    if job.engine.cuda_graphs and not (world.device.type == "cuda" and is_compiled):
+        what = "a CPU has none" if world.device.type != "cuda" else "the blocks are not compiled"
+        raise UserError(f"engine.cuda_graphs is on, but {what}; allowed here: off")
+
+
+def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, device: torch.device) -> None:
+    """Gives a model's blocks the layers and the kernels that the engine is to have."""
+    if config.float8 != "off":
+        use_float8(model, config.float8, is_emulated=device.type == "cpu")
+    if is_compiled:
+        # As torchtitan does: with fused norms that were not rounded, rowwise scales made losses NaN (pytorch #150859).
+        compile_blocks(
+            model,
+            deterministic=config.deterministic,
+            rounds_as_eager=config.float8 == "rowwise",
+            cuda_graphs=config.cuda_graphs,
+            on_gpu=device.type == "cuda",
+        )
