@@ -49,17 +49,9 @@ from shards.host_copy import LocalRanks
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
-
-
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
-
-
 _ROOMS = ("shards", "pipeline", "jobs", "patchline")
-
-
 _CODE = "code "
-
-
 _MISSING = "missing"
 
 

@@ -31,8 +31,6 @@ from pipeline.training.zero.optimizer import freeze, is_trained, moments_of
 from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
-
-
 _CPU = torch.device("cpu")
 
 
