@@ -269,10 +269,12 @@ def exchange(world: "World", *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
+    from pipeline.ranks.environment import TimeLimits  # noqa: PLC0415
     from pipeline.ranks.world import joined  # noqa: PLC0415
 
+    seconds = limit.total_seconds()
     try:
-        with joined(world, timeout=limit, join_timeout=limit):
+        with joined(world, limits=TimeLimits(join_seconds=seconds, exchange_seconds=seconds)):
             total = torch.ones(1, device=world.device)
             dist.all_reduce(total)
             found = int(total.item())
