@@ -22,6 +22,7 @@ import torch
 
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
+from pipeline.data.position import WITHOUT_EFFECT
 from pipeline.data.stream import PlannedStream, plan_stream
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
@@ -120,10 +121,11 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     )
     ranks = LocalRanks(launch=world.launch, num_ranks=world.num_local_ranks)
     stream = plan_stream(
-        replace(job.data, num_threads=job.data.num_threads or world.num_threads),
+        job.data,
         seed=job.seed,
         image_size=job.model.image_size,
         share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
+        num_cores=world.num_threads,
         num_local_ranks=world.num_local_ranks,
         ranks=ranks,
     )
@@ -298,7 +300,7 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
 
 def _is_of_data(name: str) -> bool:
     """Whether a field of a position describes the data. All other fields are also in the job."""
-    return name not in ("decoder.libjpeg", "decoder.huffman") and name.partition(".")[0] in (
+    return name not in WITHOUT_EFFECT and name.partition(".")[0] in (
         "dataset",
         "subset",
         "held_out",

@@ -155,7 +155,7 @@ def fill_from_checkpoint(
         wanted.append((fragment, slot))
 
     def filled() -> None:
-        checkpoints.load_all(manifest, wanted)
+        checkpoints.load(manifest, wanted)
 
     engine.load(fill, moments=list(manifest.moments), num_updates=manifest.num_updates, filled=filled)
     checkpoints.loaded()
