@@ -144,7 +144,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     if world.is_first and (slow := slow_stage_3(job, num_ranks=world.num_ranks)):
         log.warning("%s", slow)
     if job.initial.weights and not list_committed(store):
-        _refuse_unsuitable_weights(job, stream.data)
+        refuse_other_head(job, stream.data)
+        starting_weights(job)  # refuses those that do not fit the model
     fewshot = _fewshot(job.fewshot, ranks)
     ranks.is_starting = False
     return Prepared(
@@ -161,11 +162,6 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         extend=extend,
         decisions=(classes,),
     )
-
-
-def _refuse_unsuitable_weights(job: TrainingJob, data: TrainingData) -> None:
-    refuse_other_head(job, data)
-    starting_weights(job)
 
 
 def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:

@@ -106,7 +106,7 @@ def train(
                 stopping.progress.enters(Phase.STARTING)
                 start_times.ends("rendezvous")
                 if _is_done(prepared):
-                    say_untraced(profile, world)
+                    say_untraced(profile if world.is_first else NO_STEPS)
                     return RunEnding.DONE
                 controls = _controls(prepared, signals, stopping, stack, profile=profile, start_times=start_times)
                 ending = _start_to_end(prepared, writer, controls, record)
