@@ -27,11 +27,6 @@ except ImportError:  # only pip's build environment has it
     BuildHookInterface = object
 
 FOLDER = "pipeline/data"
-SOURCES = (
-    *("crop_decoder.c", "huffman_decoder.c", "huffman_decoder.h"),
-    *("sample_views.c", "sample_views.h", "view_operations.c"),
-    *("view_resize.c", "view_resize.h"),
-)
 LIBRARY = "libcrop_decoder.so"
 COMPILERS = ("cc", "gcc", "clang")
 # No instructions of other processors, no fused or reordered sums: the same pixels on every machine of one kind. They
@@ -85,7 +80,7 @@ def build(folder: Path) -> str:
         reason = f"{error}"
     if reason:
         with suppress(OSError):
-            if _digest(folder).encode() not in (folder / LIBRARY).read_bytes():
+            if sources_digest(folder).encode() not in (folder / LIBRARY).read_bytes():
                 (folder / LIBRARY).unlink()  # it is from other sources, and would be refused when it is loaded
     return " ".join(reason.split())
 
@@ -96,9 +91,14 @@ def _warning(folder: Path, reason: str) -> str:
     return f"without the optional crop decoder, so JPEGs take longer: {reason}"
 
 
-def _digest(folder: Path) -> str:
+def sources_in(folder: Path) -> list[Path]:
+    """The library's sources: all C files of the folder. pipeline/data/crop_decoder.py has the same rule."""
+    return sorted(folder.glob("*.[ch]"))
+
+
+def sources_digest(folder: Path) -> str:
     """The SHA-256 of the sources, one after the other, which the library holds as text."""
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources_in(folder))).hexdigest()
 
 
 def _build(folder: Path) -> str:
@@ -146,8 +146,8 @@ def _given(*names: str) -> list[str]:
 
 
 def _command(compiler: list[str], folder: Path, made: Path, *, is_static: bool) -> list[str]:
-    sources = [str(folder / name) for name in SOURCES if name.endswith(".c")]
-    stamp = f'-DCROP_DECODER_SOURCES="{_digest(folder)}"'
+    sources = [str(source) for source in sources_in(folder) if source.suffix == ".c"]
+    stamp = f'-DCROP_DECODER_SOURCES="{sources_digest(folder)}"'
     flags, libjpeg = (STATIC_FLAGS, "-l:libjpeg.a") if is_static else ((), "-ljpeg")
     before, after = _given("CPPFLAGS", "CFLAGS"), _given("LDFLAGS")
     return [*compiler, *before, *FLAGS, *flags, stamp, *sources, "-o", str(made), *after, libjpeg, "-lm"]

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from benchmarks.rounds import say
 from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.commit import draft_manifest
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.checkpoints.saves import NAMES, Saves, lay_out
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter
-from pipeline.checkpoints.writer_messages import Retention
 from pipeline.models import ModelConfig, build_model
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.world import World, current_world, enter, leave
@@ -197,7 +197,7 @@ class Arms:
             lambda fragment, slot: wanted.append((fragment, slot)),
             moments=list(manifest.moments),
             num_updates=manifest.num_updates,
-            filled=lambda: checkpoints.load_all(manifest, wanted),
+            filled=lambda: checkpoints.load(manifest, wanted),
         )
         checkpoints.loaded()
 

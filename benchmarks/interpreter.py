@@ -53,8 +53,8 @@ def main() -> None:
         raise SystemExit("the crop decoder is not built: make setup")
     with tempfile.TemporaryDirectory() as folder:
         url = packed(Path(folder))
-        clock = Clock(decoder._fill)
-        with mock.patch.object(decoder, "_fill", clock):
+        clock = Clock(decoder._library.sample_views_fill)
+        with mock.patch.object(decoder._library, "sample_views_fill", clock):
             rounds = in_turn(
                 list(ARMS), lambda name: arm(url, name, clock), rounds=arguments.rounds, keep=lambda _: None
             )

@@ -20,7 +20,9 @@ def ours(
 ) -> Callable[[], Iterator[tuple[Any, Any]]]:
     """`train_batches` as a user calls it, for exactly one epoch. `library`: uses the crop decoder. `own_huffman`:
     with its own decoder of Huffman codes. `shuffles_all`: the shuffle covers the whole dataset."""
-    from pipeline.data import DataConfig, train_batches, transform  # noqa: PLC0415
+    from pipeline.data import transform  # noqa: PLC0415
+    from pipeline.data.config import DataConfig  # noqa: PLC0415
+    from pipeline.data.stream import train_batches  # noqa: PLC0415
 
     config = DataConfig(
         lanes=settings.lanes,
@@ -67,12 +69,15 @@ def view_of(*, antialias: bool) -> Callable[[bytes, Any, Any], None]:
     """
     import simplejpeg  # noqa: PLC0415
 
-    from pipeline.data.transform import train_view  # noqa: PLC0415
+    from pipeline.data.transform import crop_decoder, train_view, training_plan  # noqa: PLC0415
 
-    config = augment_config(antialias=antialias)
+    config, decoder = augment_config(antialias=antialias), crop_decoder()
 
     def view(data: bytes, draws: Any, out: Any) -> None:
         height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        train_view(Image(data=data, height=height, width=width), draws, config=config, out=out)
+        image = Image(data=data, height=height, width=width)
+        plan = training_plan(image, draws, config=config, size=out.shape[0])
+        if decoder is None or not decoder.fill(data, plan, out=out):
+            train_view(image, draws, config=config, out=out)
 
     return view

@@ -37,7 +37,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     arguments = parser.parse_args()
     began = time.monotonic()
-    from pipeline.data import DataConfig  # noqa: PLC0415
+    from pipeline.data.config import DataConfig  # noqa: PLC0415
     from pipeline.data.transform import decoder_name  # noqa: PLC0415
     from shards.store import open_store  # noqa: PLC0415
 
@@ -61,7 +61,7 @@ def main() -> None:
 
 def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
     """Reads all batches of --epochs epochs."""
-    from pipeline.data import train_batches  # noqa: PLC0415
+    from pipeline.data.stream import train_batches  # noqa: PLC0415
 
     num_batches = arguments.epochs * arguments.images // arguments.batch
     digest, marks, moments = hashlib.sha256(), marks_of(num_batches), {0: Moment.now()}
@@ -81,7 +81,7 @@ def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
 
 def start(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
     """Takes the first batch at a position."""
-    from pipeline.data import train_batches  # noqa: PLC0415
+    from pipeline.data.stream import train_batches  # noqa: PLC0415
 
     place = json.loads(arguments.position)
     begin = Moment.now()
@@ -95,7 +95,7 @@ def start(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
 
 def position(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
     """The position before the first batch."""
-    from pipeline.data import train_batches  # noqa: PLC0415
+    from pipeline.data.stream import train_batches  # noqa: PLC0415
 
     with train_batches(arguments.url, global_batch=arguments.batch, config=config) as batches:
         return {"position": batches.position}

@@ -192,7 +192,9 @@ def one_data_start() -> None:
     share = Share(global_batch=GLOBAL_BATCH, rank=rank, num_ranks=NUM_RANKS)
     before, began = _memory(), time.process_time()
     ranks = LocalRanks(launch="benchmark", num_ranks=num_ranks)
-    planned = plan_stream(config, seed=0, image_size=224, share=share, num_local_ranks=num_ranks, ranks=ranks)
+    planned = plan_stream(
+        config, seed=0, image_size=224, share=share, num_cores=1, num_local_ranks=num_ranks, ranks=ranks
+    )
     _ = planned.data.label_names
     opened = time.process_time()
     planned.orders[0].rank_batch(0, GLOBAL_BATCH, rank, NUM_RANKS)

@@ -54,7 +54,7 @@ from shards.output.terminal import columns_of, command_output, message_text
 log = logging.getLogger("patchline")
 # Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
 _LOOKING = ("status", "watch", "logs", "doctor", "report", "show", "diff", "compare", "ls", "save", "stop", "cancel")
-HIDDEN = ("__done", "__gate", "__probe")
+HIDDEN = ("__done", "__gate", "__judge", "__probe")
 
 
 def entry() -> None:
@@ -153,6 +153,8 @@ def _of_scripts(name: str, words: list[str]) -> int:
     """Answers what the batch scripts ask."""
     if name == "__done":
         return int(importlib.import_module("jobs.chains.done").tell_done(words))
+    if name == "__judge":
+        return int(importlib.import_module("jobs.cluster.questions").answer(words, environ=dict(os.environ)))
     if name == "__probe":
         return int(importlib.import_module("jobs.cluster.preflight_nodes").probe_node(words, environ=dict(os.environ)))
     gate = importlib.import_module("jobs.chains.advance").gate

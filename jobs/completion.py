@@ -10,8 +10,8 @@ from jobs.arguments import run_flags_of
 from jobs.flags import Flag, flags_of
 from jobs.output import put
 from jobs.resolve import SHOWN, WITH_RECIPES, default_job
+from jobs.settings import CheckedJob
 from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
-from shards.config_values import refuse_wrong_values
 from shards.errors import UserError
 
 ASK = "__complete"  # the first word of such a request
@@ -43,14 +43,11 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionJob:
+class CompletionJob(CheckedJob):
     """The shell that the script is for."""
 
     shell: Literal["bash", "zsh", "fish"] = "bash"
     """Shell to print the script for; eval the output in the shell's start-up file."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
 
 def run(job: CompletionJob) -> int:

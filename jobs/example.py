@@ -6,22 +6,19 @@ from typing import Literal
 
 from jobs import exit_codes
 from jobs.output import put
-from shards.config_values import refuse_wrong_values
+from jobs.settings import CheckedJob
 from shards.errors import UserError
 
 _FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[1] / "slurm")  # of a wheel, and of a checkout
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleJob:
+class ExampleJob(CheckedJob):
     """The example file to print."""
 
     name: Literal["cluster.yaml", "chain.yaml"] = "cluster.yaml"
     """File to print: cluster.yaml, your cluster's settings for `submit` and `preflight`; or chain.yaml, stages that run
     one after another."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
 
 def run(job: ExampleJob) -> int:

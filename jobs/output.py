@@ -9,6 +9,7 @@ own umask is, so that colleagues can watch, stop and continue the run. `--shared
 
 import errno
 import filecmp
+import json
 import os
 import re
 import select
@@ -18,11 +19,13 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from shards.errors import UserError
+from shards.errors import STATUSES, Finding, UserError
 from shards.files.local_files import write_whole
+from shards.output.quantities import plural
 from shards.output.terminal import printable_name, unescaped, wrapped_text
 
 if TYPE_CHECKING:
@@ -84,18 +87,33 @@ def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
     return [f"> {printable_name(todo)}"] if is_command else wrapped(f"> {todo}", width, most_lines=most_lines)
 
 
-def table_of_checks(rows: Sequence[tuple[str, str, str, str]], *, columns: int) -> str:
-    """Returns a line for each check, and what to do below it. A row is the status as shown, the name, what was found
-    and what to do. `columns` is 0 for a pipe."""
-    name_width = max(len(name) for _, name, _, _ in rows)
+def table_of_checks(found: Sequence[Finding], *, columns: int) -> str:
+    """A line for each check, below it what to do, and at the end how many faults and warnings there are. `columns`: 0
+    for a pipe."""
+    name_width = max(len(one.name) for one in found)
     indent = " " * (name_width + _STATUS_WIDTH + 4)
     width, lines = columns or _PIPE_COLUMNS, []
-    for status, name, found, todo in rows:
-        head = f"{status:{_STATUS_WIDTH}}  {printable_name(name):{name_width}}  "
-        lines.append(wrapped_text(head + printable_name(found), width, indent=indent))
-        if todo:
-            lines.append(wrapped_text(f"{indent}> {printable_name(todo)}", width, indent=indent))
+    for one in found:
+        status = one.status.upper() if one.status == "fault" else one.status
+        head = f"{status:{_STATUS_WIDTH}}  {printable_name(one.name):{name_width}}  "
+        allowed = f" (allowed: {one.allowed})" if one.allowed else ""
+        lines.append(wrapped_text(head + printable_name(one.found + allowed), width, indent=indent))
+        if one.todo:
+            lines.append(wrapped_text(f"{indent}> {printable_name(one.todo)}", width, indent=indent))
+    counts = counts_of(found)
+    lines += ["", f"{plural(counts['fault'], 'fault')}, {plural(counts['warning'], 'warning')}"]
     return "".join(f"{line}\n" for line in lines)
+
+
+def json_of_checks(found: Sequence[Finding]) -> str:
+    """Returns the checks, and how many have each status, as one JSON object."""
+    checks = [{name: value for name, value in asdict(one).items() if name != "seen"} for one in found]
+    return json.dumps({"checks": checks, "counts": counts_of(found)}, allow_nan=False) + "\n"
+
+
+def counts_of(found: Sequence[Finding]) -> dict[str, int]:
+    """How many findings have each status."""
+    return {status: sum(one.status == status for one in found) for status in STATUSES}
 
 
 def put(text: str) -> None:

@@ -38,23 +38,23 @@ if TYPE_CHECKING:
     import jobs.recipes.pretrain  # noqa: F401 - a type checker then knows recipes.STAGE
     from jobs import recipes as recipes
     from jobs.data.index import index_tars as index_tars
-    from pipeline.data import AugmentConfig as AugmentConfig
-    from pipeline.data import DataConfig as DataConfig
-    from pipeline.data import MixupConfig as MixupConfig
-    from pipeline.data import RandAugmentConfig as RandAugmentConfig
-    from pipeline.data import ReadConfig as ReadConfig
-    from pipeline.data import draw_mix as draw_mix
-    from pipeline.data import mix_images as mix_images
-    from pipeline.data import mix_targets as mix_targets
-    from pipeline.data import mix_weights as mix_weights
-    from pipeline.data import train_batches as train_batches
+    from pipeline.data.config import AugmentConfig as AugmentConfig
+    from pipeline.data.config import DataConfig as DataConfig
+    from pipeline.data.config import MixupConfig as MixupConfig
+    from pipeline.data.config import RandAugmentConfig as RandAugmentConfig
     from pipeline.data.image_dataset import open_dataset as open_dataset
+    from pipeline.data.mixup import draw_mix as draw_mix
+    from pipeline.data.mixup import mix_images as mix_images
+    from pipeline.data.mixup import mix_targets as mix_targets
+    from pipeline.data.mixup import mix_weights as mix_weights
+    from pipeline.data.stream import train_batches as train_batches
     from pipeline.evaluation.predictor import load_model as load_model
     from pipeline.models import ModelConfig as ModelConfig
     from pipeline.models import build_model as build_model
     from pipeline.models.positions import resample_position_embeddings as resample_position_embeddings
     from pipeline.models.weights.folder import open_weights as open_weights
     from pipeline.shared_settings import EvaluationTransform as EvaluationTransform
+    from shards.config import ReadConfig as ReadConfig
     from shards.errors import InvalidDataError as InvalidDataError
     from shards.errors import StorageError as StorageError
     from shards.errors import TransientError as TransientError

@@ -1,9 +1,14 @@
-"""Errors that end a command with a message instead of a traceback; jobs/exit_codes.py gives each its exit code."""
+"""What is wrong and what to do about it: errors that end a command with a message instead of a traceback, and findings,
+which checks list. jobs/exit_codes.py gives each family of errors its exit code."""
 
 import errno
+from dataclasses import dataclass
+from typing import Literal
 
 from shards.output.terminal import printable
 
+Status = Literal["ok", "warning", "fault"]
+STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
@@ -21,6 +26,37 @@ class PrintableError(Exception):
 
 class UserError(PrintableError):
     """The user's mistake (exit code 2). The message says what is wrong, the value, what is allowed and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a check found, and what to do about it.
+
+    `name`: what was checked, for tables. `found`: in words. `allowed`: what would be right. `todo`: what to do, often a
+    command. `seen`: where it is written, such as a file and its line, or a command that shows it. Fields that say
+    nothing are empty.
+    """
+
+    name: str = ""
+    status: Status = "ok"
+    found: str
+    allowed: str = ""
+    todo: str = ""
+    seen: str = ""
+
+    def error(self) -> UserError:
+        """The error for a command that this fault ends."""
+        allowed = f"allowed: {self.allowed}" if self.allowed else ""
+        return UserError("; ".join(filter(None, (self.found, allowed))), todo=self.todo)
+
+
+def judged(
+    name: str, found: str, *, is_ok: bool, todo: str, allowed: str = "", otherwise: Status = "warning"
+) -> Finding:
+    """A check that has passed, or one that says what is allowed and what to do."""
+    if is_ok:
+        return Finding(name=name, found=found)
+    return Finding(name=name, status=otherwise, found=found, allowed=allowed, todo=todo)
 
 
 class InvalidDataError(UserError):

@@ -32,7 +32,7 @@ from jobs.chains.steps import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Piece, Request, batch_script, pieces_of, stage_body, write_script
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.settings import ClusterConfig, read_cluster
-from jobs.cluster.slurm import QueuedJob, answers, most_array_tasks, queued, submitted, submitted_in
+from jobs.cluster.slurm import QueuedJob, most_array_tasks, queued, silence, submitted, submitted_in
 from jobs.output import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
@@ -48,75 +48,9 @@ _GATE_MARGIN = 30  # seconds: a gate's time limit is short
 _REFUSALS = 3  # of an answering Slurm, before a gate believes them
 
 
-def gate_request(unit: Unit, plan: ChainPlan, *, state: Path, tag: str, after: Sequence[int]) -> Request:
-    """The job that looks at the unit once all these jobs have ended, however they end."""
-    return Request(
-        words=("__gate", str(state.parent), unit.name),
-        name=f"{GATE}-{unit.name}",
-        comment=f"-,{plan.name},{tag}",
-        nodes=1,
-        time_limit=str(plan.gate_minutes),
-        folder=state / "jobs",
-        chdir=Path(plan.chdir),
-        has_ranks=False,
-        cpus=1,
-        dependency="afterany:" + ":".join(map(str, after)) if after else "",
-        state=str(state / "jobs" / tag),
-    )
-
-
-def requests_of(
-    unit: Unit, tasks: Sequence[int], plan: ChainPlan, *, state: Path, tag: str, most: int
-) -> list[tuple[Request, Piece]]:
-    """The jobs of these tasks of a unit: one, several that continue each other, or an array in pieces. `most`: tasks
-    that Slurm allows in one array."""
-    pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
-    if unit.num_tasks == 1:
-        pieces = [replace(pieces[0], array="")] * unit.links
-    return [
-        (_request(unit, piece, plan, state=state, tag=f"{tag}.p{number}"), piece) for number, piece in enumerate(pieces)
-    ]
-
-
-def _request(unit: Unit, piece: Piece, plan: ChainPlan, *, state: Path, tag: str) -> Request:
-    return Request(
-        words=unit.words[0],
-        name=plan.job_name(unit),
-        comment=",".join([*_runs_in(unit, piece), plan.name, tag]),
-        nodes=unit.nodes,
-        time_limit=unit.time,
-        folder=state / "jobs",
-        chdir=Path(plan.chdir),
-        has_ranks=SUBMITTED[unit.stage].has_ranks,
-        cpus=unit.cpus,
-        dependency="singleton" if unit.links > 1 else "",
-        array=piece.array,
-        tail=tuple(_tail(unit, piece)),
-        state=str(state / "jobs" / tag.rpartition(".")[0]),
-    )
-
-
-def _runs_in(unit: Unit, piece: Piece) -> list[str]:
-    """The names of the runs in a job, each with its task in an array."""
-    if not any(unit.names):
-        return ["-"]
-    return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
-
-
-def _tail(unit: Unit, piece: Piece) -> list[str]:
-    """Lines of shell that make the words those of the array's task."""
-    if not piece.array:
-        return []
-    lines = [f"patchline_task=$(({piece.offset} + SLURM_ARRAY_TASK_ID))"]
-    if unit.num_parts > 1:
-        return [*lines, f'set -- "$@" "--part=$patchline_task/{unit.num_parts}"']
-    cases = [f"    {task}) set -- {shlex.join(unit.words[task])} ;;" for task in piece.tasks]
-    return [*lines, "case $patchline_task in", *cases, "    *) exit 2 ;;", "esac"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A chain that was frozen. `environ`: for Slurm's programs; `me`: the number of the gate's own job, or 0."""
+    """A frozen chain. `environ`: for Slurm's programs. `me`: the number of the gate's own job, or 0."""
 
     state: Path
     plan: ChainPlan
@@ -126,12 +60,12 @@ class Chain:
     me: int = 0
 
     def own(self, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """The chain's jobs of those in the queue."""
+        """Returns those jobs in the queue that belong to the chain."""
         return [one for one in queue if one.part_of(self.plan.name)]
 
     def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """The jobs of a unit, and any others that write to one of its runs: of a submission without the chain, or of
-        one before this, also if it was by another path of the folder."""
+        """Returns a unit's jobs in the queue, and other jobs that write to one of its runs: those submitted without the
+        chain, by an earlier chain, or through another path of the folder."""
         mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
         own = [one for one in self.own(queue) if mine.match(one.tag)]
         others = [one for one in queue if one not in own]
@@ -146,7 +80,7 @@ class Chain:
 
 
 def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, me: int = 0) -> Chain:
-    """The frozen chain in its folder."""
+    """Reads the frozen chain in a folder."""
     plan = read_plan_of(state)
     cluster = replace(read_cluster(state / "cluster.yaml"), command=plan.command)
     return Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override, me=me)
@@ -171,7 +105,7 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
             is_storage = isinstance(error, UnreachableError | TransientError) or disk_fault(error) is not None
             if isinstance(error, OSError) and not is_storage:
                 raise
-            if not is_storage and answers(environ):
+            if not is_storage and not silence(environ):
                 refusals, refusal = refusals + 1, error
             log.warning("%s; asking again", error)
         if time.monotonic() > deadline:
@@ -233,8 +167,8 @@ def _complete(chain: Chain, unit: Unit) -> None:
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
-    """Submits what is missing. WillNotSucceedError if it would end the same way, or if too many rounds brought
-    nothing."""
+    """Submits what is missing. WillNotSucceedError if it would end the same way again, or if too many rounds in a row
+    made no progress."""
     mine = record.jobs_of(unit.name)
     number = max((job.round for job in mine), default=-1) + 1
     last = [job for job in mine if job.round == number - 1]
@@ -257,7 +191,7 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
     """Submits tasks of a unit, unless the queue has them already. Returns the numbers of their jobs."""
     tag = f"{unit.name}.e{epoch}.r{number}"
     most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
-    wanted = requests_of(unit, tasks, chain.plan, state=chain.state, tag=tag, most=most)
+    wanted = requests_of(chain, unit, tasks, tag=tag, most=most)
     ids: list[int] = []
     for request, piece in wanted:
         if piece.waits_for is not None and piece.array:
@@ -278,19 +212,19 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
 
 
 def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
-    """Submits a gate. Where a lost job is not requeued, a second one waits behind it, which works only if the first was
-    lost with its node."""
+    """Submits a gate. On a cluster that does not requeue lost jobs, a second gate waits behind it. That helps only if
+    the first gate was lost with its node."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
     for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
-        request = gate_request(unit, chain.plan, state=chain.state, tag=each, after=after)
+        request = gate_request(chain, unit, tag=each, after=after)
         after = [_submitted(chain, request, ChainJob(unit=unit.name, kind=GATE, round=number, tag=each, job=0))]
 
 
 def _ensure_gate(
     chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
 ) -> None:
-    """Submits a gate behind jobs that wait or run, unless there is one: a dependency counts as met even if the job is
-    about to be requeued."""
+    """Submits a gate behind the unit's jobs in the queue, unless there is one already. (Slurm takes a dependency as met
+    even if the job is about to be requeued.)"""
     gates = record.gates_of(unit.name)
     is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
     if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
@@ -300,9 +234,70 @@ def _ensure_gate(
     _submit_gate(chain, unit, ids, number=number, epoch=record.epoch, again=f".g{len(gates)}")
 
 
+def gate_request(chain: Chain, unit: Unit, *, tag: str, after: Sequence[int]) -> Request:
+    """Returns the job that looks at the unit after all these jobs have ended, however they ended."""
+    return Request(
+        words=("__gate", str(chain.state.parent), unit.name),
+        name=f"{GATE}-{unit.name}",
+        comment=f"-,{chain.plan.name},{tag}",
+        nodes=1,
+        time_limit=str(chain.plan.gate_minutes),
+        folder=chain.state / "jobs",
+        chdir=Path(chain.plan.chdir),
+        has_ranks=False,
+        cpus=1,
+        dependency="afterany:" + ":".join(map(str, after)) if after else "",
+        state=str(chain.state / "jobs" / tag),
+    )
+
+
+def requests_of(chain: Chain, unit: Unit, tasks: Sequence[int], *, tag: str, most: int) -> list[tuple[Request, Piece]]:
+    """Returns the jobs for these tasks of a unit: one job, several that continue each other, or an array in pieces.
+    `most`: how many tasks Slurm allows in one array."""
+    pieces = pieces_of(tasks, most=min(most, _MOST_RUNS) if any(unit.names) else most, at_once=unit.at_once)
+    if unit.num_tasks == 1:
+        pieces = [replace(pieces[0], array="")] * unit.links
+    common = Request(
+        words=unit.words[0],
+        name=chain.plan.job_name(unit),
+        comment="",
+        nodes=unit.nodes,
+        time_limit=unit.time,
+        folder=chain.state / "jobs",
+        chdir=Path(chain.plan.chdir),
+        has_ranks=SUBMITTED[unit.stage].has_ranks,
+        cpus=unit.cpus,
+        dependency="singleton" if unit.links > 1 else "",
+        state=str(chain.state / "jobs" / tag),
+    )
+    found = []
+    for number, piece in enumerate(pieces):
+        comment = ",".join([*_runs_in(unit, piece), chain.plan.name, f"{tag}.p{number}"])
+        found.append((replace(common, comment=comment, array=piece.array, tail=tuple(_tail(unit, piece))), piece))
+    return found
+
+
+def _runs_in(unit: Unit, piece: Piece) -> list[str]:
+    """Returns the names of the runs in a job, each with its task in the array."""
+    if not any(unit.names):
+        return ["-"]
+    return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
+
+
+def _tail(unit: Unit, piece: Piece) -> list[str]:
+    """Returns lines of shell that choose the arguments of the array's task."""
+    if not piece.array:
+        return []
+    lines = [f"patchline_task=$(({piece.offset} + SLURM_ARRAY_TASK_ID))"]
+    if unit.num_parts > 1:
+        return [*lines, f'set -- "$@" "--part=$patchline_task/{unit.num_parts}"']
+    cases = [f"    {task}) set -- {shlex.join(unit.words[task])} ;;" for task in piece.tasks]
+    return [*lines, "case $patchline_task in", *cases, "    *) exit 2 ;;", "esac"]
+
+
 def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
-    """The number of the job: of a new one, or of one that was submitted just before a crash. WillNotSucceedError if
-    the chain has been cancelled meanwhile."""
+    """Submits a job, unless it was submitted just before a crash, and returns its number. WillNotSucceedError if the
+    chain has been cancelled in the meantime."""
     tag, record = request.comment.rpartition(",")[2], read_record_of(chain.state)
     own = chain.own(queued(chain.environ, with_ended=True))
     there = [one for one in own if one.tag == tag and (not record.life or record.life in one.names)]
@@ -323,6 +318,6 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
 
 
 def script_of(chain: Chain, request: Request) -> str:
-    """The batch script of one of the chain's jobs."""
+    """Returns the batch script of one of the chain's jobs."""
     cluster = replace(chain.cluster, margin_seconds=_GATE_MARGIN) if request.words[0] == "__gate" else chain.cluster
     return batch_script(request, cluster, body=stage_body())

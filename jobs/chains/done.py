@@ -1,4 +1,4 @@
-"""Says what is done already and needs no job: a training run, scores, a packing, a step of a chain.
+"""Says what is done and needs no job, and what cannot be done by another one.
 
 The answer comes from the store and the markers, never from exit codes. A training run or a dataset that was made with
 other settings is refused, as the stage itself would refuse it; scores of other settings are computed again.
@@ -8,7 +8,7 @@ import json
 import logging
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,56 @@ from shards.packing.write_shard import unpacked_parts
 from shards.store import open_store
 
 log = logging.getLogger(__name__)
+STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, of `patchline cancel RUN`
 _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 8
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
-STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, of `patchline cancel RUN`
-_HOPELESS = ("at fault", "gave up", "told to stop")  # as stage.sbatch writes them to tries.jsonl
+_TRAINING = ("pretrain", "finetune")
+# How a try ended that a later one would end like, as stage.sbatch writes it to tries.jsonl.
+_HOPELESS = {
+    "at fault": "ended with a mistake or a fault",
+    "gave up": "saved nothing new in three tries",
+    "told to stop": "was stopped by its file STOP",
+}
+
+
+def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
+    """Returns the numbers of a unit's tasks that are not complete. UserError if one was completed with other
+    settings."""
+    if unit.stage == "pack":
+        return _missing_of_pack(unit, override)
+    jobs = [job_of_words(list(words), override) for words in unit.words]
+    return [
+        number
+        for number, (words, job) in enumerate(zip(unit.words, jobs, strict=True))
+        if not _is_complete(unit, words, job, state=state)
+    ]
+
+
+def _missing_of_pack(unit: Unit, override: Override) -> list[int]:
+    job = job_of_words(list(unit.words[0]), override)
+    store, spec = open_store(job.out), spec_of(job)
+    plan = read_plan(store, spec)
+    if plan is not None and (job.phase in ("scan", "plan") or complete(store, plan)):
+        return []
+    if job.phase == "scan":
+        return unscanned_parts(store, spec, url=job.out, num_parts=unit.num_parts)
+    if job.phase == "shards":
+        return unpacked_parts(store, plan, num_parts=unit.num_parts) if plan else list(range(unit.num_parts))
+    return [0]
+
+
+def _is_complete(unit: Unit, words: Sequence[str], job: Any, *, state: Path) -> bool:
+    if unit.stage in _TRAINING:
+        return is_trained(job, extends="--extend" in words)
+    if unit.stage in ("evaluate", "fewshot"):
+        return _is_scored(unit.stage, job)
+    if unit.stage == "report":
+        return _is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
+    # A stage that writes nothing is done if all ranks of one of its jobs ended well.
+    epoch = read_record_of(state).epoch
+    records = (state / "jobs").glob(f"{unit.name}.e{epoch}.r*/patchline-*/submit/tries.jsonl")
+    return any(_last_end(path) == "done" for path in records)
 
 
 def tell_done(words: Sequence[str]) -> int:
@@ -46,78 +91,55 @@ def tell_done(words: Sequence[str]) -> int:
     else 1."""
     if len(words) != 1:
         raise UserError(f"__done takes one run directory; {len(words)} words were given")
-    return exit_codes.DONE if _is_vouched_for(Path(words[0])) else exit_codes.FAULTS_FOUND
+    return exit_codes.FAULTS_FOUND if _trained_steps(Path(words[0])) is None else exit_codes.DONE
 
 
-def _is_vouched_for(run_dir: Path) -> bool:
-    """Whether RUN/DONE vouches for the weights beside it, at the last step of RUN/job.yaml; logs why if it does not."""
+def is_trained(job: TrainingJob, *, extends: bool) -> bool:
+    """Whether the run of a job is complete, with at least its steps. UserError if it finished with other values.
+    `extends`: whether it may become longer."""
+    run_dir = Path(job.run_dir)
+    if not (run_dir / "DONE").exists() or (num_steps := _trained_steps(run_dir)) is None:
+        return False
+    refuse_other_run(job, extends=extends)
+    return num_steps >= job.steps
+
+
+def _trained_steps(run_dir: Path) -> int | None:
+    """Returns the steps of RUN/job.yaml if RUN/DONE is of the last of them, and vouches for the weights beside it; else
+    None, and logs why."""
     from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
 
     try:
         done = read_done(run_dir)
-        num_steps = whole_number(read_leaves(run_dir / "job.yaml").get("job.steps", ""))
+        num_steps = whole_number(read_leaves(run_dir / "job.yaml").get("job.steps", "")) or 0
     except (OSError, InvalidDataError) as error:
         log.error("%s: %s", run_dir / "job.yaml", error)
-        return False
+        return None
     if done is None:
         log.error("%s is missing, or does not vouch for the weights beside it", run_dir / "DONE")
-    elif done.step < (num_steps or 0):
+    elif done.step < num_steps:
         log.error("%s is of step %s, and the run has %s steps", run_dir / "DONE", f"{done.step:,}", f"{num_steps:,}")
     else:
-        return True
-    return False
-
-
-def has_steps(job: Any, *, extends: bool) -> bool:
-    """Whether the run of a job of training is complete, with at least its steps. UserError if it is done with other
-    values. `extends`: whether it may become longer."""
-    run_dir = Path(job.run_dir)
-    if not (run_dir / "DONE").exists() or not _is_vouched_for(run_dir):
-        return False
-    refuse_other_run(job, extends=extends)
-    return bool(int(read_leaves(run_dir / "job.yaml").get("job.steps", "0")) >= job.steps)
-
-
-def refuse_stopped(job: object) -> None:
-    """UserError if a file STOP keeps the run of a job of training stopped."""
-    if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
-        shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
-        raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
-
-
-def has_ended(job: object, *, extends: bool) -> bool:
-    """Whether the run of a job of training is done: RUN/DONE vouches for its weights, at the last step of this job.
-    UserError if it finished with other values, as training itself would say. If its data differs, training decides."""
-    if not isinstance(job, TrainingJob) or not (Path(job.run_dir) / "DONE").exists():
-        return False
-    from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
-    from pipeline.training.saving.may_continue import refuse_changes  # noqa: PLC0415
-
-    done = read_done(Path(job.run_dir))
-    if done is None or (extends and done.step != job.steps):  # the extended run keeps a warm-up that is not known here
-        return False
-    own_classes = job.model.num_classes or done.job.model.get("num_classes", 0)  # 0: those of the data
-    job = replace(job, model=replace(job.model, num_classes=own_classes))
-    is_done = done.step == job.steps
-    begin = replace(done.position, seed=job.seed, global_batch=job.global_batch, image_size=job.model.image_size)
-    refuse_changes(done.job, done.position, job=job, start=begin, is_done=is_done, extend=extends)
-    return is_done and not run_changes(done.job.job, asdict(job), is_done=True, extends=extends)
+        return num_steps
+    return None
 
 
 def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
     """UserError if what the step would make is complete, or planned, with other values."""
     if stage == "pack":
         read_plan(open_store(job.out), spec_of(job))
-    if stage in ("pretrain", "finetune") and (Path(job.run_dir) / "DONE").exists():
+    if stage in _TRAINING:
         refuse_other_run(job, extends="--extend" in words)
 
 
-def refuse_other_run(job: Any, *, extends: bool) -> None:
-    """UserError if the run that is done in the job's folder was of other values, or of another length. `extends`:
-    whether it may become longer. A damaged marker or record is no run that is done."""
+def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
+    """UserError if the run that is done in the job's folder had other values or another length. `extends`: whether it
+    may become longer. A run with a damaged marker or record is not done."""
+    run_dir = Path(job.run_dir)
+    if not (run_dir / "DONE").exists():
+        return
     from pipeline.training.saving.finish import done_from_json  # noqa: PLC0415 - loads torch
 
-    run_dir = Path(job.run_dir)
     try:
         done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
         num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
@@ -145,8 +167,15 @@ def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
         return False
 
 
-def is_scored(stage: str, job: Any) -> bool:
-    """Its scores are of this job, and of no older one or older weights: the record is written first."""
+def refuse_stopped(job: object) -> None:
+    """UserError if a file STOP keeps the training run of the job stopped."""
+    if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
+        shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
+        raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
+
+
+def _is_scored(stage: str, job: Any) -> bool:
+    """Whether scores are there, for this job and these weights. The record is written before the scores."""
     run_dir = Path(job.run_dir)
     path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")
     try:
@@ -154,12 +183,7 @@ def is_scored(stage: str, job: Any) -> bool:
     except (OSError, ValueError):
         return False
     causes = (run_dir / "job.yaml", Path(job.weights) / "model.safetensors")
-    return is_scored_by(stage, job, run_dir) and all(is_after(path, cause) for cause in causes)
-
-
-def is_after(path: Path, cause: Path) -> bool:
-    """Whether a file is there, and not older than what it was made of; both times are of one file system."""
-    return path.is_file() and (not cause.exists() or path.stat().st_mtime >= cause.stat().st_mtime)
+    return is_scored_by(stage, job, run_dir) and all(_is_after(path, cause) for cause in causes)
 
 
 def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
@@ -171,50 +195,64 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
     return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))
 
 
-def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
-    """The numbers of the tasks that are not complete."""
-    if unit.stage == "pack":
-        return _missing_of_pack(unit, override)
-    return [
-        number
-        for number, words in enumerate(unit.words)
-        if not _is_complete(unit, words, job_of_words(list(words), override), state=state)
-    ]
+def _is_after(path: Path, cause: Path) -> bool:
+    """Whether a file is there, and not older than what it was made of; both times are of one file system."""
+    return path.is_file() and (not cause.exists() or path.stat().st_mtime >= cause.stat().st_mtime)
 
 
-def hopeless(unit: Unit, jobs: list[ChainJob], *, state: Path) -> str:
-    """Why the unit's last jobs need not be submitted again: one message; empty if they may."""
+def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
+    """Returns one message: why another job of the unit would end like the last ones. Empty if it may not."""
     for run_dir in filter(None, unit.run_dirs()):
         if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
             return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
     if unit.may_fail:
         return ""
     for job in jobs:
-        for number, run_dir in enumerate(unit.run_dirs()):
-            mark = job.marks[number] if number < len(job.marks) else 0
-            record = Path(run_dir) / "submit" / "tries.jsonl"
-            if run_dir and number in job.tasks and (end := _last_end(record, mark)):
-                return _message(unit, end, state / "jobs")
-        # The records of stages without a run directory:
-        for path in sorted((state / "jobs" / job.tag).glob("patchline-*/submit/tries.jsonl")):
-            if end := _last_end(path, 0):
-                return _message(unit, end, state / "jobs")
+        ends = list(_ends_of(unit, job).values())
+        # Stages without a run directory have their records here:
+        ends += [_last_end(path) for path in sorted((state / "jobs" / job.tag).glob("patchline-*/submit/tries.jsonl"))]
+        if end := next((end for end in ends if end in _HOPELESS), ""):
+            where = f"would end the same way again; see its log in {state / 'jobs'}"
+            return f"{unit.name} {_HOPELESS[end]}, and {where}"
     return ""
 
 
 def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
-    """The tasks whose runs cannot succeed, of a unit whose runs may fail: since these jobs were submitted."""
+    """Returns the tasks whose runs cannot succeed, of a unit whose runs may fail, since these jobs were submitted."""
     if not unit.may_fail:
         return set()
-    records = [Path(run_dir) / "submit" / "tries.jsonl" for run_dir in unit.run_dirs()]
-    ends = {task: _last_end(records[task], job.marks[task]) for job in jobs for task in job.tasks}
+    ends: dict[int, str] = {}
+    for job in jobs:
+        ends |= _ends_of(unit, job)
     return {task for task, end in ends.items() if end in ("at fault", "gave up")}
+
+
+def _ends_of(unit: Unit, job: ChainJob) -> dict[int, str]:
+    """How the last try of each of the job's runs ended, by the number of its task."""
+    records = _records_of(unit)
+    return {task: _last_end(path, job.marks[task]) for task in job.tasks if (path := records.get(task))}
+
+
+def _records_of(unit: Unit) -> dict[int, Path]:
+    """The record of tries of each run, by the number of its task."""
+    runs = enumerate(unit.run_dirs())
+    return {number: Path(run_dir) / "submit" / "tries.jsonl" for number, run_dir in runs if run_dir}
+
+
+def _last_end(path: Path, mark: int = 0) -> str:
+    """How the last try ended that was recorded behind this byte; empty if there is none."""
+    try:
+        lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
+        return str(json.loads(lines[-1])["end"]) if lines else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def marks_of(unit: Unit) -> tuple[int, ...]:
     """The sizes of the runs' records of tries: what is behind them was written by jobs submitted from now on."""
-    paths = [Path(run_dir) / "submit" / "tries.jsonl" if run_dir else None for run_dir in unit.run_dirs()]
-    return tuple(path.stat().st_size if path and path.exists() else 0 for path in paths)
+    records = _records_of(unit)
+    sizes = {number: path.stat().st_size for number, path in records.items() if path.exists()}
+    return tuple(sizes.get(number, 0) for number in range(len(unit.words)))
 
 
 def saved_steps(unit: Unit) -> tuple[int, ...]:
@@ -233,55 +271,3 @@ def idle_rounds(jobs: Sequence[ChainJob], missing: Sequence[int], steps: Sequenc
             break
         after, later, idle = before, earlier, idle + 1
     return idle
-
-
-def _message(unit: Unit, end: str, folder: Path) -> str:
-    what = {
-        "at fault": "ended with a mistake or a fault",
-        "gave up": "saved nothing new in three tries",
-        "told to stop": "was stopped by its file STOP",
-    }
-    return f"{unit.name} {what[end]}, and would end the same way again; see its log in {folder}"
-
-
-def _last_end(path: Path, mark: int) -> str:
-    try:
-        lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
-        end = str(json.loads(lines[-1])["end"]) if lines else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return end if end in _HOPELESS else ""
-
-
-def _missing_of_pack(unit: Unit, override: Override) -> list[int]:
-    job = job_of_words(list(unit.words[0]), override)
-    store, spec = open_store(job.out), spec_of(job)
-    plan, one = read_plan(store, spec), [0]
-    if plan is not None and complete(store, plan):
-        return []
-    if job.phase == "scan":
-        return [] if plan else unscanned_parts(store, spec, url=job.out, num_parts=unit.num_parts)
-    if job.phase == "plan":
-        return [] if plan else one
-    if job.phase == "shards":
-        return unpacked_parts(store, plan, num_parts=unit.num_parts) if plan else list(range(unit.num_parts))
-    return one
-
-
-def _is_complete(unit: Unit, words: Sequence[str], job: Any, *, state: Path) -> bool:
-    if unit.stage in ("pretrain", "finetune"):
-        return has_steps(job, extends="--extend" in words)
-    if unit.stage in ("evaluate", "fewshot"):
-        return is_scored(unit.stage, job)
-    if unit.stage == "report":
-        return is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
-    return _is_on_record(unit, state=state)
-
-
-def _is_on_record(unit: Unit, *, state: Path) -> bool:
-    """Whether stage.sbatch recorded that all ranks ended well, for a stage that writes nothing."""
-    epoch = read_record_of(state).epoch
-    return any(
-        '"end": "done"' in path.read_text(errors="replace")
-        for path in (state / "jobs").glob(f"{unit.name}.e{epoch}.r*/patchline-*/submit/tries.jsonl")
-    )

@@ -31,8 +31,8 @@ _LEVELS = 2  # a chain's run is by default in FOLDER/STEP or FOLDER/STEP/NUMBER
 
 @dataclass(frozen=True, kw_only=True)
 class ChainPlan:
-    """What was frozen. `name`: of its jobs in the queue; `chdir`: what relative paths are relative to; `command`: the
-    words that run patchline; `gate_minutes`: the time limit of gates."""
+    """A frozen chain. `name`: the name of its jobs in the queue. `chdir`: the folder that relative paths start from.
+    `command`: the command that runs patchline. `gate_minutes`: the time limit of gates."""
 
     name: str
     units: tuple[Unit, ...]
@@ -48,9 +48,9 @@ class ChainPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainJob:
-    """A submitted job. `kind`: job or gate; `round`: 0 at first; `tasks`: numbers of the unit's tasks; `marks`: sizes
-    of the runs' tries.jsonl at submission, in bytes; `steps`: the steps that the runs had saved then; `offset`: of the
-    tasks' numbers to those in its array."""
+    """A submitted job. `kind`: job or gate. `round`: 0 for the first submission. `tasks`: the numbers of the unit's
+    tasks. `marks`, `steps`: the bytes of each run's tries.jsonl, and the last step that each run had saved, at
+    submission. `offset`: what to add to a task's number in its array to get its number in the unit."""
 
     unit: str
     kind: str
@@ -65,9 +65,9 @@ class ChainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What happened since the last beginning of the chain, which is the `epoch`-th. `life`: a word of its own, by which
-    its jobs are told from those of a chain that was in this folder before; empty before it began. `folder`: the
-    inode of the chain's folder then, by which a copy of it is known; 0 before it began."""
+    """What has happened since the chain last began, which is its `epoch`-th beginning. `life`: a token that tells this
+    chain's jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of
+    the chain's folder, which tells the folder from a copy; 0 before the chain began."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
@@ -85,18 +85,18 @@ class Record:
 
 
 def state_folder(folder: str | Path) -> Path:
-    """FOLDER/chain of a chain's folder, absolute."""
+    """Returns the absolute path of FOLDER/chain."""
     return (Path(folder) / STATE).absolute()
 
 
 def is_chain(folder: str | Path) -> bool:
-    """Whether a folder is that of a chain which was submitted."""
+    """Whether a folder holds a chain that was submitted."""
     return (state_folder(folder) / PLAN).is_file()
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:
-    """UserError for the folder of a chain where a run is meant, with why the chain gave up if it did. `hint`: what else
-    may be meant."""
+    """UserError if the folder is a chain's, where a run is meant. The message says why the chain gave up, if it did.
+    `hint`: what else may be meant."""
     if not is_chain(word):
         return
     why, path = "", state_folder(word) / GAVE_UP
@@ -108,12 +108,12 @@ def refuse_chain(word: str, *, hint: str = "") -> None:
 
 
 def chain_name(folder: str) -> str:
-    """The name of a chain's jobs in the queue: the same for one folder, by whatever path it is named."""
+    """Returns the name of a chain's jobs in the queue. It is the same for every path of the folder."""
     return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 
 def read_plan_of(state: Path) -> ChainPlan:
-    """The frozen chain. UserError if there is none."""
+    """Reads the frozen chain. UserError if there is none."""
     try:
         return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
     except OSError as error:
@@ -123,12 +123,12 @@ def read_plan_of(state: Path) -> ChainPlan:
 
 
 def plan_json(plan: ChainPlan) -> str:
-    """The plan as JSON, as it is frozen."""
+    """Returns the plan as the JSON text that is frozen."""
     return json.dumps(asdict(plan), indent=1) + "\n"
 
 
 def read_record_of(state: Path) -> Record:
-    """Reads the record since the last beginning. Lines that a crash tore do not count."""
+    """Reads the record since the chain last began. Lines that were cut off by a crash are skipped."""
     epoch, life, folder, jobs, complete = 0, "", 0, list[ChainJob](), set[str]()
     path = state / RECORD
     lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
@@ -153,12 +153,13 @@ def read_record_of(state: Path) -> Record:
 
 
 def begin(state: Path) -> None:
-    """Begins the chain again: what was submitted and complete before no longer counts."""
+    """Begins the chain again: earlier jobs and completed units no longer count."""
     add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=state.stat().st_ino)
 
 
 def jobs_begun_here(state: Path) -> list[str]:
-    """The numbers of the chain's jobs since its last beginning, by whatever path it was begun; none of a copy."""
+    """Returns the numbers of the chain's jobs since it last began, through any path of the folder. A copy of the folder
+    has none."""
     if not state.is_dir():
         return []
     record = read_record_of(state)
@@ -166,7 +167,7 @@ def jobs_begun_here(state: Path) -> list[str]:
 
 
 def add_line(state: Path, **values: object) -> None:
-    """Adds a line to the record, with the time. A line that a crash tore stays one of its own."""
+    """Adds a line to the record, with the time. A line cut off by a crash is kept as a separate line."""
     append_line(state / RECORD, values | {"unix_time": round(time.time(), 3)})
 
 
@@ -176,22 +177,23 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 
 def ending(state: Path) -> str:
-    """Why nothing more is submitted: gave-up, cancelled or done; empty if the chain goes on."""
+    """Returns how the chain ended: gave-up, cancelled or done. Empty if it has not ended."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainTask:
-    """A job of a chain for one run. `job`: as Slurm names it, `12` or `12_3` of an array. `log`: its log once it has
-    started."""
+    """A chain's job for one run. `job`: Slurm's name for it, `12`, or `12_3` in an array. `log`: its log, once the job
+    has started."""
 
     job: str
     log: Path
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
-    """Returns the jobs that a chain has submitted for a run since its last beginning, newest first; none if no chain
-    started the run, or if its files cannot be read. `logs`: known logs of the run, which lead to a chain elsewhere."""
+    """Returns the jobs that a chain has submitted for a run since the chain last began, newest first. None if no chain
+    started the run, or if the chain's files cannot be read. `logs`: known logs of the run, which may lead to a chain in
+    another place."""
     place = Path(os.path.realpath(run_dir))
     of_logs = [log.parents[2] for log in logs if log.parts[-3:-1] == (STATE, "jobs")]
     for folder in dict.fromkeys((*place.parents[:_LEVELS], *of_logs)):
@@ -212,7 +214,7 @@ def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
 
 
 def is_same_place(one: Path, other: Path) -> bool:
-    """Whether two paths are of one folder, which need not be there yet: through links, or two mounts of it."""
+    """Whether two paths lead to one folder, through links or two mounts of it. The folder need not exist yet."""
     one, other = (Path(os.path.realpath(each)) for each in (one, other))
     while one != other:
         with suppress(OSError):
@@ -224,7 +226,7 @@ def is_same_place(one: Path, other: Path) -> bool:
 
 
 def _jobs_of_task(unit: Unit, number: int, record: Record) -> list[str]:
-    """The jobs of one task of a unit, as Slurm names them."""
+    """Returns Slurm's names for the jobs of one task of a unit."""
     jobs = [job for job in record.jobs_of(unit.name) if job.job > 0]
     if unit.num_tasks == 1:
         return [str(job.job) for job in jobs]

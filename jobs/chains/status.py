@@ -9,10 +9,10 @@ from typing import Any
 
 from jobs.chains.state import CANCELLED, DONE, GAVE_UP, Record, ending, read_plan_of, read_record_of, state_folder
 from jobs.chains.steps import Unit
-from jobs.cluster.queue_reasons import QueueFinding, findings_of_tasks, num_tasks
+from jobs.cluster.queue_reasons import findings_of_tasks, num_tasks
 from jobs.cluster.slurm import QueuedJob, queued_with, tasks_of
 from jobs.output import advice, wrapped
-from shards.errors import UserError
+from shards.errors import Finding, UserError
 from shards.files.local_files import read_local_file
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
@@ -35,7 +35,7 @@ class StepStatus:
     jobs: tuple[int, ...]
     running: int
     queued: int
-    findings: tuple[QueueFinding, ...]
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def _step(
     mine = [one for one in queue if one.tag.startswith(f"{unit.name}.e")]
     running = sum(num_tasks(one.job) for one in mine if one.state in _RUNS)
     waiting = sum(num_tasks(one.job) for one in mine) - running
-    findings = list[QueueFinding]()
+    findings = list[Finding]()
     if unit.name in record.complete:
         state = "complete"
     elif not (jobs or gates):
@@ -118,7 +118,7 @@ def _step(
     )
 
 
-def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[QueueFinding]:
+def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[Finding]:
     found = []
     for number in numbers:
         if tasks := tasks_of(str(number), environ):
@@ -171,7 +171,7 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
         jobs = f"  ({plural(len(step.jobs), 'job')}, the last {step.jobs[-1]})" if step.jobs else ""
         lines += wrapped(f"    {step.name:<{width}}  {step.state}{more}{jobs}", columns)
         for finding in step.findings:
-            lines += [f"        {part}" for part in wrapped(finding.words, columns - 8)]
+            lines += [f"        {part}" for part in wrapped(finding.found, columns - 8)]
             lines += [f"        {part}" for part in advice(finding.todo, columns - 8)]
     return lines
 

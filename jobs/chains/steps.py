@@ -137,7 +137,7 @@ class ChainConfig:
 
 
 def read_chain(path: Path) -> ChainConfig:
-    """The chain in a YAML file. UserError, with the line, for what is wrong."""
+    """Reads a chain from a YAML file. UserError names the line of a mistake."""
     example = "the output of `patchline example chain.yaml`"
     of_step = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
     optional = {"StepConfig": of_step, "ChainConfig": ("rounds",)}
@@ -148,8 +148,8 @@ def read_chain(path: Path) -> ChainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Jobs of one kind. `words`: those of the command, one for all tasks that share a packing (`num_parts` of them),
-    or one for each run. `after`: the units that must be complete before."""
+    """Jobs that are submitted together. `words`: the arguments of each run; one entry for all tasks if they share a
+    packing (in `num_parts` parts). `after`: the units that must be complete first."""
 
     name: str
     step: str
@@ -186,7 +186,7 @@ class Unit:
 
 
 def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
-    """All units, each after those that it needs. UserError for steps that do not fit each other."""
+    """Returns all units, each after those that it needs. UserError for steps that do not fit together."""
     units: list[Unit] = []
     last: dict[str, Unit] = {}  # of each step
     before: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
 
 
 def _packing_units(unit: Unit, num_tasks: int) -> list[Unit]:
-    """A unit for each phase of the packing. The tasks share two of them."""
+    """Returns a unit for each phase of a packing. Two of the phases are shared by the tasks."""
     units: list[Unit] = []
     for phase in PHASES:
         is_array = phase in ("scan", "shards")
@@ -235,12 +235,12 @@ def _packing_units(unit: Unit, num_tasks: int) -> list[Unit]:
 
 
 def sweep_of(words: Sequence[str]) -> SweepPlan:
-    """The sweep of these words, those after `patchline sweep`."""
+    """Returns the sweep that these arguments of `patchline sweep` describe."""
     return plan_of(words, default_job(words[0], words[1]))
 
 
 def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
-    """The tries, if there is a grid, and the repetitions of the best of them."""
+    """Returns a unit of tries, if there is a grid, and a unit that repeats the best of them."""
     if len(unit.words) > 1:
         raise UserError(
             f"step {unit.step}: a sweep is of one command, and its `weights:` are of {len(unit.words)} runs"
@@ -261,7 +261,7 @@ def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
 
 
 def _words(step: StepConfig, folder: Path, last: Mapping[str, Unit]) -> tuple[tuple[str, ...], ...]:
-    """The arguments of each of the step's runs. `last`: the last unit of each step before it."""
+    """Returns the arguments of each of the step's runs. `last`: the last unit of each earlier step."""
     row, second, takes = SUBMITTED[step.stage], step.recipe, SUBMITTED[step.stage].takes
     given: list[list[str]] = [list(variant) for variant in step.variants] or [[]]
     for name in INPUTS:
@@ -328,8 +328,8 @@ def _refuse_shared(units: Sequence[Unit]) -> None:
 
 
 def resolved(unit: Unit, override: Override) -> Unit:
-    """The unit with the best values in its words, if it repeats the best of a sweep; else the unit. Repetitions of what
-    was the best before are put aside. WillNotSucceedError if no try has a score, or if a run has other values."""
+    """Returns the unit, with the best values in its arguments if it repeats the best of a sweep. Repetitions of an
+    earlier best are moved aside. WillNotSucceedError if no try has a score, or if a run has other values."""
     if not unit.best_of:
         return unit
     plan = sweep_of(unit.best_of)

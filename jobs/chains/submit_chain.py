@@ -1,4 +1,4 @@
-"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits what can be; or shows all of it."""
+"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits its first jobs, or shows all of it."""
 
 import logging
 import shutil
@@ -29,17 +29,15 @@ from jobs.chains.steps import ChainConfig, Unit, units_of
 from jobs.cluster.batch_script import Request, head_lines, script_summary, size_of
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words
-from jobs.cluster.settings import ClusterConfig
+from jobs.cluster.settings import ClusterConfig, Names
 from jobs.cluster.slurm import most_array_tasks, need_sbatch, settled_with, silence, slurms_answer
 from jobs.cluster.submit_checks import (
+    AskedJob,
     gate_minutes,
     limits_of,
-    refuse_local,
-    refuse_over_limits,
-    refuse_uneven,
+    refuse_job,
     refuse_unprintable,
     refuse_unreachable,
-    refuse_wrong_place,
 )
 from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
@@ -62,11 +60,13 @@ def submit_chain(
     is_dry: bool,
     is_full: bool,
     has_checks: bool,
+    names: Names,
     override: Override,
     environ: Mapping[str, str],
 ) -> int:
-    """Returns the exit code. `copies`: texts to keep beside the chain, by name. `is_full`: a dry run shows whole
-    scripts. UserError for what a stage or Slurm would refuse, and with `has_checks` for what cannot work."""
+    """Submits or shows a chain, and returns the exit code. `copies`: texts to keep beside the chain, by name.
+    `is_full`: a dry run shows whole scripts. `names`: what messages call the settings of a step. UserError for what a
+    stage or Slurm would refuse, and with `has_checks` for what cannot work."""
     silent = silence(environ) if is_dry else ""
     if silent:
         environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
@@ -76,7 +76,8 @@ def submit_chain(
     for _, words, _ in jobs:
         refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:
-        _check_all(jobs, cluster, environ, is_dry=is_dry)
+        refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
+        _check_all(jobs, cluster, environ, names=names)
     plan = ChainPlan(
         name=chain_name(config.folder),
         units=units,
@@ -89,7 +90,7 @@ def submit_chain(
     state = state_folder(Path(config.folder).resolve())
     chain = Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override)
     if is_dry:
-        return _show(chain, is_full=is_full, silent=silent)
+        return _show(chain, is_full=is_full, silent=silent, names=names)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
         if not unit.best_of:  # which values those have is known once the tries are over
@@ -97,7 +98,7 @@ def submit_chain(
                 refuse_changed(unit.stage, words, job)
     for request in _first_requests(chain):
         text = script_of(chain, replace(request, dependency=""))
-        slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}")
+        slurms_answer([], environ, text=text, what=f"the job {printable_name(request.name)}", names=names)
     _make_folder(chain.state)
     with alone(chain.state):
         if not _begin(chain, copies):
@@ -107,7 +108,7 @@ def submit_chain(
 
 @contextmanager
 def _named(unit: Unit) -> Iterator[None]:
-    """Errors name the step that has the unit."""
+    """Puts the step of the unit in front of error messages."""
     try:
         yield
     except UserError as error:
@@ -123,27 +124,13 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
         return job
 
 
-def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, is_dry: bool) -> None:
-    refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
-    partition = cluster.partition_for(has_ranks=True)
-    for unit, words, job in jobs:
-        run_dir = value_in(words, "--run-dir")
-        with _named(unit):
-            refuse_wrong_place(cluster, run_dir=run_dir, nodes=unit.nodes, limit=unit.time, job=job)
-            refuse_local(run_dir, nodes=unit.nodes, partition=partition, environ=environ)
-    of_ranks, of_one = (limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False))
-    for unit in dict.fromkeys(unit for unit, _, _ in jobs):
-        has_ranks = SUBMITTED[unit.stage].has_ranks
-        with _named(unit):
-            refuse_over_limits(
-                of_ranks if has_ranks else of_one,
-                nodes=unit.nodes + cluster.spares * has_ranks,
-                time_limit=unit.time or cluster.time_limit,
-                margin=cluster.margin_seconds,
-            )
+def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, names: Names) -> None:
+    limits = {each: limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False)}
     for unit, _, job in jobs:
+        has_ranks = SUBMITTED[unit.stage].has_ranks
+        asked = AskedJob(job=job, nodes=unit.nodes, time_limit=unit.time, has_ranks=has_ranks)
         with _named(unit):
-            refuse_uneven(cluster, nodes=unit.nodes, job=job)
+            refuse_job(asked, cluster, limits[has_ranks], environ, names=names)
 
 
 def _make_folder(state: Path) -> None:
@@ -156,8 +143,8 @@ def _make_folder(state: Path) -> None:
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
-    """Freezes the chain and begins it, unless its jobs wait or run: then it says so, and returns False. A chain that
-    gave up begins again beside those of its jobs that still run."""
+    """Freezes the chain and begins it. If its jobs are in the queue, says so and returns False instead. A chain that
+    gave up begins again beside its jobs that still run."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
@@ -195,20 +182,20 @@ def _advance(chain: Chain) -> int:
 
 
 def _first_requests(chain: Chain) -> list[Request]:
-    """A request for every unit, and for the gate behind it: as many as there will be if nothing goes wrong."""
+    """Returns the jobs of every unit, and the gate behind it: all the jobs there will be if nothing goes wrong."""
     requests = []
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
         tag = f"{unit.name}.e1.r0"
-        pieces = requests_of(unit, range(unit.num_tasks), chain.plan, state=chain.state, tag=tag, most=most)
+        pieces = requests_of(chain, unit, range(unit.num_tasks), tag=tag, most=most)
         requests += [request for request, _ in pieces]
-        requests.append(gate_request(unit, chain.plan, state=chain.state, tag=f"gate.{tag}", after=[]))
+        requests.append(gate_request(chain, unit, tag=f"gate.{tag}", after=[]))
     return requests
 
 
 def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
-    """What a chain does, as a table: each unit below the one that it waits for, with its jobs, their size and the
-    GPU-hours that they may take if each runs once, up to its time limit."""
+    """Returns a table of what a chain does: each unit below the one that it waits for, with its jobs, their size, and
+    the GPU-hours of one run up to the time limit."""
     head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
     rows, num_jobs, total = [head], 0, 0.0
     for unit, place in _placed(units):
@@ -241,7 +228,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
 
 
 def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
-    """The units that a unit waits for, without those that one of these waits for anyway."""
+    """Returns the units that a unit waits for, without those that it waits for indirectly anyway."""
     before = {each.name: set(each.after) for each in units}
     for each in units:  # in order: those before are known in full
         before[each.name] |= {name for other in each.after for name in before[other]}
@@ -249,7 +236,7 @@ def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
 
 
 def _placed(units: tuple[Unit, ...], parent: str = "", indent: str = "") -> Iterator[tuple[Unit, str]]:
-    """Each unit below the last one that it waits for, with the lines that are drawn before its name."""
+    """Yields each unit below the last one that it waits for, with the lines to draw before its name."""
     order = [each.name for each in units]
     last = {unit.name: max(_needed(unit, units), key=order.index, default="") for unit in units}
     own = [unit for unit in units if last[unit.name] == parent]
@@ -259,9 +246,9 @@ def _placed(units: tuple[Unit, ...], parent: str = "", indent: str = "") -> Iter
         yield from _placed(units, unit.name, indent + ("   " if is_last else "│  ") if parent else "")
 
 
-def _show(chain: Chain, *, is_full: bool, silent: str) -> int:
-    """Prints the graph, the head of each job or with `is_full` its whole script, and what Slurm says, or why it was
-    not asked (`silent`); writes nothing."""
+def _show(chain: Chain, *, is_full: bool, silent: str, names: Names) -> int:
+    """Prints the graph, the head of each job (or its whole script, if `is_full`), and Slurm's answer, or why Slurm was
+    not asked (`silent`). Writes no files."""
     requests = _first_requests(chain)
     put(f"{graph_of(chain.plan.units, chain.cluster, folder=str(chain.state.parent))}\n")
     if is_full:
@@ -274,12 +261,12 @@ def _show(chain: Chain, *, is_full: bool, silent: str) -> int:
         return exit_codes.DONE
     for request in requests[:_MOST_ASKED]:
         name, text = printable_name(request.name), script_of(chain, replace(request, dependency=""))
-        log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}"))
+        log.info("%s: %s", name, slurms_answer([], chain.environ, text=text, what=f"the job {name}", names=names))
     return exit_codes.DONE
 
 
 def _show_heads(requests: Sequence[Request], cluster: ClusterConfig) -> None:
-    """The lines #SBATCH that all jobs have, then each job with the others."""
+    """Prints the #SBATCH lines that all jobs share, then each job with its other lines."""
     heads = [head_lines(request, cluster) for request in requests]
     common = [line for line in heads[0] if all(line in head for head in heads)] if len(heads) > 1 else []
     if common:

@@ -1,6 +1,6 @@
-"""The batch script of a job: the site's lines, the command, and the body of slurm/stage.sbatch. Pure functions.
+"""Writes the batch script of a job: the site's lines, the command, and the body of slurm/stage.sbatch.
 
-A job array is cut into pieces that Slurm accepts: MaxArraySize bounds the index, and `%` the tasks that run at once.
+A job array is cut into pieces that Slurm accepts: MaxArraySize limits the index, and `%` the tasks that run at once.
 """
 
 import shlex
@@ -19,7 +19,8 @@ _BODY_BEGINS = "# Run one stage of Patchline"
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Tasks `offset + index`. `array`: for `--array`; `waits_for`: the piece that must have ended before, or none."""
+    """Part of an array, for the tasks `offset + index`. `array`: the value of `--array`. `waits_for`: the number of the
+    piece that must have ended first, or None."""
 
     offset: int
     array: str
@@ -28,10 +29,10 @@ class Piece:
 
 
 def pieces_of(tasks: Sequence[int], *, most: int, at_once: int = 0) -> list[Piece]:
-    """The tasks, in order and without repeats, in pieces of `most` indexes (0 to most-1); at_once=0: all at once.
+    """Cuts tasks, given in order and without repeats, into pieces of `most` indexes (0 to most-1).
 
-    The tasks that may run at once are shared by the pieces. If there are more pieces than that, the pieces form as many
-    queues, in each of which one starts after the other.
+    The pieces share the `at_once` tasks that may run at the same time (0: all). If there are more pieces than that,
+    they form `at_once` queues, and each piece starts after the one before it in its queue.
     """
     groups: dict[int, list[int]] = {}
     for task in tasks:
@@ -54,7 +55,7 @@ def pieces_of(tasks: Sequence[int], *, most: int, at_once: int = 0) -> list[Piec
 
 
 def tasks_in(job: str) -> list[range]:
-    """The numbers of the tasks in a job as squeue shows it: of `12_3`, of `12_[0-3,7%2]`; none of `12`."""
+    """Returns the task numbers in a job's name as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Empty for `12`."""
     tasks = job.partition("_")[2].strip("[]").partition("%")[0]
     ends = [part.partition("-") for part in tasks.split(",")]
     known = [(first, last or first) for first, _, last in ends]
@@ -66,7 +67,7 @@ def _is_number(text: str) -> bool:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as Slurm reads them: 0-3,7."""
+    """Returns ascending numbers in Slurm's format: 0-3,7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -78,8 +79,8 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One job. `words`: those of the command, the stage first. `folder`: where the script, the log and the records go;
-    `chdir`: what relative paths in the words are relative to. Both are absolute."""
+    """One job. `words`: the arguments of patchline, the stage first. `folder`: where the script, the log and the
+    records go. `chdir`: the folder that relative paths in the arguments start from. Both paths are absolute."""
 
     words: tuple[str, ...]
     name: str
@@ -89,25 +90,25 @@ class Request:
     folder: Path
     chdir: Path
     has_ranks: bool = True
-    """Whether it has a process per GPU, and the nodes to itself; else it is one process."""
+    """Whether the job has a process per GPU, and the nodes to itself. Otherwise it is one process."""
     cpus: int = 0
-    """CPUs of each process; 0: those of the cluster's settings."""
+    """CPUs of each process. 0 stands for the cluster's settings."""
     dependency: str = ""
     array: str = ""
-    """For --array, such as 0-3,7%2; `tail` then chooses the task's words."""
+    """The value of --array, such as 0-3,7%2. `tail` then chooses the task's arguments."""
     tail: tuple[str, ...] = ()
-    """Lines of shell after the words."""
+    """Lines of shell after the arguments."""
     state: str = ""
     """Folder for the records of a stage without a run directory."""
 
 
 def stage_body() -> str:
-    """The text of slurm/stage.sbatch, of this installation or checkout."""
+    """Reads slurm/stage.sbatch from this installation or checkout."""
     return next(path for path in _BODIES if path.is_file()).read_text()
 
 
 def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
-    """The text of a script for sbatch. `body`: that of slurm/stage.sbatch, of which the head is replaced."""
+    """Returns the text of a script for sbatch. `body`: the text of slurm/stage.sbatch, whose head is replaced."""
     shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
     lines = [
         "#!/usr/bin/env bash",
@@ -131,8 +132,8 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
 
 
 def write_script(path: Path, text: str) -> None:
-    """Writes a script for its owner alone, because of the lines of `setup:`; in a shared folder, for the group too. One
-    that a colleague has written is replaced."""
+    """Writes a script that only its owner can read, because `setup:` may hold private lines. In a shared folder, the
+    group can read it too, and a colleague's script is replaced."""
     path.unlink(missing_ok=True)
     path.touch(mode=private_mode())
     path.write_text(text)
@@ -140,8 +141,8 @@ def write_script(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSize:
-    """What one job takes: nodes with the spare ones, their GPUs, its time limit in Slurm's words, and the GPU-hours
-    until then; None: no limit is given."""
+    """What one job takes: its nodes including spares, their GPUs, its time limit in Slurm's format, and its GPU-hours
+    up to that limit (None without a limit)."""
 
     nodes: int
     gpus: int
@@ -150,7 +151,7 @@ class JobSize:
 
 
 def size_of(cluster: ClusterConfig, *, nodes: int, time_limit: str, has_ranks: bool) -> JobSize:
-    """The size of a job on this cluster. `time_limit`: empty: the cluster's."""
+    """Returns the size of a job on this cluster. An empty `time_limit` stands for the cluster's."""
     limit = time_limit or cluster.time_limit
     with_spares = nodes + (cluster.spares if has_ranks else 0)
     gpus = with_spares * cluster.gpus_per_node if has_ranks else 0
@@ -160,8 +161,8 @@ def size_of(cluster: ClusterConfig, *, nodes: int, time_limit: str, has_ranks: b
 
 
 def script_summary(request: Request, cluster: ClusterConfig, *, besides: Collection[str] = ()) -> str:
-    """What a reader checks first: the command, the nodes and GPUs with the hours that they may take, and the lines
-    #SBATCH, except those in `besides`, which are shown elsewhere."""
+    """Returns what a reader checks first: the command, the nodes, the GPUs and their hours, and the #SBATCH lines,
+    except those in `besides`, which are shown elsewhere."""
     one = size_of(cluster, nodes=request.nodes, time_limit=request.time_limit, has_ranks=request.has_ranks)
     tasks = sum(map(len, tasks_in(f"0_[{request.array}]"))) if request.array else 1
     size = f"{plural(tasks, 'task')}, each " if tasks > 1 else ""
@@ -177,7 +178,7 @@ def script_summary(request: Request, cluster: ClusterConfig, *, besides: Collect
 
 
 def head_lines(request: Request, cluster: ClusterConfig) -> list[str]:
-    """The lines #SBATCH of a job."""
+    """Returns the #SBATCH lines of a job."""
     return [f"#SBATCH {option}" for option in _options(request, cluster)]
 
 
@@ -215,7 +216,7 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """The value, quoted as sbatch reads it in a line #SBATCH."""
+    """Quotes a value for an #SBATCH line."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -234,7 +235,7 @@ def _site(cluster: ClusterConfig, *, has_ranks: bool) -> list[str]:
 
 
 def names_of(words: Sequence[str]) -> str:
-    """A job's name from its stage and recipe, of letters that Slurm and the shell read without quotes."""
+    """Returns a job's name made of its stage and recipe, in characters that need no quotes in Slurm and the shell."""
     text = "-".join(Path(word).name for word in words[:2])
     return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in text)[
         :60

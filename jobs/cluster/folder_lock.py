@@ -1,9 +1,10 @@
 """Lets one process at a time work in a folder, which several hosts may share.
 
-flock(2) is tried first: the kernel gives it back, however its process ends. File systems without it (Lustre without
--o flock, some NFS servers) refuse it. There, a folder is the lock, which mkdir makes for one process only. A file in it
-names its owner, who renews the folder's time; an owner that has ended on this host, or has not renewed it for
-STALE_SECONDS by the file server's clock, is dead, and the next process removes its lock.
+flock(2) is tried first, since the kernel releases it however the process ends. Some file systems refuse it (Lustre
+without -o flock, some NFS servers). There, the lock is a folder, because mkdir succeeds for one process only. A file in
+the folder names the owner, and the owner renews the folder's time. An owner counts as dead if its process has ended on
+this host, or if it has not renewed the time for STALE_SECONDS by the file server's clock. The next process then removes
+the lock.
 """
 
 import errno
@@ -28,8 +29,8 @@ _FOLDER, _BOOT = "lock.owned", Path("/proc/sys/kernel/random/boot_id")
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Lets one process at a time work in the folder, on this host and wherever the file system passes locks on.
-    TransientError if another one does not end."""
+    """Lets one process at a time work in the folder: on this host, and on others if the file system shares locks.
+    TransientError if another process holds the lock for too long."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     with (folder / "lock").open("w") as file:
         while (is_held := _flocked(file)) is False:
@@ -49,7 +50,8 @@ def has_flock(folder: Path) -> bool:
 
 
 def _flocked(file: TextIO) -> bool | None:
-    """Whether this process now holds the file's lock, without waiting for it; None if the file system has no flock."""
+    """Takes the file's lock if it is free, and returns whether this process holds it. None if the file system has no
+    flock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -92,7 +94,8 @@ def _renew(lock: Path, has_ended: threading.Event) -> None:
 
 
 def _remove_if_dead(lock: Path) -> None:
-    """Removes the lock of an owner that is dead. Of several processes, one removes the owner's name, and goes on."""
+    """Removes the lock of a dead owner. If several processes try this, only the one that removes the owner's name
+    continues."""
     try:
         owner = next((path.name for path in lock.iterdir()), "")
         host, _, rest = owner.rpartition("-")[0].rpartition("-")
@@ -106,12 +109,12 @@ def _remove_if_dead(lock: Path) -> None:
 
 
 def _this_host() -> str:
-    """The name of this host since it was started: another one may have the same name."""
+    """Returns a name for this host since its last boot, since two hosts may have the same name."""
     return f"{socket.gethostname()}.{_BOOT.read_text()[:8] if _BOOT.is_file() else ''}"
 
 
 def _age(lock: Path) -> float:
-    """Seconds since the lock's time was renewed, by the clock that the times of files are from."""
+    """Returns the seconds since the lock was last renewed, by the file server's clock."""
     probe = lock.parent / f".{_FOLDER}-{secrets.token_hex(4)}"
     probe.touch()
     try:

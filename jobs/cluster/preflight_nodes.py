@@ -20,14 +20,13 @@ from typing import Annotated
 from jobs import exit_codes
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import ran
-from jobs.cluster.submit_checks import MOUNTS, file_system
+from jobs.cluster.submit_checks import file_system
 from jobs.output import put
 from pipeline.ranks.environment import place_from
 from shards.config_values import Range
-from shards.errors import UserError
+from shards.errors import Finding, UserError
 from shards.files.typed_json import read_record
 from shards.output.terminal import printable_name
-from shards.verifying.verdict import Verdict
 
 SLOW = 1.15  # times the median over all nodes
 _SLOW_IMPORT_SECONDS = 20.0
@@ -63,7 +62,7 @@ exec "$@" __probe "$SLURMD_NODENAME"
 
 
 def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
-    """The options of a job on this cluster, for sbatch and srun alike. Pure."""
+    """Returns the options of a job on this cluster, for sbatch and srun alike. Pure."""
     named = {
         "partition": cluster.partition,
         "account": cluster.account,
@@ -78,8 +77,8 @@ def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
 @dataclass(frozen=True, kw_only=True)
 class NodeFound:
     """What one rank found on its node. `import_seconds`: of torch and DeepSpeed, from the kind of file system
-    `imported_from`; `cached_seconds`: of another process, which finds them in the node's memory (both 0: this rank did
-    not try). `fault`: of the exchange, empty if there is none or it is still to come."""
+    `imported_from`. `cached_seconds`: of a second process, which finds them in the node's memory. Both are 0 if this
+    rank did not try. `fault`: of the exchange; empty if there is none, or if the exchange has not ended yet."""
 
     node: str
     rank: Annotated[int, Range(0)]
@@ -93,8 +92,8 @@ class NodeFound:
 
 def shared_checks(
     cluster: ClusterConfig, folder: Path, *, wait_seconds: int, environ: Mapping[str, str]
-) -> list[Verdict]:
-    """Two nodes, and this one, write into a new folder below `folder`, and read each other's files."""
+) -> list[Finding]:
+    """Has two nodes and this machine write into a new folder below `folder`, and read each other's files."""
     below = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     place = below / f".patchline-preflight-{secrets.token_hex(8)}"
     try:
@@ -116,8 +115,8 @@ def shared_checks(
     return judge_shared(text, where=printable_name(str(below)), command=shlex.join(cluster.command))
 
 
-def judge_shared(text: str, *, where: str, command: str) -> list[Verdict]:
-    """What the nodes have printed. Pure."""
+def judge_shared(text: str, *, where: str, command: str) -> list[Finding]:
+    """Judges what the nodes have printed. Pure."""
     said: dict[str, dict[str, str]] = {}
     for match in _LINE.finditer(text):
         said.setdefault(printable_name(match["node"]), {})[match["what"]] = match["more"]
@@ -128,11 +127,11 @@ def judge_shared(text: str, *, where: str, command: str) -> list[Verdict]:
         value = f"{where}: " + ("; ".join(f"{node} {why}" for node, why in bad.items()) or f"only {names} answered")
         found = [_failed("run directory", value, "give --run-dir a folder on storage that all nodes mount")]
     else:
-        found = [Verdict(name="run directory", status="ok", value=f"{where}: written and read on {names}, and here")]
+        found = [Finding(name="run directory", status="ok", found=f"{where}: written and read on {names}, and here")]
     if silent:
         todo = "correct `command:` and `setup:` in your cluster's settings: it must be on storage that the nodes share"
         return [*found, _failed("command", f"{command} --version fails on {', '.join(silent)}", todo)]
-    return [*found, Verdict(name="command", status="ok", value=f"{command} answers on {names}")]
+    return [*found, Finding(name="command", status="ok", found=f"{command} answers on {names}")]
 
 
 def _why(what: Mapping[str, str], nodes: Sequence[str]) -> str:
@@ -144,8 +143,8 @@ def _why(what: Mapping[str, str], nodes: Sequence[str]) -> str:
     return f"does not see what {' and '.join(others) or 'another node'} wrote within {_CACHE_SECONDS} s"
 
 
-def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, environ: Mapping[str, str]) -> list[Verdict]:
-    """Imports, a product of matrices and an exchange on all nodes, one rank per GPU."""
+def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, environ: Mapping[str, str]) -> list[Finding]:
+    """Runs imports, a product of matrices and an exchange on all nodes, one rank per GPU."""
     tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
     words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
     script = "\n".join([*cluster.setup, _DEEP])
@@ -156,7 +155,7 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
 
 
 def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """`patchline __probe NODE`, which each rank of the deep job runs: prints a line of JSON after each of its two
+    """`patchline __probe NODE`, which each rank of the deep job runs. It prints a line of JSON after each of its two
     steps. `words`: the node's name in Slurm."""
     if len(words) != 1:
         raise UserError(f"__probe takes the name of the node, got {len(words)} words")
@@ -173,7 +172,7 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
         product_seconds=product_seconds(world.device),
         import_seconds=import_seconds,
         cached_seconds=cached_seconds,
-        imported_from=file_system(Path(sys.prefix), MOUNTS.read_text(errors="replace") if MOUNTS.is_file() else ""),
+        imported_from=file_system(Path(sys.prefix)),
     )
     put(json.dumps(asdict(found)) + "\n")
     fault = exchange(world) if world.num_ranks > 1 else ""
@@ -182,14 +181,14 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _import_seconds() -> float:
-    """The seconds that a new process takes to import torch and DeepSpeed."""
+    """Returns the seconds that a new process takes to import torch and DeepSpeed."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, deepspeed"], capture_output=True, check=True)
     return time.monotonic() - began
 
 
-def judge_deep(text: str, *, nodes: int) -> list[Verdict]:
-    """What the ranks have printed: the later line of a rank replaces the earlier. Pure."""
+def judge_deep(text: str, *, nodes: int) -> list[Finding]:
+    """Judges what the ranks have printed. A rank's later line replaces the earlier one. Pure."""
     ranks: dict[int, NodeFound] = {}
     for line in text.splitlines():
         if '"product_seconds"' in line:
@@ -206,7 +205,7 @@ def judge_deep(text: str, *, nodes: int) -> list[Verdict]:
     return [_judge_imports(by_node), _judge_speed(by_node, nodes), _judge_exchange(by_node, nodes)]
 
 
-def _judge_imports(by_node: Mapping[str, Sequence[NodeFound]]) -> Verdict:
+def _judge_imports(by_node: Mapping[str, Sequence[NodeFound]]) -> Finding:
     """The slowest node decides, since all wait for it."""
     first = max(one.import_seconds for found in by_node.values() for one in found)
     cached = max(one.cached_seconds for found in by_node.values() for one in found)
@@ -214,11 +213,11 @@ def _judge_imports(by_node: Mapping[str, Sequence[NodeFound]]) -> Verdict:
     value = f"torch and DeepSpeed in {first:.1f} s on the slowest node, {cached:.1f} s once cached; from {kinds}"
     if first > max(_SLOW_IMPORT_SECONDS, 3 * cached):
         todo = "copy the environment to the disks of the nodes (docs/slurm.md says how), or use a container image"
-        return Verdict(name="imports", status="warning", value=value, allowed="20 s", todo=todo)
-    return Verdict(name="imports", status="ok", value=value)
+        return Finding(name="imports", status="warning", found=value, allowed="20 s", todo=todo)
+    return Finding(name="imports", status="ok", found=value)
 
 
-def _judge_speed(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Verdict:
+def _judge_speed(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Finding:
     """A node is as slow as its slowest rank."""
     seconds = {node: max(one.product_seconds for one in found) for node, found in by_node.items()}
     median = statistics.median(seconds.values())
@@ -226,24 +225,24 @@ def _judge_speed(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Verd
     value = f"{median * 1e3:.3g} ms on {len(seconds)} nodes in the median"
     if len(seconds) < nodes:
         todo = "see `sinfo -R`, and leave out those that did not answer: options: [--exclude=NODES]"
-        return Verdict(name="product", status="failed", value=value, allowed=f"{nodes} nodes answer", todo=todo)
+        return Finding(name="product", status="fault", found=value, allowed=f"{nodes} nodes answer", todo=todo)
     if slow:
         named = ", ".join(f"{node} {(times - 1) * 100:.0f} % slower" for node, times in sorted(slow.items()))
         todo = f"leave them out, since all wait for the slowest: options: [--exclude={','.join(sorted(slow))}]"
-        return Verdict(
-            name="product", status="warning", value=f"{value}; {named}", allowed="up to 15 % slower", todo=todo
+        return Finding(
+            name="product", status="warning", found=f"{value}; {named}", allowed="up to 15 % slower", todo=todo
         )
-    return Verdict(name="product", status="ok", value=value)
+    return Finding(name="product", status="ok", found=value)
 
 
-def _judge_exchange(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Verdict:
+def _judge_exchange(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Finding:
     bad = {
         node: next((one.fault for one in found if one.fault), "did not end")
         for node, found in by_node.items()
         if any(one.fault or not one.has_exchanged for one in found)
     }
     if not bad and len(by_node) == nodes:
-        return Verdict(name="exchange", status="ok", value=f"the sum over all ranks is right on {', '.join(by_node)}")
+        return Finding(name="exchange", status="ok", found=f"the sum over all ranks is right on {', '.join(by_node)}")
     why = next(iter(bad.values()), "not all answered")
     value = f"fails on {', '.join(bad) or 'some nodes'}: {printable_name(why)}"
     todo = "check that nodes reach each other on ports 20000 to 32000, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
@@ -257,7 +256,7 @@ def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -
 
 
 def _output(words: list[str], environ: Mapping[str, str], cluster: ClusterConfig) -> tuple[str, str]:
-    """What a job prints, and why it failed, if it did."""
+    """Returns what a job prints, and why it failed, if it did."""
     limit = next(int(word.partition("=")[2]) for word in words if word.startswith("--immediate="))
     try:
         seconds = limit + 60 * (max(_MINUTES.values()) + 2)
@@ -267,17 +266,17 @@ def _output(words: list[str], environ: Mapping[str, str], cluster: ClusterConfig
     return done.stdout, "" if done.returncode == 0 else " ".join(done.stderr.split()) or "srun failed"
 
 
-def _unanswered(name: str, fault: str, wait_seconds: int) -> Verdict:
+def _unanswered(name: str, fault: str, wait_seconds: int) -> Finding:
     if _BUSY.search(fault):
         value = f"not checked: no nodes were free within {wait_seconds} s"
         todo = "try again later, or wait longer: --wait-seconds 600"
-        return Verdict(name=name, status="warning", value=value, allowed="nodes are free", todo=todo)
+        return Finding(name=name, status="warning", found=value, allowed="nodes are free", todo=todo)
     return _failed(name, printable_name(fault[:300]), "correct your cluster's settings; `srun` with the same options")
 
 
-def _failed(name: str, value: str, todo: str) -> Verdict:
+def _failed(name: str, value: str, todo: str) -> Finding:
     allowed = {"run directory": "all nodes see the same files", "command": "exit code 0"}.get(name, "it works on all")
-    return Verdict(name=name, status="failed", value=value, allowed=allowed, todo=todo)
+    return Finding(name=name, status="fault", found=value, allowed=allowed, todo=todo)
 
 
 def _remove(place: Path) -> None:

@@ -1,9 +1,8 @@
-"""Which variables go to Slurm, which stores the environment that a job inherits and its script, and shows a command's
-arguments to everybody.
+"""Keeps secrets out of Slurm, which stores a job's script and environment, and shows its arguments to everybody.
 
-Names of secrets cannot all be known, so a job inherits only what is known to be none: what a shell, Python, modules,
-CUDA and the libraries of training need, folders, and what `environment:` of the cluster's settings names. What looks
-like a secret is not passed on even then, and not taken in a script or a command either.
+Nobody knows the names of all secrets, so a job inherits only variables that are known to hold none: those that a shell,
+Python, modules, CUDA and the training libraries need, variables with paths, and those that `environment:` of the
+cluster's settings names. Even then, what looks like a secret is not passed on, and is refused in a script or a command.
 """
 
 import os
@@ -62,7 +61,7 @@ _NAME_AND_VALUE = re.compile(rf"([A-Za-z_]\w*)[\"']?\s+(?={_VALUE})")
 
 def is_secret(name: str, value: str = "") -> bool:
     """Whether a variable looks like a secret: by its name, or because its value is a URL with a password or a
-    signature. The name of a file is none (AWS_SHARED_CREDENTIALS_FILE)."""
+    signature. The name of a file is no secret (AWS_SHARED_CREDENTIALS_FILE)."""
     shouted = name.upper()
     if has_secret(value):
         return True
@@ -72,8 +71,8 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
-    """Whether jobs inherit a variable. `named`: of `environment:`, in which WORK_* are all that begin so. A variable
-    that holds folders and files, which are there, is passed on whatever it is called (SCRATCH)."""
+    """Whether jobs inherit a variable. `named`: the names in `environment:`, where WORK_* stands for all names with
+    that prefix. A variable whose value is paths that exist is passed on whatever its name is (SCRATCH)."""
     if is_secret(name, value) or has_user(value):
         return False
     if _PASSED_ON.fullmatch(name) or name in named:
@@ -86,13 +85,13 @@ def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
 
 
 def withheld(environ: Mapping[str, str], *, named: Collection[str] = ()) -> list[str]:
-    """The variables that jobs do not inherit, sorted, without those of the login."""
+    """Returns the variables that jobs do not inherit, sorted, without those of the login session."""
     found = [name for name, value in environ.items() if not is_passed_on(name, value, named=named)]
     return sorted(name for name in found if is_secret(name) or not _OF_SESSION.fullmatch(name))
 
 
 def refuse_wrong_names(names: Iterable[str]) -> None:
-    """UserError for a name in `environment:` that is none, or that looks like a secret."""
+    """UserError for an entry of `environment:` that is not a variable's name, or looks like a secret."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z_]\w*\*?", name, re.ASCII):
             shown = printable_name(name)
@@ -108,7 +107,7 @@ def refuse_wrong_names(names: Iterable[str]) -> None:
 
 
 def refuse_secret_lines(lines: Iterable[str], *, what: str) -> None:
-    """UserError for a line of shell that sets a variable that looks like a secret to a value that is written there."""
+    """UserError for a line of shell that gives a literal value to a variable that looks like a secret."""
     for line in lines:
         for name in _set_in(line):
             if is_secret(name):
@@ -123,14 +122,14 @@ def refuse_secret_lines(lines: Iterable[str], *, what: str) -> None:
 
 
 def _set_in(line: str) -> list[str]:
-    """The names that a line of shell sets to a value that is written there."""
+    """Returns the names to which a line of shell gives a literal value."""
     settings = _CONFIGURE.search(line)
     found = [*_ASSIGNMENT.finditer(line), *(_NAME_AND_VALUE.finditer(settings[1]) if settings else ())]
     return [match[1] for match in found]
 
 
 def refuse_secret_words(words: Iterable[str]) -> None:
-    """UserError for a word of a command with a password or a signature in a URL."""
+    """UserError for an argument that is a URL with a password or a signature."""
     for word in words:
         if has_secret(word):
             raise UserError(

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,6 +38,16 @@ _SETTINGS = {
 }
 # These options make sbatch print something other than a job's number, or wait for the job.
 _OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait")
+
+
+class Names(Enum):
+    """What messages call a job's time limit and nodes: the flags of `submit`, or the fields of a chain's step."""
+
+    OF_SUBMIT = ("--time", "--nodes")
+    OF_STEP = ("`time:` of the step", "`nodes:` of the step")
+
+    def __init__(self, time: str, nodes: str) -> None:
+        self.time, self.nodes = time, nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,22 +132,23 @@ class ClusterConfig:
 
     @property
     def takes_all_memory(self) -> bool:
-        """Whether jobs with ranks ask for all memory of their nodes: not if `options` ask for another amount."""
+        """Whether jobs with ranks ask for all memory of their nodes. They do not if `options` ask for another
+        amount."""
         return self.all_memory and not any(map(_OF_MEMORY.match, self.options))
 
     @property
     def gpus_asked_for(self) -> str:
-        """The GPUs of each node in Slurm's words, such as h100:8; empty: none."""
+        """The GPUs of each node in Slurm's format, such as h100:8. Empty if there are none."""
         number = str(self.gpus_per_node or "")
         return f"{self.gpu_type}:{number}" if self.gpu_type else number
 
     def partition_for(self, *, has_ranks: bool) -> str:
-        """The partition of a job with a process per GPU, or of one without GPUs; empty: Slurm's default."""
+        """Returns the partition for jobs with ranks, or for jobs without GPUs. Empty for Slurm's default."""
         return (self.cpu_partition if not has_ranks else "") or self.partition
 
 
 def _refuse_ours(option: str) -> None:
-    """UserError for an option that patchline depends on, also if it is abbreviated, as sbatch takes it."""
+    """UserError for an option that patchline sets itself, even in an abbreviated form that sbatch would accept."""
     name = option.removeprefix("--").partition("=")[0]
     names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name comes first
     full = next((one for one in names if one.startswith(name)), "")
@@ -157,13 +169,13 @@ def _refuse_lines(lines: tuple[str, ...], *, what: str) -> None:
 
 
 def refuse_wrong_limit(text: str, *, what: str) -> None:
-    """UserError if a time limit is not in Slurm's words."""
+    """UserError if a time limit is not in Slurm's format."""
     if not _LIMIT.fullmatch(text):
         raise UserError(f"{what} is {shown_value(text)}; allowed: MINUTES, HH:MM:SS or D-HH:MM:SS, such as 24:00:00")
 
 
 def seconds_of(limit: str) -> int | None:
-    """Seconds of a limit as Slurm shows it, such as 1-00:00:00; None for UNLIMITED. Pure."""
+    """Returns the seconds of a limit in the form that Slurm shows, such as 1-00:00:00. None for UNLIMITED. Pure."""
     match = _SHOWN_LIMIT.fullmatch(limit)
     if not match:
         return None
@@ -172,7 +184,8 @@ def seconds_of(limit: str) -> int | None:
 
 
 def asked_seconds(limit: str) -> int | None:
-    """Seconds of a limit as it is given to sbatch: 90 is minutes, 1-12 days and hours. None if there is none. Pure."""
+    """Returns the seconds of a limit in the form that sbatch takes: 90 is minutes, 1-12 is days and hours. None for an
+    empty limit. Pure."""
     if not limit:
         return None
     days, has_days, rest = limit.rpartition("-")
@@ -187,7 +200,7 @@ def asked_seconds(limit: str) -> int | None:
 
 
 def read_cluster(path: Path) -> ClusterConfig:
-    """The settings in a YAML file. UserError, with the line, for what is wrong."""
+    """Reads the settings from a YAML file. UserError names the line of a mistake."""
     example = "the output of `patchline example cluster.yaml`"
     return read_config(
         path, ClusterConfig, example=example, todo=f"give --cluster your copy of {example}", base=ClusterConfig()
@@ -195,7 +208,8 @@ def read_cluster(path: Path) -> ClusterConfig:
 
 
 def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
-    """The settings with the command of this environment, if they name none. UserError if it has none."""
+    """Returns the settings. If they name no command, it becomes that of this environment; UserError if there is
+    none."""
     if cluster.command:
         return cluster
     beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not

@@ -17,6 +17,7 @@ from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.secret_names import is_passed_on, is_secret
+from jobs.cluster.settings import Names
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import object_in, read_tail
@@ -63,9 +64,9 @@ _MOST_RECORDED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job that waits or runs. `job`: its number, `12`, or `12_3` and `12_[4-7]` of an array; `state`: such as
-    RUNNING; `names`: the words of its comment, RUN or LIFE,RUN,CHAIN,TAG. Of an array of runs there are several, each
-    with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
+    """A job in the queue. `job`: its number `12`, or `12_3` or `12_[4-7]` in an array. `state`: such as RUNNING.
+    `names`: the parts of its comment: RUN, or LIFE,RUN,CHAIN,TAG in a chain. An array of runs has several, each with
+    its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
 
     job: str
     state: str
@@ -73,17 +74,17 @@ class QueuedJob:
 
     @property
     def tag(self) -> str:
-        """The last word, of a job of a chain."""
+        """The tag of a chain's job, which is its last name."""
         return self.names[-1] if len(self.names) > 1 else ""
 
     @property
     def number(self) -> int:
-        """The number of the job, or of the array that it is in."""
+        """The number of the job, or of its array."""
         return int(self.job.partition("_")[0])
 
     def part_as(self, job: str) -> "QueuedJob | None":
-        """The job itself if this is its number, or its one task that is called so, such as `12_3`; None if it is
-        another."""
+        """Returns the job if this is its number, or only its task if the number is of a task, such as `12_3`. None if
+        the number is of another job."""
         number, is_task, task = job.partition("_")
         if str(self.number) != number:
             return None
@@ -92,7 +93,7 @@ class QueuedJob:
         return replace(self, job=job) if any(int(task) in found for found in tasks_in(self.job)) else None
 
     def part_of(self, name: str) -> "QueuedJob | None":
-        """The job itself if it has this name, or its one task that has; None if none has."""
+        """Returns the job if it has this name, or only its task that has the name. None if neither has."""
         for word in self.names:
             own, is_task, task = word.partition("@")
             if own == name and not is_task:
@@ -103,7 +104,7 @@ class QueuedJob:
 
 
 def need_sbatch(environ: Mapping[str, str]) -> None:
-    """UserError without sbatch."""
+    """UserError if there is no sbatch on the PATH."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
@@ -116,10 +117,9 @@ def ran(
     seconds: float = 0.0,
     inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
-    """A program of Slurm, with `text` as its input. Jobs inherit the environment of sbatch and srun, which Slurm
-    stores: only what is known to be no secret, and what `inherited` names, is passed on. `seconds`: how long it may
-    take; 0: two minutes.
-    UserError if there is no such program, or no answer in time."""
+    """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
+    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. `seconds`: how
+    long the program may take; 0: two minutes. UserError if the program is missing or does not answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
@@ -146,9 +146,16 @@ def ran(
         raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
 
 
-def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "", *, what: str = "this job") -> str:
-    """Slurm's own answer, in one line, to `sbatch --test-only`. UserError with the remedy, if it refuses the job, which
-    is called `what`, or does not answer."""
+def slurms_answer(
+    words: list[str],
+    environ: Mapping[str, str],
+    text: str = "",
+    *,
+    what: str = "this job",
+    names: Names = Names.OF_SUBMIT,
+) -> str:
+    """Returns Slurm's answer to `sbatch --test-only`, in one line. UserError with a remedy if Slurm refuses the job or
+    does not answer. `what`: what the message calls the job."""
     done = ran(["sbatch", "--test-only", *words], environ, text=text)
     said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
@@ -157,12 +164,12 @@ def slurms_answer(words: list[str], environ: Mapping[str, str], text: str = "", 
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
         raise UserError(f"Slurm does not answer: {reason}; {todo}")
-    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said)}")
+    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said, names)}")
 
 
 def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collection[str] = ()) -> int:
-    """Runs sbatch, and returns the number of the job. `inherited`: `environment:` of the cluster's settings. UserError
-    with what sbatch said, if it fails."""
+    """Runs sbatch and returns the job's number. `inherited`: `environment:` of the cluster's settings. UserError with
+    sbatch's message if it fails."""
     done = ran(["sbatch", "--parsable", *words], environ, inherited=inherited)
     if done.returncode != 0:
         raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
@@ -173,8 +180,8 @@ def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collec
 
 
 def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[QueuedJob]:
-    """The own jobs that wait or run; with those that ended a short time ago, if asked for. UserError if Slurm does not
-    answer."""
+    """Returns this user's pending and running jobs, and on request those that ended a short time ago. UserError if
+    Slurm does not answer."""
     states = ["--states=all"] if with_ended else []
     return _jobs_in(ran([*_SQUEUE, "--me", *states], environ))
 
@@ -187,8 +194,9 @@ def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
 
 
 def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
-    """The own jobs, and tasks of arrays, that wait or run and have this name, and the `recorded` ones, such as `12` or
-    `12_3`, that wait or run: they have another name if the folder had another path, and may be a colleague's."""
+    """Returns this user's pending and running jobs and array tasks with this name, and those of the `recorded` jobs
+    (`12` or `12_3`) that are still in the queue. The latter may have another name, if the folder had another path, or
+    belong to a colleague."""
     own = queued(environ)
     found = [part for one in own if (part := one.part_of(name))]
     known = {one.number for one in found}
@@ -202,8 +210,8 @@ def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str
 
 
 def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
-    """The same, once none of them is ending: one that was cancelled is gone then, and one that was requeued waits.
-    UserError if one does not end."""
+    """Returns the same as `queued_with`, but waits until none of the jobs is ending. A cancelled job is gone by then,
+    and a requeued one is pending. UserError if a job does not end."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
     while True:
         found = queued_with(name, environ, recorded=recorded)
@@ -219,7 +227,8 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[st
 
 
 def silence(environ: Mapping[str, str]) -> str:
-    """Why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Empty if it can be."""
+    """Returns why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Empty if it can be
+    asked."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return "no sbatch on this machine"
     try:
@@ -232,35 +241,29 @@ def silence(environ: Mapping[str, str]) -> str:
     return f"Slurm does not answer ({printable_name(reason[:_MOST_CHARACTERS])})"
 
 
-def answers(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm's controller answers now."""
-    try:
-        return ran(["squeue", "--me", "--noheader"], environ).returncode == 0
-    except UserError:
-        return False
-
-
 def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
-    """Cancels jobs, waiting or running. UserError if Slurm does not."""
+    """Cancels pending or running jobs. UserError if Slurm does not."""
     done = ran(["scancel", *jobs], environ)
     if done.returncode != 0:
         raise UserError(f"scancel failed: {done.stderr.strip()[:300]}; try again when Slurm answers")
 
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
-    """The fields of every partition, or of the one with this name, in Slurm's words; none if Slurm does not say."""
+    """Returns the fields of every partition, or of the one with this name, in Slurm's words. Empty if Slurm does not
+    answer."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
 
 def most_array_tasks(environ: Mapping[str, str]) -> int:
-    """How many tasks one array may have: Slurm's MaxArraySize, which bounds the index. 1,001 if Slurm does not say."""
+    """Returns how many tasks one array may have: Slurm's MaxArraySize, which limits the index. 1,001 if Slurm does not
+    answer."""
     answer = ran(["scontrol", "show", "config"], environ)
     found = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\s*$", answer.stdout, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
 
 
-def _remedy(said: str) -> str:
+def _remedy(said: str, names: Names) -> str:
     found = said.lower()
     if "account" in found or "qos" in found:
         return "correct `account:` and `qos:` in your cluster's settings"
@@ -268,21 +271,22 @@ def _remedy(said: str) -> str:
         settings = "`partition:`, or `cpu_partition:` of jobs without GPUs, in your cluster's settings"
         return f"`sinfo -s` lists the partitions: correct {settings}"
     if "time limit" in found:
-        return "lower --time; `sinfo -o '%P %l'` lists the limits"
+        return f"lower {names.time}; `sinfo -o '%P %l'` lists the limits"
     if "memory" in found:
         options = "--mem, --mem-per-cpu or --mem-per-gpu in `options:` of your cluster's settings"
         return f"lower {options}, or give `all_memory: no`; `sinfo -o '%P %m'` lists each node's MB"
     if "node" in found or "processor" in found or "cpu" in found:
-        memory = "or --mem in `options:`"  # of which --test-only says only that no node is such
-        return f"lower --nodes, gpus_per_node, cpus_per_rank, {memory}; `sinfo -o '%P %D %c %m %G'` lists what there is"
+        # Of too much memory, --test-only says only that there is no such node.
+        asked = f"{names.nodes}, gpus_per_node, cpus_per_rank, or --mem in `options:`"
+        return f"lower {asked}; `sinfo -o '%P %D %c %m %G'` lists what there is"
     return "correct your cluster's settings, or the flags of submit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """A job, in Slurm's own words. `number`: of a task of an array its own one, `job` then being `12_3`. `starts`: how
-    often it was requeued. `reason`: why it waits or ended, empty if Slurm gives none. `nodes`: such as `n[1-2]`. Times
-    are Slurm's text, empty if unknown. `log`: the file of its messages, that of its output if they are one."""
+    """A job, in Slurm's own words. `number`: its number; a task of an array has its own, while `job` is `12_3`.
+    `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if Slurm gives no reason.
+    `nodes`: such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file of its error output."""
 
     job: str
     number: str
@@ -306,7 +310,7 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """A node: its state, such as `down*`, and the reason that somebody or Slurm gave."""
+    """A node, its state, such as `down*`, and the reason for it that an administrator or Slurm gave."""
 
     name: str
     state: str
@@ -314,7 +318,7 @@ class NodeFacts:
 
 
 def numbers_of(run_dir: Path) -> list[int]:
-    """The jobs that RUN/submit tells of, newest first; damaged lines are passed over."""
+    """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped."""
     found = set(started_in(run_dir))
     for name in _RECORDS:
         found |= {number for line in _lines(run_dir / "submit" / name) if (number := _number_in(line))}
@@ -322,8 +326,8 @@ def numbers_of(run_dir: Path) -> list[int]:
 
 
 def submitted_in(folder: Path) -> list[str]:
-    """The newest jobs that were submitted in this folder, such as RUN/submit, by whatever path: not those of the folder
-    that it is a copy of."""
+    """Returns the newest jobs that were submitted in this folder, such as RUN/submit, through any path of it. Jobs that
+    were submitted in a folder of which this one is a copy do not count."""
     try:
         here = folder.stat().st_ino
     except OSError:
@@ -347,13 +351,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _number_in(line: Mapping[str, Any]) -> int:
-    """The job of a line; 0 without one."""
+    """Returns the job's number in a line, or 0."""
     number = line.get("job")
     return number if type(number) is int and 0 < number < _MOST_NUMBER else 0
 
 
 def started_in(run_dir: Path) -> list[int]:
-    """The jobs that have started in a run's folder, newest first: stage.sbatch makes a folder for each try."""
+    """Returns the jobs that have started in a run's folder, newest first. stage.sbatch makes a folder for each try."""
     try:
         names = [entry.name for entry in os.scandir(run_dir / "submit")]
     except OSError:
@@ -363,14 +367,14 @@ def started_in(run_dir: Path) -> list[int]:
 
 
 def job_facts(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
-    """A job, `12` or `12_3`; None if Slurm does not know it, or not any more. UserError if Slurm's programs are
-    missing, or Slurm does not answer, at the latest after this number of seconds (0: two minutes)."""
+    """Returns what Slurm knows of a job, `12` or `12_3`. None if Slurm does not know it or has forgotten it. UserError
+    if Slurm's programs are missing, or do not answer within `seconds` (0: two minutes)."""
     found = tasks_of(job, environ, seconds=seconds)
     return next((one for one in found if one.number == job), found[0] if found else None)
 
 
 def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> list[JobFacts]:
-    """The tasks of an array, or the one job; none if Slurm does not know it. The tasks that wait are one of them, such
+    """Returns the tasks of an array, or the one job. Empty if Slurm does not know it. Pending tasks are one entry, such
     as `12_[3-6]`. UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
     if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
@@ -381,7 +385,7 @@ def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> l
 
 
 def parsed(text: str) -> JobFacts | None:
-    """A job from the first line of `scontrol --oneliner show job`. Pure."""
+    """Reads a job from the first line of `scontrol --oneliner show job`. Pure."""
     line = text[:_MOST_TEXT].partition("\n")[0]
     found = dict(
         reversed(_FIELD_OF_JOB.findall(line))
@@ -408,7 +412,7 @@ def parsed(text: str) -> JobFacts | None:
 
 
 def _name_of(known: Mapping[str, str]) -> str:
-    """The job's name as squeue shows it: 12, 12_3, or 12_[4-9] of tasks that wait."""
+    """Returns the job's name as squeue shows it: 12, 12_3, or 12_[4-9] for pending tasks."""
     array, task = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
     if not array or not task:
         return known["JobId"]
@@ -416,7 +420,7 @@ def _name_of(known: Mapping[str, str]) -> str:
 
 
 def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:
-    """The nodes of a list such as `n[1-2]`; empty if Slurm does not answer."""
+    """Returns the nodes of a list such as `n[1-2]`. Empty if Slurm does not answer."""
     if not nodes:
         return []
     done = ran(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E"], environ)

@@ -1,6 +1,6 @@
-"""What `patchline submit` refuses before a job waits in the queue for it: a store or a run directory that cannot work,
-a time limit in which nothing is saved, and more time or nodes than a partition allows. Each message says what to do;
-`--no-check` submits all the same.
+"""What `patchline submit` looks at before a job waits in the queue for it: a store or a run directory that cannot work,
+a time limit in which nothing is saved, and more time or nodes than a partition allows. `--no-check` submits all the
+same. `patchline preflight` judges the limits by the same rules.
 
 With EnforcePartLimits=NO, Slurm's default, sbatch takes a job that asks for more, and the job waits for ever.
 """
@@ -8,11 +8,12 @@ With EnforcePartLimits=NO, Slurm's default, sbatch takes a job that asks for mor
 import logging
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from jobs.cluster.settings import ClusterConfig, asked_seconds, seconds_of
+from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.models import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
@@ -20,14 +21,14 @@ from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.config_values import shown_value
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import read_local_file
 from shards.output.quantities import duration
 from shards.output.terminal import printable_name
 from shards.verifying.s3_probe import unreachable
 
 log = logging.getLogger(__name__)
-MOUNTS = Path("/proc/mounts")
+_MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
 _ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
 _EXPORTS = Path("/var/lib/nfs/etab")  # what this machine shares by NFS
@@ -39,8 +40,8 @@ _ANYWAY = "or submit with --no-check"
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionLimits:
-    """The limits of one partition, or the widest of several, in seconds and nodes; None: no limit, or not known.
-    `default_seconds`: of a job that asks for no time."""
+    """The limits of one partition, or the widest of several, in seconds and nodes. None: there is no limit, or it is
+    not known. `default_seconds`: of a job that asks for no time."""
 
     name: str
     seconds: int | None = None
@@ -48,40 +49,108 @@ class PartitionLimits:
     nodes: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class AskedJob:
+    """A job that is to be submitted, and what it asks for. `nodes`: without spares. `time_limit`: in Slurm's words;
+    empty: that of the cluster's settings."""
+
+    job: Any
+    nodes: int
+    time_limit: str
+    has_ranks: bool
+
+    @property
+    def run_dir(self) -> str:
+        """The run's folder; empty for a stage without one."""
+        return str(getattr(self.job, "run_dir", ""))
+
+
+def refuse_job(
+    asked: AskedJob,
+    cluster: ClusterConfig,
+    limits: PartitionLimits,
+    environ: Mapping[str, str],
+    *,
+    names: Names = Names.OF_SUBMIT,
+) -> None:
+    """UserError for a job that cannot work, would wait for ever, or would end before it has saved. Warnings are logged.
+    `limits`: of its partition."""
+    _refuse(job_checks(asked, cluster, limits, environ, names=names))
+    _refuse_uneven(asked, cluster)
+
+
 def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> None:
-    """UserError for the first of the buckets in the words that cannot be used; in a dry run, which may be on a laptop
-    without the keys, a warning for each."""
-    for url in urls_of(words):
-        fault = unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile)
-        if fault and is_dry:
-            log.warning("%s; %s", fault.value, fault.todo)
-        elif fault:
-            raise UserError(f"{fault.value}; {fault.todo}, {_ANYWAY}")
+    """UserError for the first bucket in the words that cannot be used. In a dry run, which may be on a laptop without
+    the keys, each is a warning."""
+    found = (unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile) for url in urls_of(words))
+    _refuse(replace(fault, status="warning" if is_dry else "fault", allowed="") for fault in found if fault)
 
 
-def refuse_wrong_place(cluster: ClusterConfig, *, run_dir: str, nodes: int, limit: str, job: object = None) -> None:
-    """UserError for a run directory or a time limit that cannot work. `run_dir`: empty for a stage without one;
-    `limit`: --time, or empty."""
-    if not run_dir:
+def _refuse(found: Iterable[Finding]) -> None:
+    """Raises UserError for the first fault, and logs the warnings before it."""
+    for one in found:
+        if one.status == "fault":
+            raise replace(one, todo=f"{one.todo}, {_ANYWAY}").error()
+        if one.status == "warning":
+            log.warning("%s; %s", one.found, one.todo)
+
+
+def job_checks(
+    asked: AskedJob, cluster: ClusterConfig, limits: PartitionLimits, environ: Mapping[str, str], *, names: Names
+) -> Iterator[Finding]:
+    """Yields the checks of a job, in order. `limits`: of its partition."""
+    margin, limit = cluster.margin_seconds, asked.time_limit or cluster.time_limit
+    if asked.run_dir:
+        run_dir = Path(asked.run_dir)
+        kind = file_system(run_dir)
+        if kind in _LOCAL_TO_ONE_NODE:
+            what = f"--run-dir {printable_name(asked.run_dir)} is on {kind}, in the memory of this machine"
+            yield _unshared(what, "choose another folder", nodes=asked.nodes)
+        yield judge_time(PartitionLimits(name=""), limit, margin=margin, flag=names.time)
+        yield judge_margin(margin, stalled_seconds=_mean_stall(run_dir))
+        if isinstance(asked.job, TrainingJob) and (gpus := cluster.gpus_per_node):
+            yield judge_margin(margin, planned_seconds=planned_save_seconds(asked.job, nodes=asked.nodes, gpus=gpus))
+        yield from _local_disk(asked, kind, cluster.partition_for(has_ranks=asked.has_ranks), environ)
+    own_margin = margin if asked.run_dir else 0
+    yield judge_time(limits, limit, margin=own_margin, default_margin=margin, flag=names.time)
+    yield judge_most_nodes(limits, asked.nodes + cluster.spares * asked.has_ranks, flag=names.nodes)
+
+
+def _local_disk(one: AskedJob, kind: str, partition: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Finds a run directory on a disk of this machine, which is not shared by NFS, although the nodes are other
+    machines."""
+    if shutil.which("sinfo", path=environ.get("PATH")) is None:
         return
-    kind = file_system(Path(run_dir), MOUNTS.read_text(errors="replace") if MOUNTS.is_file() else "")
-    if kind in _LOCAL_TO_ONE_NODE:
-        what = f"--run-dir {printable_name(run_dir)} is on {kind}, in the memory of this machine"
-        _refuse_unshared(what, "choose another folder", nodes=nodes)
-    stall = _mean_stall(Path(run_dir))
-    refuse_short_limit(stall, limit or cluster.time_limit, margin=cluster.margin_seconds)
-    if isinstance(job, TrainingJob) and cluster.gpus_per_node:
-        refuse_short_margin(planned_save_seconds(job, nodes=nodes, gpus=cluster.gpus_per_node), cluster.margin_seconds)
+    if kind not in _ON_A_DISK or is_exported(Path(one.run_dir), _text(_EXPORTS)):
+        return
+    named = [f"--partition={partition}"] if partition else []
+    done = ran(["sinfo", "--noheader", "--Node", *named, "--format=%n %o"], environ)
+    others = [line.split() for line in done.stdout.splitlines() if done.returncode == 0 and line.strip()]
+    if others and not any(_is_here(name) for names in others for name in names):
+        what = f"--run-dir {printable_name(one.run_dir)} is on a disk of this machine ({kind}), which the nodes, such "
+        what += f"as {printable_name(others[0][0])}, do not see"
+        todo = "choose another folder (`patchline preflight --run-dir` asks two nodes)"
+        yield _unshared(what, todo, nodes=one.nodes)
 
 
-def refuse_uneven(cluster: ClusterConfig, *, nodes: int, job: object) -> None:
+def _unshared(what: str, todo: str, *, nodes: int) -> Finding:
+    """Returns the finding for a run directory that nodes do not share. With one node it is a warning, since that node
+    may be the right one."""
+    if nodes > 1:
+        return Finding(status="fault", found=what, allowed="storage that all nodes share", todo=todo)
+    found = f"{what}: a requeue that lands on another node starts from scratch there"
+    return Finding(status="warning", found=found, todo=todo)
+
+
+def _refuse_uneven(asked: AskedJob, cluster: ClusterConfig) -> None:
     """UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job, or if a run that
     has not begun has more ranks than lanes."""
+    job = asked.job
     if isinstance(job, TrainingJob):
         plan = plan_batch(
             job.global_batch,
             micro_batch=job.micro_batch,
-            num_ranks=nodes * max(1, cluster.gpus_per_node),
+            num_ranks=asked.nodes * max(1, cluster.gpus_per_node),
             lanes=job.data.lanes,
             pairs=job.data.mixup.is_on,
         )
@@ -90,34 +159,9 @@ def refuse_uneven(cluster: ClusterConfig, *, nodes: int, job: object) -> None:
             raise UserError(wrong)
 
 
-def refuse_local(run_dir: str, *, nodes: int, partition: str, environ: Mapping[str, str]) -> None:
-    """UserError if a run of several nodes has its directory on a disk of this machine, which it does not share by NFS,
-    and the nodes are other machines; of one node, a warning. `partition`: empty: Slurm's default."""
-    if not run_dir or shutil.which("sinfo", path=environ.get("PATH")) is None:
-        return
-    mounts = MOUNTS.read_text(errors="replace") if MOUNTS.is_file() else ""
-    kind = file_system(Path(run_dir), mounts)
-    if kind not in _ON_A_DISK or is_exported(Path(run_dir), _text(_EXPORTS)):
-        return
-    named = [f"--partition={partition}"] if partition else []
-    done = ran(["sinfo", "--noheader", "--Node", *named, "--format=%n %o"], environ)
-    others = [line.split() for line in done.stdout.splitlines() if done.returncode == 0 and line.strip()]
-    if others and not any(_is_here(name) for names in others for name in names):
-        what = f"--run-dir {printable_name(run_dir)} is on a disk of this machine ({kind}), which the nodes, such as "
-        what += f"{printable_name(others[0][0])}, do not see"
-        _refuse_unshared(what, "choose another folder (`patchline preflight --run-dir` asks two nodes)", nodes=nodes)
-
-
-def _refuse_unshared(what: str, todo: str, *, nodes: int) -> None:
-    """UserError for a run directory that nodes do not share; with one node, a warning, since that one may be right."""
-    if nodes > 1:
-        raise UserError(f"{what}; allowed: storage that all nodes share; {todo}, {_ANYWAY}")
-    log.warning("%s: a requeue that lands on another node starts from scratch there; %s", what, todo)
-
-
 def is_exported(path: Path, etab: str) -> bool:
-    """Whether a path is in a folder that this machine shares by NFS, from the text of /var/lib/nfs/etab. Pure but for
-    links on the way."""
+    """Whether this machine shares the path by NFS. `etab`: the text of /var/lib/nfs/etab. Pure, except that links are
+    followed."""
     where = path.absolute().resolve()
     folders = [line.split()[0].replace("\\040", " ") for line in etab.splitlines() if line.strip()]
     return any(where.is_relative_to(folder) for folder in folders)
@@ -137,8 +181,8 @@ def _text(path: Path) -> str:
 
 
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
-    """How long a save takes on this number of GPUs of each node, by the memory model and the rate that `patchline plan`
-    assumes of a node; 0 if the job cannot be planned."""
+    """Returns how long a save takes on this number of GPUs per node, by the memory model and the rate that `patchline
+    plan` assumes; 0 if the job cannot be planned."""
     from pipeline.planning.forecast import cost_of, forecast  # noqa: PLC0415 - loads torch
 
     plan = PlanJob()
@@ -151,8 +195,8 @@ def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
 
 
 def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
-    """UserError for paths that cannot be in a batch script: of a folder that the flag or field `what` gives, and of the
-    current one."""
+    """UserError for a path that cannot be in a batch script: the one that the flag or field `what` gives, or the
+    current folder."""
     for name, path in (("the current folder", str(Path.cwd())), (what, run_dir)):
         if not path.isprintable():
             raise UserError(
@@ -167,7 +211,7 @@ def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
 
 
 def urls_of(words: Sequence[str]) -> list[str]:
-    """One URL for each bucket that the words name. Pure."""
+    """Returns one URL for each bucket that the words name. Pure."""
     values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
     found: dict[str, str] = {}
     for value in values:
@@ -176,9 +220,10 @@ def urls_of(words: Sequence[str]) -> list[str]:
     return list(found.values())
 
 
-def file_system(path: Path, mounts: str) -> str:
-    """The kind of the file system that a path is, or will be, on, from the text of /proc/mounts; empty if not known.
-    Pure but for links on the way."""
+def file_system(path: Path) -> str:
+    """Returns the kind of the file system that a path is, or will be, on, from /proc/mounts; empty if it is not
+    known."""
+    mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
     where, best, kind = path.absolute().resolve(), -1, ""
     for line in mounts.splitlines():
         fields = line.split()
@@ -191,36 +236,27 @@ def file_system(path: Path, mounts: str) -> str:
 
 
 def _mean_stall(run_dir: Path) -> float:
-    """Mean seconds that a save of the run held it up, by its ledger, which has a line for each; 0 without one."""
+    """Returns the mean seconds that a save has held the run up. Its ledger has a line for each save; without a ledger,
+    0."""
     last, path = last_line(run_dir), run_dir / LEDGER
     if not last:
         return 0.0
     return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
 
 
-def refuse_short_limit(stall_seconds: float, limit: str, *, margin: int) -> None:
-    """UserError if a job would be cut off before it has saved. `stall_seconds`: what a save of this run has held it up
-    so far, 0 if not known. Pure."""
-    asked = asked_seconds(limit)
-    if asked is not None and asked <= margin:
-        raise UserError(
-            f"the time limit is {duration(asked)}, and the ranks are asked to save {margin} s before it; raise --time, "
-            "or lower margin_seconds to no less than a step and a save take"
-        )
-    if stall_seconds >= margin:
-        raise UserError(
-            f"a save has held this run up for {stall_seconds:,.0f} s so far, and margin_seconds is {margin}; raise "
-            f"margin_seconds in your cluster's settings above it, {_ANYWAY}"
-        )
-
-
-def refuse_short_margin(save_seconds: float, margin: int) -> None:
-    """UserError if a save takes longer than what is left for it before the time limit. Pure."""
-    if save_seconds >= margin:
-        raise UserError(
-            f"a save would take about {save_seconds:,.0f} s at {PlanJob().writer_gb_per_second:g} GB/s per node, and "
-            f"margin_seconds is {margin}; raise margin_seconds in your cluster's settings above it, {_ANYWAY}"
-        )
+def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:
+    """Whether a save fits into the margin before the time limit. `stalled_seconds`: how long a save of this run has
+    held it up so far. `planned_seconds`: how long one will take. 0: not known. Pure."""
+    found = ""
+    if stalled_seconds >= margin:
+        found = f"a save has held this run up for {stalled_seconds:,.0f} s so far"
+    elif planned_seconds >= margin:
+        rate = PlanJob().writer_gb_per_second
+        found = f"a save would take about {planned_seconds:,.0f} s at {rate:g} GB/s per node"
+    if not found:
+        return Finding(found=f"a save fits into the margin of {margin} s")
+    todo = "raise margin_seconds in your cluster's settings above it"
+    return Finding(status="fault", found=f"{found}, and margin_seconds is {margin}", todo=todo)
 
 
 def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
@@ -234,13 +270,18 @@ def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
         for fields in partitions(environ)
         if fields.get("PartitionName") in names or (not names and fields.get("Default") == "YES")
     ]
+    return limits_in(found, name=partition)
+
+
+def limits_in(found: Sequence[Mapping[str, str]], *, name: str) -> PartitionLimits:
+    """Returns the widest limits of partitions, from the fields that scontrol shows. Pure."""
     if not found:
-        return PartitionLimits(name=partition)
+        return PartitionLimits(name=name)
     times = [seconds_of(fields.get("MaxTime", "")) for fields in found]
     nodes = [fields.get("MaxNodes", "") for fields in found]
     defaults = [seconds_of(fields.get("DefaultTime", "")) for fields in found]
     return PartitionLimits(
-        name=partition or found[0]["PartitionName"],
+        name=name or found[0]["PartitionName"],
         seconds=_most(times),
         default_seconds=defaults[0] if len(found) == 1 and defaults[0] is not None else _most(times),
         nodes=_most([int(each) if each.isascii() and each.isdecimal() else None for each in nodes]),
@@ -252,31 +293,47 @@ def _most(limits: list[int | None]) -> int | None:
     return max(known) if len(known) == len(limits) else None
 
 
-def refuse_over_limits(limits: PartitionLimits, *, nodes: int, time_limit: str, margin: int) -> None:
-    """UserError if a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words, empty:
-    the partition's default; `margin`: seconds before the limit at which the ranks are asked to save. Pure."""
+def judge_time(
+    limits: PartitionLimits,
+    time_limit: str,
+    *,
+    margin: int,
+    default_margin: int | None = None,
+    flag: str = Names.OF_SUBMIT.time,
+) -> Finding:
+    """Whether a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words; empty: the
+    partition's default. `margin`: how many seconds before the limit the ranks are asked to save; `default_margin`: the
+    same before the partition's own limit. `flag`: the setting of the limit. Pure."""
+    default_margin = margin if default_margin is None else default_margin
     asked, shown = asked_seconds(time_limit), printable_name(limits.name)
+    no_less = "lower margin_seconds to no less than a step and a save take"
+    if asked is not None and asked <= margin:
+        found = f"the time limit is {duration(asked)}, and the ranks are asked to save {margin} s before it"
+        return Finding(status="fault", found=found, todo=f"raise {flag}, or {no_less}")
     if asked is not None and limits.seconds is not None and asked > limits.seconds:
-        raise UserError(
-            f"the time limit is {duration(asked)}, and partition {shown} allows {duration(limits.seconds)}: the job "
-            "would wait for ever; lower --time, since a requeued job continues where it was ended, or choose another "
-            f"partition, {_ANYWAY}"
-        )
-    if limits.nodes is not None and nodes > limits.nodes:
-        raise UserError(
-            f"{nodes:,} nodes are asked for, spares with them, and partition {shown} allows {limits.nodes:,}: the job "
-            f"would wait for ever; lower --nodes, or choose another partition, {_ANYWAY}"
-        )
-    if asked is None and limits.default_seconds is not None and limits.default_seconds <= margin:
-        raise UserError(
-            f"partition {shown} ends a job without a time limit after {duration(limits.default_seconds)}, and the "
-            f"ranks are asked to save {margin} s before; give --time, or lower margin_seconds to no less than a step "
-            f"and a save take, {_ANYWAY}"
-        )
+        found = f"the time limit is {duration(asked)}, and partition {shown} allows {duration(limits.seconds)}"
+        todo = f"lower {flag}, since a requeued job continues where it was ended, or choose another partition"
+        return Finding(status="fault", found=f"{found}: the job would wait for ever", todo=todo)
+    if asked is None and limits.default_seconds is not None and limits.default_seconds <= default_margin:
+        found = f"partition {shown} ends a job without a time limit after {duration(limits.default_seconds)}, and the "
+        found += f"ranks are asked to save {default_margin} s before"
+        return Finding(status="fault", found=found, todo=f"give {flag}, or {no_less}")
+    most = "no limit" if limits.seconds is None else duration(limits.seconds)
+    wanted = "the default" if asked is None else duration(asked)
+    return Finding(found=f"{most}, asked for: {wanted}, of which {margin} s are to save")
+
+
+def judge_most_nodes(limits: PartitionLimits, num_nodes: int, *, flag: str = "--nodes") -> Finding:
+    """Whether a partition has jobs with this number of nodes, including spares. Pure."""
+    if limits.nodes is None or num_nodes <= limits.nodes:
+        return Finding(found=f"{num_nodes:,} asked for")
+    found = f"{num_nodes:,} nodes are asked for, spares with them, and partition {printable_name(limits.name)} allows "
+    found += f"{limits.nodes:,}: the job would wait for ever"
+    return Finding(status="fault", found=found, todo=f"lower {flag}, or choose another partition")
 
 
 def gate_minutes(limits: PartitionLimits) -> int:
-    """The time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
+    """Returns the time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
     if limits.seconds is None:
         return _MOST_GATE_MINUTES
     if limits.seconds < _LEAST_GATE_MINUTES * 60:

@@ -37,10 +37,10 @@ def use_of(facts: CardFacts) -> Use | None:
         return None
     # A URL that cannot be shown as it is cannot be copied either.
     url = facts.url if shown(facts.url, most=sys.maxsize) == facts.url else "URL"
-    run_dir = f"runs/{shown(title_of(facts.url).removesuffix(f'-{facts.split}'))}"
+    run_dir = f"runs/{shown(title_of(facts.url).removesuffix(f'-{facts.manifest.split}'))}"
     source = facts.plan.settings.get("source")
     is_digits = isinstance(source, dict) and source.get("kind") == "digits"
-    if facts.split == "train":
+    if facts.manifest.split == "train":
         recipe = "digits_smoke" if is_digits else "photos_smoke"
         words = ["pretrain", recipe, "--data.url", url, "--run-dir", run_dir]
         about = "A small model, trained in minutes on any machine. Larger ones are listed by: patchline pretrain"

@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.exit_codes import AnsweredInExchanges
-from jobs.output import put
+from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.scores import Examples, Scores, evaluate, pictures
@@ -28,7 +28,7 @@ from pipeline.training.saving.finish import done_from_json
 from pipeline.training.summary import better_checkpoint
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import read_local_text, write_whole
+from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 from shards.part import opened_parts
 from shards.reading.samples import locate_row
@@ -36,11 +36,12 @@ from shards.reading.samples import locate_row
 log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20
 __all__ = ["EvaluateJob", "run"]
+_OTHER_RUN_DIR = "give another --run-dir"
 _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 
 def run(job: EvaluateJob) -> int:
-    """Evaluates; rank 0 prints the scores and writes scores.json."""
+    """Evaluates the weights. Rank 0 prints the scores and writes scores.json."""
     for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
         if not value:
             raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
@@ -87,7 +88,7 @@ def run(job: EvaluateJob) -> int:
 def _shown(
     examples: Examples, dataset: Dataset, weights: Weights, job: EvaluateJob, world: World
 ) -> list[dict[str, Any]]:
-    """What examples.json has of each example: names, and the image as the model sees it."""
+    """Returns what examples.json has for each example: names, and the image as the model sees it."""
     chosen = examples.chosen()
     files = pictures(
         dataset,
@@ -109,7 +110,7 @@ def _shown(
 
 
 def _opened(job: EvaluateJob) -> Dataset:
-    """The dataset, or the part of it that is scored."""
+    """Returns the dataset, or the part of it that is scored."""
     part, held_out = opened_parts(open_dataset(job.data.url), job.subset, job.held_out)
     return held_out or part
 
@@ -121,31 +122,24 @@ def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Tar
 
 
 def _remove_scores(run_dir: Path) -> None:
-    """Those of an earlier evaluation, which must not stand beside the record of this one if it fails. UserError if one
-    cannot be removed."""
+    """Removes the scores of an earlier evaluation, which must not stand beside the record of this one if it fails.
+    UserError if a file cannot be removed."""
     for name in (_SCORES, _CLASSES, _EXAMPLES):
         try:
             (run_dir / name).unlink(missing_ok=True)
         except NotADirectoryError:
             return  # write_record says so
         except OSError as error:
-            raise _not_writable(name, run_dir, error) from error
-
-
-def _not_writable(name: str, run_dir: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {name} in {str(run_dir)!r}: {error.strerror}; give another --run-dir")
+            raise UserError(f"cannot write {str(run_dir / name)!r}: {error.strerror}; {_OTHER_RUN_DIR}") from error
 
 
 def _write(run_dir: Path, name: str, content: object) -> None:
-    """Whole or absent. UserError if it cannot be written."""
-    try:
-        write_whole(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode())
-    except OSError as error:
-        raise _not_writable(name, run_dir, error) from error
+    """Writes the file whole or not at all. UserError if it cannot be written."""
+    write_out(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode(), todo=_OTHER_RUN_DIR)
 
 
 def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
-    """A few lines for people, or one JSON object: the scores, the weights, the dataset."""
+    """Returns a few lines for people, or one JSON object: the scores, the weights, the dataset."""
     if job.json:
         return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
@@ -162,9 +156,10 @@ def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
 
 def say_weights_used(weights: str, *, scored: str = "") -> None:
     """Logs the step of a finished run's weights, and the kept checkpoint that scored better, if there is one. Warns if
-    `scored`, the fingerprint of a dataset, is of one that the run was trained on.
+    `scored`, the fingerprint of a dataset, is that of one the run was trained on.
 
-    `weights` is a run directory or its weights folder. Nothing is said of other folders, which do not know their run.
+    `weights` is a run directory or its weights folder. Nothing is logged for other folders, which do not know their
+    run.
     """
     given = Path(weights)
     run_dir = given.parent if given.name == "weights" else given
@@ -181,8 +176,8 @@ def say_weights_used(weights: str, *, scored: str = "") -> None:
 
 
 def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:
-    """Says so if this evaluation prepares images otherwise than the weights' own. Being upright is no difference: the
-    papers' runs are evaluated without, and their recipes say so."""
+    """Logs it if this evaluation prepares images differently from the weights' own. Turning images upright counts as no
+    difference: the papers' runs are evaluated without it, and their recipes say so."""
     own = replace(usage.transform, exif=transform.exif)
     if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
         log.info(

@@ -16,7 +16,7 @@ import yaml
 
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
-from jobs.output import write_to
+from jobs.output import write_out, write_to
 from jobs.record import read_record, write_record
 from jobs.reports.compare_names import model_name, sizes_of
 from jobs.reports.points import Point, final_run_of, point_of
@@ -59,7 +59,7 @@ __all__ = ["ExportJob", "run"]
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """What was written: its folder's name, format and model. `num_parameters`: of the whole model. `is_changed`: the
-    head or the resolution is another than that of the weights, so their scores say nothing about it."""
+    head or the resolution differs from that of the weights, so their scores say nothing about it."""
 
     name: str
     written: Format
@@ -71,8 +71,8 @@ class Exported:
 
 
 def run(job: ExportJob, *, overwrite: bool = False) -> int:
-    """Writes a file or folder, whole or not at all, and MODEL_CARD.md in a folder. `overwrite`: even if --out has other
-    content."""
+    """Writes a file or folder, whole or not at all, with MODEL_CARD.md in a folder. `overwrite`: even if --out has
+    other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
     weights = open_for_use(job.path)
     config, tensor = changed(weights, job)
@@ -93,7 +93,8 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     def write(out: Path) -> None:
         save_as(job.format, out, config=config, labels=labels, tensor=tensor, usage=usage)
         if job.format in IN_FOLDERS:
-            _write_card(out / FILE_NAME, card_text(exported, training))
+            text = card_text(exported, training).encode(errors="backslashreplace")
+            write_out(out / FILE_NAME, text, todo="give another --out")
 
     write_to(Path(job.out), write, overwrite=overwrite)
     if job.run_dir:
@@ -118,13 +119,6 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     return exit_codes.DONE
 
 
-def _write_card(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; give another --out") from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The run that the weights are from, and its job."""
@@ -134,8 +128,8 @@ class Training:
 
 
 def training_of(weights: str) -> Training | None:
-    """The run with these final weights (RUN or RUN/weights); None, and a line in the log, if there is none to be
-    read. Nothing is known of the weights of another checkpoint, and of those that a run has gone beyond since."""
+    """Returns the run with these final weights (RUN or RUN/weights). Returns None, and logs why, if its record cannot
+    be read, if the weights are another checkpoint's, or if the run has trained past them."""
     folder = final_run_of(weights)
     if folder is None:
         return None
@@ -153,7 +147,7 @@ def training_of(weights: str) -> Training | None:
 
 
 def card_text(exported: Exported, training: Training | None) -> str:
-    """The card. Equal facts give equal text."""
+    """Returns the card. Equal facts give equal text."""
     parts = [f"---\n{_front_matter(exported, training)}---\n", f"# {_title(exported)}\n", _details(exported)]
     parts += ["## How to get started\n", _start(exported)]
     parts += ["## Training\n", _training(training), "## Evaluation\n", _evaluation(exported, training)]
@@ -162,7 +156,7 @@ def card_text(exported: Exported, training: Training | None) -> str:
 
 
 def _front_matter(exported: Exported, training: Training | None) -> str:
-    """YAML by its library, so that no name can end it."""
+    """Returns the YAML at the head of the card. A library writes it, so that no name can end it."""
     task = "image-feature-extraction" if exported.config.masked_patches else "image-classification"
     facts: dict[str, Any] = {"pipeline_tag": task}
     if exported.written in _LIBRARIES:
@@ -184,7 +178,7 @@ def _start(exported: Exported) -> str:
 
 
 def _title(exported: Exported) -> str:
-    """The card's title, with any sizes that are not those published under the name."""
+    """Returns the card's title, with any sizes that are not those published under the name."""
     name = model_name(exported.config.name, sizes_of(exported.config))
     return f"{_code(name)} at {exported.config.image_size} px"
 
@@ -249,7 +243,7 @@ def _evaluation(exported: Exported, training: Training | None) -> str:
 
 
 def _is_of_raw_weights(training: Training) -> bool:
-    """Whether the accuracy is not that of the weights, which are averaged."""
+    """Whether the accuracy is that of the raw weights, while the exported ones are averaged."""
     return bool(training.job.ema_decay) and not training.point.is_averaged
 
 
@@ -259,7 +253,7 @@ def _paper(exported: Exported) -> str:
 
 
 def _dataset(url: str) -> str:
-    """The last part of its address: the others may name machines, people or buckets."""
+    """Returns the last part of the address: the others may name machines, people or buckets."""
     return _plain(url.rstrip("/").rpartition("/")[2]) or "unnamed"
 
 
@@ -268,5 +262,5 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """The text as inline code, in which nothing is Markdown."""
+    """Returns the text as inline code, in which nothing is Markdown."""
     return f"`{_plain(text).replace('`', chr(39))}`"

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs import exit_codes
 from jobs.exit_codes import AnsweredInExchanges
-from jobs.output import put
+from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.fewshot import (
@@ -23,14 +23,13 @@ from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import filled_model
 from pipeline.ranks.world import current_world, joined
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
 
 __all__ = ["FewshotJob", "run"]
 
 
 def run(job: FewshotJob) -> int:
-    """Rank 0 prints a table of the scores and writes fewshot.json."""
+    """Measures the accuracy. Rank 0 prints a table of the scores and writes fewshot.json."""
     for flag, value in (("WEIGHTS", job.weights), ("--data.url", job.data.url)):
         if not value:
             raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
@@ -53,14 +52,15 @@ def run(job: FewshotJob) -> int:
     scores = measured(found, job, device=world.device)
     facts = _facts(job, scores, test_url=data.test.url)
     if job.run_dir:
-        _write(Path(job.run_dir), facts)
+        line = f"{json.dumps(facts, allow_nan=False)}\n".encode()
+        write_out(Path(job.run_dir) / "fewshot.json", line, todo="give another --run-dir")
     text = json.dumps(facts, allow_nan=False) if job.json else score_table(job.weights, scores, test_url=data.test.url)
     put(f"{text}\n")
     return exit_codes.DONE
 
 
 def score_table(weights: str, scores: FewshotScores, *, test_url: str) -> str:
-    """A line for each number of shots: mean and deviation over seeds, which one seed does not have."""
+    """Returns a line for each number of shots, with mean and deviation over seeds. One seed has no deviation."""
     is_one = any(len(one.ridge) == 1 for one in scores.results)
     has_probe = any(one.probe for one in scores.results)
     lines = [
@@ -81,7 +81,7 @@ def _cell(accuracies: tuple[float, ...]) -> str:
 
 
 def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str, Any]:
-    """What fewshot.json says: of each number of shots, the accuracy of every seed, their mean and deviation."""
+    """Returns what fewshot.json has for each number of shots: the accuracy of every seed, their mean and deviation."""
     facts: dict[str, Any] = asdict(scores)
     for one, result in zip(scores.results, facts["results"], strict=True):
         for kind in ("ridge", "probe"):
@@ -89,13 +89,3 @@ def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str
                 mean, deviation = mean_and_deviation(accuracies)
                 result |= {f"{kind}_mean": mean, f"{kind}_deviation": deviation}
     return facts | {"l2": job.l2, "weights": job.weights, "data_url": job.data.url, "test_url": test_url}
-
-
-def _write(run_dir: Path, facts: dict[str, Any]) -> None:
-    """Whole or absent. UserError if it cannot be written."""
-    try:
-        write_whole(run_dir / "fewshot.json", f"{json.dumps(facts, allow_nan=False)}\n".encode())
-    except OSError as error:
-        raise UserError(
-            f"cannot write fewshot.json in {str(run_dir)!r}: {error.strerror}; give another --run-dir"
-        ) from error

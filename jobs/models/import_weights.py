@@ -47,7 +47,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
+    """UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
     try:
@@ -68,7 +68,8 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
 
 
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
-    """The names in --labels-file; without it the weights' own names, if they keep their head; else numbers."""
+    """Returns the names in --labels-file. Without it, these are the weights' own names if they keep their head, else
+    numbers."""
     if not job.labels_file:
         if job.new_head:
             return tuple(str(number) for number in range(config.num_classes))
@@ -77,7 +78,8 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
 
 
 def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
-    """The names of a head's classes, one per line of a file. UserError unless there are as many, each once."""
+    """Returns the names of a head's classes, one per line of a file. UserError unless there is one for each class, and
+    each occurs once."""
     try:
         labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:

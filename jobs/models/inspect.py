@@ -70,7 +70,7 @@ def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
 
 
 def image_files(job: InspectJob) -> list[Path]:
-    """The folder's images by name, at most as many as asked for. UserError if it has none."""
+    """Returns the folder's images by name, at most as many as asked for. UserError if it has none."""
     if not job.images:
         return []
     try:
@@ -86,7 +86,7 @@ def image_files(job: InspectJob) -> list[Path]:
 
 
 def _folder(job: InspectJob) -> Path:
-    """The folder of the figures, which is made if it is missing. UserError if it cannot be made."""
+    """Returns the folder of the figures, after making it if it is missing. UserError if it cannot be made."""
     given = Path(job.weights)
     folder = Path(job.out) if job.out else (given.parent if given.name == "weights" else given) / FOLDER
     try:

@@ -45,7 +45,8 @@ class PredictJob:
 
 
 def run(job: PredictJob) -> int:
-    """0 if every image was predicted; 1 if some could not be used: each is logged, and the others are predicted."""
+    """Predicts the images. Returns 0 if every image was predicted; 1 if some could not be used, each of which is
+    logged."""
     if not job.weights:
         raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
     if Path(job.weights).suffix.lower() in IMAGE_SUFFIXES:
@@ -69,7 +70,7 @@ def run(job: PredictJob) -> int:
 
 
 def _predict(predictor: "Predictor", images: "Sequence[str]", job: PredictJob) -> int:
-    """Writes the predictions of a batch, in order; the number of images that could not be used."""
+    """Writes the predictions of a batch, in order. Returns the number of images that could not be used."""
     found = predictor.outcomes(images, top=job.top)
     for image, outcome in zip(images, found, strict=True):
         if isinstance(outcome, UserError):
@@ -96,7 +97,7 @@ def _write(line: str) -> None:
 
 
 def images_below(folder: str) -> Iterator[Path]:
-    """The images in a folder by name, then those of the folders in it. OSError if one cannot be listed."""
+    """Yields the images in a folder by name, then those of the folders in it. OSError if a folder cannot be listed."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -107,8 +108,8 @@ def images_below(folder: str) -> Iterator[Path]:
 
 
 def image_names(given: Sequence[str]) -> Iterator[str]:
-    """Each name, and in the place of a folder the images in it and in the folders below. UserError for a folder without
-    an image, or one that cannot be listed."""
+    """Yields each name; for a folder, the images in it and below it. UserError for a folder without an image, or one
+    that cannot be listed."""
     for name in given:
         if not Path(name).is_dir():
             yield name

@@ -50,7 +50,7 @@ def run(job: WeightsJob, *, overwrite: bool = False) -> int:
 
 
 def _training_job(run_dir: Path) -> TrainingJob:
-    """The job of the run at `run_dir`. UserError if there is none, or none that is trained."""
+    """Returns the job of the run at `run_dir`. UserError if there is no run, or if its stage does not train."""
     path = run_dir / "job.yaml"
     try:
         is_there = path.is_file()

@@ -35,8 +35,8 @@ _PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # of cancel: between two looks at th
 
 
 def run(words: list[str], *, command: str, environ: Mapping[str, str]) -> int:
-    """Does what the command says with a run. UserError for what is no run, or cannot be asked. `environ`: for Slurm's
-    programs, which cancel asks."""
+    """Runs `stop`, `save` or `cancel`, as `command` says. UserError for a folder that is no run, or cannot be asked.
+    `environ` is for Slurm's programs, which cancel calls."""
     if command == "cancel":
         return cancel(words, environ=environ)
     if len(words) != 1 or words[0].startswith("-"):
@@ -67,7 +67,7 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
-    """UserError for a copy that looks as if it ran, because the run did when it was copied."""
+    """UserError for a copy of a run that looks as if it were running, because the original was when it was copied."""
     if facts.state == "running" and (original := _original_of(run_dir)):
         raise UserError(
             f"{str(run_dir)!r} is a copy of {original}, which is another run, and what is asked here does not reach "
@@ -76,8 +76,8 @@ def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _original_of(run_dir: Path) -> str:
-    """What a folder is a copy of; empty if it is none. The first line of a run's record names its folder, and each
-    submission its inode."""
+    """Returns what a folder is a copy of; empty if it is no copy. The first line of a run's record names its folder,
+    and each submission records the folder's inode."""
     with suppress(OSError, InvalidDataError):
         head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
         named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
@@ -131,7 +131,7 @@ def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
-    """Cancels the job that is to write this folder or URL, of a stage without a run directory."""
+    """Cancels the job that will write this folder or URL. The stage has no run directory."""
     neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
     try:
         gone = _cancel_all(output_name(word), environ, [], gone={})
@@ -152,7 +152,7 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
 def _cancel_all(
     name: str, environ: Mapping[str, str], recorded: Sequence[str], *, gone: dict[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
-    """Cancels until the queue has none of the jobs, and adds those that were cancelled to `gone`, by their numbers."""
+    """Cancels jobs until none is left in the queue, and adds them to `gone`, by their numbers."""
     deadline = time.monotonic() + _MOST_SECONDS
     while found := [one for one in queued_with(name, environ, recorded=recorded) if one.state != "COMPLETING"]:
         cancelled(sorted({str(one.number) if "[" in one.job else one.job for one in found}), environ)
@@ -164,7 +164,7 @@ def _cancel_all(
 
 
 def facts_at(run_dir: Path) -> RunFacts:
-    """What the folder says. UserError if it is no run."""
+    """Returns what the run's folder says. UserError if it is no run."""
     found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
     if found is None:
         shown = shlex.quote(str(run_dir))
@@ -176,7 +176,7 @@ def facts_at(run_dir: Path) -> RunFacts:
 
 
 def refuse_no_run(run_dir: Path) -> None:
-    """UserError for a folder that is neither a run nor one whose first job has not started yet."""
+    """UserError for a folder that is neither a run nor waiting for its first job to start."""
     if why := why_unreadable(run_dir, parts=("", STATE)):
         raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
     if not is_begun(run_dir):
@@ -188,13 +188,13 @@ def refuse_no_run(run_dir: Path) -> None:
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Whether a folder is a run, or one whose first job has not started yet."""
+    """Whether a folder is a run, or was submitted and waits for its first job to start."""
     return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
 
 
 def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
-    """Why this user cannot look into a run or a chain, which may be a colleague's, and these folders in it; empty if it
-    can, or if there is none."""
+    """Returns why this user cannot read the folder of a run or a chain, or these folders in it: it may be a
+    colleague's. Empty if it can be read, or does not exist."""
     try:
         for name in parts:
             if (folder / name).is_dir():
@@ -205,7 +205,7 @@ def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there, and this user may know it."""
+    """Whether a file exists. A file that this user may not look at counts as missing."""
     try:
         return path.exists()
     except PermissionError:

@@ -4,26 +4,23 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from jobs import exit_codes
 from jobs.monitor.ask import why_unreadable
-from jobs.monitor.causes import Cause, causes_of
+from jobs.monitor.causes import causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
 from jobs.monitor.gpu_trial import measure
-from jobs.output import advice, put, table_of_checks
+from jobs.output import advice, json_of_checks, put, table_of_checks
 from jobs.settings.models import DoctorJob
-from pipeline.machine.checks import STATUSES, local_checks
+from pipeline.machine.checks import local_checks
 from pipeline.machine.probes import Probe, run_probes
-from shards.errors import UserError
-from shards.output.quantities import plural
+from shards.errors import Finding, UserError
 from shards.output.terminal import columns_of, printable_name, wrapped_text
 
 log = logging.getLogger(__name__)
 _MOST_ADVICE = 8
 _PIPE_COLUMNS = 120
-_SHOWN = {"ok": "ok", "warning": "warning", "fault": "FAULT"}
 _TORCH = Probe(
     name="torch",
     words=("torch",),
@@ -34,7 +31,7 @@ _DECODER = Probe(name="JPEG decoder", words=("decoder",), todo="run `make setup`
 
 
 def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the table, or one JSON object; 0 if there is no fault, else 1."""
+    """Prints the table, or one JSON object. Returns 0 if there is no fault, else 1."""
     if job.run:
         return look_at(Path(job.run), environ, as_json=job.json)
     if job.gpu:
@@ -46,31 +43,24 @@ def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
         todo = "correct AWS_ENDPOINT_URL, or start the server; see docs/reference/messages.md#storage"
         probes.append(Probe(name="S3", words=("s3", job.s3_url), todo=todo))
     checks = [*local_checks(), *run_probes(probes, seconds=job.seconds)]
-    counts = {status: sum(one.status == status for one in checks) for status in STATUSES}
-    if job.json:
-        found = {"checks": [asdict(one) for one in checks], "counts": counts}
-        put(json.dumps(found, allow_nan=False) + "\n")
-    else:
-        rows = [(_SHOWN[one.status], one.name, one.found, one.todo) for one in checks]
-        put(table_of_checks(rows, columns=columns_of(sys.stdout)))
-        put(f"\n{plural(counts['fault'], 'fault')}, {plural(counts['warning'], 'warning')}\n")
-    return exit_codes.FAULTS_FOUND if counts["fault"] else exit_codes.DONE
+    put(json_of_checks(checks) if job.json else table_of_checks(checks, columns=columns_of(sys.stdout)))
+    return exit_codes.FAULTS_FOUND if any(one.status == "fault" for one in checks) else exit_codes.DONE
 
 
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Prints the causes; 1 if something is wrong, else 0. UserError if there is no run."""
+    """Prints the causes. Returns 1 if something is wrong, else 0. UserError if there is no run."""
     if why := why_unreadable(run_dir):
         log.warning("what is there is not known: %s; ask its owner for access", why)
     found = evidence_of(run_dir, environ)
     causes = causes_of(found)
-    faults = [cause for cause in causes if cause.is_fault]
+    faults = [cause for cause in causes if cause.status == "fault"]
     if as_json:
         line = {
             "run": str(run_dir),
             "state": found.facts.run.state,
             "continued_by": found.next_job.job if found.next_job else None,
             "step": found.facts.run.step,
-            "causes": [asdict(cause) for cause in causes],
+            "causes": [_as_json(cause) for cause in causes],
         }
         put(json.dumps(line) + "\n")
     else:
@@ -78,18 +68,27 @@ def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
     return exit_codes.FAULTS_FOUND if faults else exit_codes.DONE
 
 
-def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
-    """The causes with numbers, then what is worth knowing."""
+def _as_json(cause: Finding) -> dict[str, str | bool]:
+    return {
+        "words": cause.found,
+        "evidence": cause.seen,
+        "todo": cause.todo,
+        "is_fault": cause.status == "fault",
+    }
+
+
+def text_of(found: Evidence, causes: Sequence[Finding], *, columns: int) -> str:
+    """Returns the faults, numbered, then what is worth knowing."""
     facts = found.facts
     step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
     what = f"{facts.stage} of {facts.recipe.words()}, " if facts.stage else ""
     where = f", step {step}" if facts.stage else ", its record is damaged" if found.damage else ", no record yet"
     lines = [f"{printable_name(facts.name)}: {what}{state_words(found)}{where}"]
-    faults = [cause for cause in causes if cause.is_fault]
+    faults = [cause for cause in causes if cause.status == "fault"]
     lines += [] if faults else ["nothing is wrong"]
     for number, cause in enumerate(faults, 1):
         lines += _lines(cause, head=f"{number}. ", columns=columns)
-    others = [cause for cause in causes if not cause.is_fault]
+    others = [cause for cause in causes if cause.status != "fault"]
     for cause in others:
         lines += _lines(cause, head="-  ", columns=columns)
     if not found.has_slurm:
@@ -98,8 +97,8 @@ def text_of(found: Evidence, causes: Sequence[Cause], *, columns: int) -> str:
 
 
 def state_words(found: Evidence) -> str:
-    """The run's state, and which job continues a run that is not running. A run that has not started may have a job of
-    which a silent Slurm says nothing."""
+    """Returns the run's state, and the job that continues it if it is not running. If Slurm does not answer, a run that
+    has not started may have a job."""
     state, job = found.facts.run.state, found.next_job
     if state == "never started" and (job or found.complaint):
         return "not started yet"
@@ -108,7 +107,7 @@ def state_words(found: Evidence) -> str:
     return f"{'ended by a fault' if state == 'failed' else state}, continued by job {job.job}"
 
 
-def _lines(cause: Cause, *, head: str, columns: int) -> list[str]:
-    parts = [head + cause.words, f"   seen: {cause.evidence}"]
+def _lines(cause: Finding, *, head: str, columns: int) -> list[str]:
+    parts = [head + cause.found, f"   seen: {cause.seen}"]
     lines = [wrapped_text(printable_name(part), columns, indent="     ") for part in parts]
     return [*lines, *(f"   {line}" for line in advice(cause.todo, columns - 3, most_lines=_MOST_ADVICE))]

@@ -16,13 +16,10 @@ from jobs.cluster.slurm import FINISHED, JobFacts, NodeFacts, nodes_in
 from jobs.monitor.ask import is_there
 from jobs.monitor.logs import newest_log
 from jobs.monitor.status import jobs_of
-from jobs.origin import Nearest
 from jobs.record import Leaves, read_leaves
-from jobs.reports.facts import Bad, ReportFacts, gather, last_try, line_breaks
+from jobs.reports.facts import ReportFacts, gather, last_try, line_breaks
 from jobs.reports.ls import is_unstarted
-from pipeline.runs.curves import NO_CURVES
 from pipeline.runs.facts import SIGNS_OF_A_RUN, read_facts
-from pipeline.runs.time import time_of
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
@@ -41,7 +38,7 @@ _PLACES = ("job.data.url", "job.evaluation.url", "job.initial.weights")
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """A line of the log, and its number, from 1."""
+    """A line of the log, with its number, counted from 1."""
 
     number: int
     text: str
@@ -49,7 +46,7 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a rank ended, by the file that it left; `path` is relative to the run's folder."""
+    """How a rank ended, from the file that it left. `path` is relative to the run's folder."""
 
     rank: int
     code: int
@@ -58,12 +55,12 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of a run's last try. `damage`: what is wrong with its record. `log`: its lines, at most 4 MiB;
-    `log_name`: relative to the run's folder if it is there. `exits`: the first rank to end comes first. `beats`: of all
-    ranks, with the age of each behind the newest in seconds. `last_try`: of tries.jsonl, and `try_number` its line.
-    `stacks`: names of files. `missing`: fields and their local paths that do not exist. `has_lost_checkpoints`: the
-    ledger has some, and the run's folder, where they were, has none. `complaint`: why Slurm says nothing; `has_slurm`:
-    whether it was asked."""
+    """What is known of a run's last try. `damage`: what is wrong with its record. `log`: the lines of its log, at most
+    4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how the ranks ended, the
+    first one first. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest. `last_try`:
+    the last line of tries.jsonl, and `try_number` its number. `stacks`: names of files. `missing`: fields of the
+    record, and their local paths that do not exist. `has_lost_checkpoints`: the ledger names checkpoints, and the run's
+    folder has none. `complaint`: why Slurm does not answer. `has_slurm`: whether it was asked."""
 
     run_dir: Path
     facts: ReportFacts
@@ -87,12 +84,12 @@ class Evidence:
 
     @property
     def next_job(self) -> JobFacts | None:
-        """A job that waits or runs, and continues the run."""
+        """A pending or running job, which will continue the run."""
         return next((job for job in self.jobs if not job.is_finished), None)
 
 
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
-    """Everything that the folder and Slurm, if it is here, say. UserError if there is no run."""
+    """Returns everything that the folder and, on a machine with Slurm, Slurm say. UserError if there is no run."""
     if not (run_dir / "job.yaml").exists():
         refuse_chain(str(run_dir))
     facts, damage = _gathered(run_dir)
@@ -108,7 +105,7 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
         run_dir=run_dir,
         facts=facts,
         damage=damage,
-        log_name=_name_in(run_dir, path) if path else "",
+        log_name=str(path.relative_to(run_dir) if path and path.is_relative_to(run_dir) else path or ""),
         log=_log(path) if path else (),
         exits=_exits(run_dir),
         beats=beats,
@@ -128,7 +125,8 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
 
 
 def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
-    """The facts, and what is wrong with the record of a run that tells by other files that it is one."""
+    """Returns the facts, and what is wrong with the record. A damaged record is no error if other files show that the
+    folder is a run."""
     if is_unstarted(run_dir):
         return _without_record(run_dir), ""
     try:
@@ -141,36 +139,15 @@ def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
 
 
 def _without_record(run_dir: Path) -> ReportFacts:
-    """The facts of a run whose record is damaged, or not written yet: its first job waits, or ended before."""
-    return ReportFacts(
-        name=run_dir.resolve().name or str(run_dir),
-        stage="",
-        recipe=Nearest(recipe="", num_changed=0),
-        changes=(),
-        places=(),
-        num_steps=None,
-        num_images=0,
-        scored_on="",
-        run=read_facts(run_dir, num_steps=None, is_scored=False),
-        last_try="",
-        curves=NO_CURVES,
-        time=time_of([], [], unix_end=None),
-        findings=(),
-        quarantine=Bad(num_lines=0, num_samples=0, reasons=(), samples=()),
-        data=(),
-        environment=(),
-        notes=(),
-    )
-
-
-def _name_in(run_dir: Path, path: Path) -> str:
-    return str(path.relative_to(run_dir) if path.is_relative_to(run_dir) else path)
+    """Returns the facts of a run whose record is damaged or not written yet: its first job waits, or ended before."""
+    facts = read_facts(run_dir, num_steps=None, is_scored=False)
+    return ReportFacts(name=run_dir.resolve().name or str(run_dir), run=facts)
 
 
 def _of_slurm(
     run_dir: Path, line: Line | None, environ: Mapping[str, str]
 ) -> tuple[tuple[JobFacts, ...], tuple[NodeFacts, ...], str]:
-    """The jobs, newest first, the nodes of the last try and of the jobs that run, and why there is no answer."""
+    """Returns the jobs, newest first; the nodes of the last try and of the running jobs; and why there is no answer."""
     try:
         jobs = jobs_of(run_dir, environ)
         lists = {str((line or {}).get("nodes", "")), *(job.nodes for job in jobs if job.state not in FINISHED)}
@@ -181,7 +158,7 @@ def _of_slurm(
 
 
 def _log(path: Path) -> tuple[LogLine, ...]:
-    """The lines since the last try began, without srun's numbers being removed."""
+    """Returns the lines since the last try began, with srun's labels."""
     try:
         tail = read_tail(path, most_bytes=_LOG_BYTES)
         if tail is None:
@@ -198,7 +175,7 @@ def _log(path: Path) -> tuple[LogLine, ...]:
 
 
 def _exits(run_dir: Path) -> tuple[Ended, ...]:
-    """The exit codes of the last try."""
+    """Returns the exit codes of the last try."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if _EXITS.fullmatch(path.name)]
         newest = max(folders, key=lambda path: (path / "started").stat().st_mtime, default=None)
@@ -218,7 +195,7 @@ def _codes(folder: Path) -> Iterator[tuple[tuple[int, int], Ended]]:
 
 
 def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
-    """The heartbeats of the newest attempt."""
+    """Returns the heartbeats of the newest attempt."""
     found = []
     for path in sorted((run_dir / HEARTBEATS).glob("rank-*.json"))[:_MOST_RANKS]:
         with suppress(OSError, ValueError, InvalidDataError):
@@ -231,7 +208,7 @@ def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
 
 
 def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, ...]:
-    """The stacks of the heartbeats' attempt."""
+    """Returns the names of the stack files of the attempt that wrote the heartbeats."""
     if not beats or not beats[0][0].attempt:
         return ()
     names = sorted(path.name for path in (run_dir / STACKS).glob("rank-*.txt"))
@@ -239,7 +216,8 @@ def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, 
 
 
 def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
-    """Local paths of the record that are not there, seen from the current folder, as the command sees them."""
+    """Returns local paths of the record that do not exist. Relative paths are resolved from the current folder, as the
+    command resolves them."""
     leaves = _leaves(run_dir)
     named = [(field.removeprefix("job."), leaves.get(field, "")) for field in _PLACES]
     named = [(field, path) for field, path in named if path not in ("", "null") and "://" not in path]
@@ -247,7 +225,7 @@ def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _has_lost_checkpoints(run_dir: Path) -> bool:
-    """Whether the run's folder has none of the checkpoints that are recorded to be there."""
+    """Whether the ledger names checkpoints and the run's folder has none."""
     if _leaves(run_dir).get("job.checkpoint.url", "-") not in ("", "null"):
         return False
     try:
@@ -258,7 +236,7 @@ def _has_lost_checkpoints(run_dir: Path) -> bool:
 
 
 def _leaves(run_dir: Path) -> Leaves:
-    """The fields of the record; none if it cannot be read."""
+    """Returns the fields of the record; none if it cannot be read."""
     with suppress(OSError, InvalidDataError):
         return read_leaves(run_dir / "job.yaml")
     return {}

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -42,8 +42,8 @@ _OTHER_OUT = "give another --out"
 
 
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
-    """Measures every part that `out` lacks, writes it and the page beside it; 1 if a part failed, else 0. UserError if
-    there is no GPU to measure, or if `out` is something else."""
+    """Measures every part that `out` does not have yet, and writes `out` and the page beside it. Returns 1 if a part
+    failed, else 0. UserError if there is no GPU to measure, or if `out` is some other file."""
     from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - torch, for which other checks do not wait
 
     about = device_facts(device)
@@ -69,13 +69,13 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
 
 
 def _plain(part: GpuPart) -> dict[str, Any]:
-    """The part as JSON has it."""
+    """Returns the part as it looks after a round trip through JSON."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(part)))
     return found
 
 
 def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """The parts that the file has of this device. UserError if it is no file of this command."""
+    """Returns the parts that the file has from this device. UserError if this command did not write the file."""
     if not out.exists():
         return {}
     try:
@@ -92,7 +92,7 @@ def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The part with its result, or why there is none."""
+    """Returns the part with its result, or with the reason why there is none."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="patchline-gpu-") as folder:
         try:
@@ -125,18 +125,19 @@ def _result(part: GpuPart, folder: Path, environ: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Started:
-    """What a part starts, in its folder, until its time is over. _FailedError with the last line that was written."""
+    """Starts the processes of a part in its folder, and ends them when its time is over. Raises _FailedError with the
+    last line that was written."""
 
     folder: Path
     environ: Mapping[str, str]
     until: float
 
     def command(self, *words: str) -> bytes:
-        """What `patchline WORDS` writes to standard output."""
+        """Returns what `patchline WORDS` writes to standard output."""
         return self._output(["jobs.cli", *words], num_ranks=1)
 
     def part(self, part: GpuPart) -> Any:
-        """The result of a part, measured by a process for each rank."""
+        """Returns the result of a part, which a process per rank measures."""
         file = self.folder / "result.json"
         self._output(["pipeline.gpu_parts.parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
         try:
@@ -173,7 +174,8 @@ class _Started:
 
 
 def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | None:
-    """The first code that is not 0, else 0; None if time is over. All of them, and what they started, have ended."""
+    """Returns the first exit code that is not 0, else 0; None if time is over. When it returns, all processes and their
+    children have ended."""
     until, codes = time.monotonic() + seconds, list[int]()
     try:
         for process in processes:
@@ -191,14 +193,14 @@ def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | 
 
 
 def _write(out: Path, found: dict[str, Any]) -> None:
-    """The results as JSON, and the page that draws them."""
+    """Writes the results as JSON, and the page that draws them."""
     write_out(out, json.dumps(found, indent=1).encode() + b"\n", todo=_OTHER_OUT)
     write_out(out.with_suffix(".html"), gpu_page(found), todo=_OTHER_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar with its words. `style`: of its colour."""
+    """A bar of a plot. `text`: its value in words. `style`: the CSS class of its colour."""
 
     name: str
     value: float
@@ -207,17 +209,60 @@ class Bar:
 
 
 def words_of(entry: Entry) -> str:
-    """What a part has found, in a line; or why it has found nothing."""
+    """Returns what a part has found, in one line, or why it failed."""
     result = entry.get("result")
-    return _WORDS[entry["part"]["kind"]](result) if result is not None else str(entry["failed"])
+    if result is None:
+        return str(entry["failed"])
+    rate = number(statistics.median(result["images_per_second"])) if "images_per_second" in result else ""
+    match entry["part"]["kind"]:
+        case "step":
+            return _step_words(result, rate)
+        case "determinism":
+            bits = "the same" if result["same_bits"] else "OTHER"
+            return f"{_step_words(result, rate)}; two runs have {bits} bits"
+        case "attention":
+            return "; ".join(f"{shape}: {_fastest(times)}" for shape, times in result["milliseconds"].items())
+        case "zero":
+            return f"{rate} images/s through {result['backend']}, loss {result['losses'][-1]:.6f} after five steps"
+        case "loader":
+            cpu = number(result["cpu_seconds_per_1000"])
+            return f"{rate} images/s with {result['threads']} threads, {cpu} CPU-seconds per 1,000"
+        case "profile":
+            busy = percent(min(1.0, result["busy_milliseconds"] / result["step_milliseconds"]))
+            step = number(result["step_milliseconds"])
+            return f"{step} ms a step, {result['num_launches']:,} kernels, busy {busy}"
+        case "exchange":
+            best = number(max(result["gigabytes_per_second"].values()))
+            return f"{result['ranks']} ranks through {result['backend']}: {best} GB/s bus bandwidth at most"
+        case _:
+            return "a killed run continued with the same bits"
+
+
+def _step_words(result: Mapping[str, Any], rate: str) -> str:
+    share = f", MFU {percent(result['mfu'])}" if result["mfu"] is not None else ""
+    allocated, predicted = result["allocated_bytes"], size(result["predicted_bytes"])
+    memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
+    first = duration(result["first_step_seconds"])
+    attention = f"attention {result['attention']}"
+    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
+
+
+def _fastest(by_name: Mapping[str, Any]) -> str:
+    """Returns the fastest backend with its milliseconds. Backends that do not run have a text instead of a number."""
+    times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
+    best = min(times, key=lambda name: times[name], default="none")
+    return f"{best} {number(times[best])} ms" if times else best
 
 
 def gpu_page(found: Mapping[str, Any]) -> bytes:
-    """The page. Equal results give equal bytes."""
+    """Returns the page. Equal results give equal bytes."""
     parts: Mapping[str, Entry] = found["parts"]
     done = {name: entry["result"] for name, entry in parts.items() if "result" in entry}
     steps = {name: done[name] for name in done if parts[name]["part"]["kind"] in ("step", "determinism")}
-    kinds = {kind: [done[name] for name in done if parts[name]["part"]["kind"] == kind] for kind in _WORDS}
+    kinds = {
+        kind: [done[name] for name in done if parts[name]["part"]["kind"] == kind]
+        for kind in ("attention", "zero", "exchange", "loader")
+    }
     values = {
         "about": found["about"],
         "seconds": sum(entry["seconds"] for entry in parts.values()),
@@ -225,7 +270,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "num_failed": len(parts) - len(done),
         "rates": bars(_rates(steps), about="Images per second: measured, and as planned"),
         "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
-        "attention": [table for result in kinds["attention"] for table in [_attention(result)]],
+        "attention": [_attention(result) for result in kinds["attention"]],
         "profiles": [(name, done[name]) for name in done if parts[name]["part"]["kind"] == "profile"],
         "zero": kinds["zero"],
         "exchanges": kinds["exchange"],
@@ -236,7 +281,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
 
 
 def bars(each: Sequence[Bar], *, about: str) -> Markup | None:
-    """Horizontal bars on one scale; None if there are none."""
+    """Draws horizontal bars on one scale. Returns None if there are none."""
     if not each:
         return None
     most = max(bar.value for bar in each) or 1.0
@@ -256,7 +301,7 @@ def bars(each: Sequence[Bar], *, about: str) -> Markup | None:
 
 
 def _feeds(loaders: Sequence[Mapping[str, Any]], steps: Mapping[str, Any]) -> float | None:
-    """What the loader prepares in the time of an image of the fastest step."""
+    """Returns how many images the loader prepares while the fastest step processes one."""
     rates = [statistics.median(result["images_per_second"]) for result in steps.values()]
     if not (loaders and rates):
         return None
@@ -285,7 +330,7 @@ def _memory(steps: Mapping[str, Any]) -> list[Bar]:
 
 
 def _attention(result: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[tuple[str, bool]]]]]:
-    """Names of backends, and for each shape what each takes: the fastest one is marked."""
+    """Returns the names of the backends, and for each shape the time of each, with a mark at the fastest."""
     shapes = result["milliseconds"]
     names = list(next(iter(shapes.values())))
     rows = []
@@ -295,62 +340,3 @@ def _attention(result: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, li
         shown = (("no", False) if isinstance(each, str) else (number(each), each == least) for each in by_name.values())
         rows.append((shape, list(shown)))
     return names, rows
-
-
-def _step_words(result: Mapping[str, Any]) -> str:
-    share = f", MFU {percent(result['mfu'])}" if result["mfu"] is not None else ""
-    allocated, predicted = result["allocated_bytes"], size(result["predicted_bytes"])
-    memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
-    first = duration(result["first_step_seconds"])
-    rate = number(statistics.median(result["images_per_second"]))
-    attention = f"attention {result['attention']}"
-    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
-
-
-def _determinism_words(result: Mapping[str, Any]) -> str:
-    return f"{_step_words(result)}; two runs have {'the same' if result['same_bits'] else 'OTHER'} bits"
-
-
-def _attention_words(result: Mapping[str, Any]) -> str:
-    fastest = []
-    for shape, by_name in result["milliseconds"].items():
-        times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
-        best = min(times, key=lambda name: times[name], default="none")
-        fastest.append(f"{shape}: {best}" + (f" {number(times[best])} ms" if times else ""))
-    return "; ".join(fastest)
-
-
-def _zero_words(result: Mapping[str, Any]) -> str:
-    rate = number(statistics.median(result["images_per_second"]))
-    return f"{rate} images/s through {result['backend']}, loss {result['losses'][-1]:.6f} after five steps"
-
-
-def _loader_words(result: Mapping[str, Any]) -> str:
-    rate, cpu = number(statistics.median(result["images_per_second"])), result["cpu_seconds_per_1000"]
-    return f"{rate} images/s with {result['threads']} threads, {number(cpu)} CPU-seconds per 1,000"
-
-
-def _profile_words(result: Mapping[str, Any]) -> str:
-    busy = percent(min(1.0, result["busy_milliseconds"] / result["step_milliseconds"]))
-    return f"{number(result['step_milliseconds'])} ms a step, {result['num_launches']:,} kernels, busy {busy}"
-
-
-def _exchange_words(result: Mapping[str, Any]) -> str:
-    best = max(result["gigabytes_per_second"].values())
-    return f"{result['ranks']} ranks through {result['backend']}: {number(best)} GB/s bus bandwidth at most"
-
-
-def _resume_words(_result: Mapping[str, Any]) -> str:
-    return "a killed run continued with the same bits"
-
-
-_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "step": _step_words,
-    "determinism": _determinism_words,
-    "attention": _attention_words,
-    "zero": _zero_words,
-    "loader": _loader_words,
-    "profile": _profile_words,
-    "exchange": _exchange_words,
-    "resume": _resume_words,
-}

@@ -38,10 +38,53 @@ _MOST_PATH_BYTES = 4096  # PATH_MAX of Linux
 _MOST_FOLDERS = 64
 _MOST_ASKED, _ANSWER_SECONDS = 4, 10.0
 Wanted = Callable[[bytes], bool]
+
+
+AGAIN = "the same command, or `patchline submit`, continues it"
+_LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # of srun; of stage.sbatch under torchrun, and of torch itself
+OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?error: (.+)")
+PYTHON = re.compile(
+    _LABEL + r"(?!.*\bChildFailedError)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$"
+)
 _MOST_HEAD = 64
 _TASK = re.compile(rb" *(\d{1,9}): ?")  # srun --label pads the number to the width of the largest
 _NAMED = re.compile(rb" *\d{1,9}: ?\[rank(\d{1,9})\]: ?")
 _PID = re.compile(r"pid-\d{1,9}-(\d{1,9})")  # of a rank that torchrun started: node, local rank
+# What Slurm, the kernel and libraries say in a log of why a run ended: the words, how likely they are the cause (the
+# least is the most likely), the cause, and what to do.
+SIGNS = tuple(
+    (re.compile(pattern, re.IGNORECASE), rank, found, todo)
+    for pattern, rank, found, todo in (
+        ("no space left on device", 10, "a disk is full", f"make room (`df -h`, and `df -i`), then {AGAIN}"),
+        ("disk quota exceeded", 10, "your quota is used up", f"make room (`quota -s`, `lfs quota`), then {AGAIN}"),
+        (
+            r"oom[-_ ]?kill|out of memory handler|memory cgroup out of memory",
+            12,
+            "a rank was killed because its node's memory, or the job's share of it, ran out",
+            f"lower the loader's workers or --micro-batch, or ask for more memory (`options: [--mem=0]`), then {AGAIN}",
+        ),
+        (
+            r"CUDA out of memory|GPU of .*ran out of memory|torch\.(cuda\.)?OutOfMemoryError",
+            12,
+            "a GPU's memory ran out",
+            f"lower --micro-batch, then {AGAIN}",
+        ),
+        (
+            r"DUE TO NODE FAILURE|Node failure on|node_fail",
+            14,
+            "a node was lost",
+            f"`sinfo -R` lists nodes and reasons; {AGAIN} on others",
+        ),
+        (
+            "DUE TO TIME LIMIT",
+            16,
+            "the time limit came before the run had saved and stopped",
+            f"raise margin_seconds in your cluster's settings, so that a step and a save fit, then {AGAIN}",
+        ),
+        ("DUE TO PREEMPTION", 18, "the job was preempted", AGAIN),
+    )
+)
+FULL = SIGNS[:2]
 log = logging.getLogger(__name__)
 _TAIL_BYTES = 8 << 20
 _POLL_SECONDS = 0.5
@@ -58,7 +101,7 @@ class LogsFlags:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints the lines, control characters escaped; with --follow until Ctrl-C. UserError if there is no log."""
+    """Prints the lines, with control characters escaped; with --follow, until Ctrl-C. UserError if there is no log."""
     wanted, others = take_own_flags(LogsFlags, words)
     run_dir = Path(only_word(others, usage=usage_of("logs")))
     refuse_no_run(run_dir)
@@ -81,7 +124,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     position = tail.num_bytes if tail else 0
     whole, _, half = data.rpartition(b"\n")
     there = whole.split(b"\n") if whole else []
-    is_wanted = _all if wanted.rank is None else lines_of_rank(wanted.rank, run_dir)
+    is_wanted = (lambda _: True) if wanted.rank is None else lines_of_rank(wanted.rank, run_dir)
     lines = [line for line in there if is_wanted(line)]
     if wanted.rank is not None and not lines:
         log.warning("its log has no line of rank %s; without --rank, all lines are shown", wanted.rank)
@@ -100,7 +143,8 @@ def shown(line: bytes) -> str:
 
 
 def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
-    """The lines that are written from a position on, for ever; a file that was made anew is read from its beginning."""
+    """Yields the lines that are written after `position`, for ever. A file that was replaced is read from its
+    beginning."""
     while True:
         try:
             tail = read_tail(path, most_bytes=_TAIL_BYTES)
@@ -118,12 +162,8 @@ def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
             time.sleep(_POLL_SECONDS)
 
 
-def _all(_: bytes) -> bool:
-    return True
-
-
 def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
-    """Whether a line of the log is of the rank."""
+    """Returns a function that tells whether a line of the log is the rank's."""
     if ranks_per_task(run_dir) <= 1:
         return lambda line: _is(rank, _TASK.match(line[:_MOST_HEAD]))
     return lambda line: _is(rank, _NAMED.match(line[:_MOST_HEAD]))
@@ -134,7 +174,7 @@ def _is(rank: int, found: "re.Match[bytes] | None") -> bool:
 
 
 def ranks_per_task(run_dir: Path) -> int:
-    """How many ranks each task of srun had in the newest try: 1, unless torchrun started them."""
+    """Returns how many ranks each of srun's tasks had in the newest try: 1, unless torchrun started them."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if path.name.startswith("exits-") and path.is_dir()]
         newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
@@ -144,7 +184,8 @@ def ranks_per_task(run_dir: Path) -> int:
 
 
 def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
-    """The log of the run that was written last; None if there is none. `jobs`: what Slurm said of its jobs."""
+    """Returns the log of the run that was written last; None if there is none. `jobs` are the run's jobs that Slurm
+    knows."""
     pointed = dict(_pointed(run_dir))
     told = [*pointed.values(), *(Path(job.log) for job in jobs if job.log.startswith("/"))]
     places = [*(run_dir / "submit").glob("*.out"), *told, *(task.log for task in chain_tasks(run_dir, told))]
@@ -158,9 +199,11 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
 
 
 def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Like `newest_log`, but asks Slurm where the newest job's log is if the files do not tell."""
+    """Returns the same as `newest_log`, but asks Slurm for the newest job's log if the files do not name it."""
     path, started = newest_log(run_dir), started_in(run_dir)
-    is_known = path and (not started or started[0] in dict(_pointed(run_dir)) or _names(path, started[0]))
+    is_known = path and (
+        not started or started[0] in dict(_pointed(run_dir)) or str(started[0]) in re.findall(r"\d+", path.name)
+    )
     if is_known or not started:
         return path
     jobs = []
@@ -169,12 +212,8 @@ def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
     return newest_log(run_dir, [job for job in jobs if job])
 
 
-def _names(path: Path, job: int) -> bool:
-    return str(job) in re.findall(r"\d+", path.name)
-
-
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:
-    """The job and the path of each pointer that can be used, of the newest jobs."""
+    """Yields each usable pointer to a log as its job and path, for the newest jobs."""
     for job in started_in(run_dir)[:_MOST_FOLDERS]:
         for pointer in sorted((run_dir / "submit").glob(f"exits-{job}-*/log")):
             with suppress(OSError, InvalidDataError, UnicodeDecodeError):

@@ -21,16 +21,16 @@ from jobs import exit_codes
 from jobs.chains.state import chain_tasks, is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.steps import STATE
-from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes
+from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
-from jobs.monitor.logs import newest_log
+from jobs.monitor.logs import FULL, newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
 from jobs.submittable import output_name
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import read_tail
 from shards.output.terminal import columns_of, printable_name
 
@@ -38,35 +38,27 @@ Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
 _MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
-_FULL = (
-    (b"No space left on device", "a disk is full", "delete what is not needed, and submit again if the run has ended"),
-    (
-        b"Disk quota exceeded",
-        "your quota is used up",
-        "delete what is not needed (`quota -s`, `lfs quota`), and submit again",
-    ),
-)
 _PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A run's jobs, newest first, and what is to be said about them, most important first. `complaint`: why Slurm says
-    nothing of them."""
+    """A run's jobs, newest first, and the findings about them, most important first. `complaint`: why Slurm does not
+    answer."""
 
     jobs: tuple[JobFacts, ...]
-    findings: tuple[QueueFinding, ...]
+    findings: tuple[Finding, ...]
     complaint: str = ""
 
     @property
     def next_job(self) -> JobFacts | None:
-        """A job that waits or runs."""
+        """A pending or running job."""
         return next((job for job in self.jobs if not job.is_finished), None)
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints a table, or one line of JSON per run; 0 if every run could be read, else 2. UserError for what is no
-    run."""
+    """Prints a table, or one line of JSON per run. Returns 0 if every run could be read, else 2. UserError for a folder
+    that is no run."""
     unknown = [word for word in words if word.startswith("-") and word != "--json"]
     if unknown:
         raise UserError(f"there is no flag {unknown[0]}; usage: {usage_of('status')}")
@@ -88,7 +80,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
         log.warning("%s", silence)
     if "--json" in words:
         lines = [chain_json(chain) for chain in chains] + [_as_json(found, status) for found, status in shown]
-        lines += outputs_json(outputs)
+        lines += [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]
         put("".join(json.dumps(line) + "\n" for line in lines))
         return exit_codes.USER_MISTAKE if unreadable else exit_codes.DONE
     columns = columns_of(sys.stdout) or _PIPE_COLUMNS
@@ -108,8 +100,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
-    """The statuses of all runs. After its first silence Slurm is not asked again, since each question takes seconds;
-    `silence`: what was said of one before."""
+    """Returns the statuses of all runs. Once Slurm has not answered, it is not asked again, since each question takes
+    seconds. `silence`: why it did not answer before."""
     found = []
     for one, path in runs:
         try:
@@ -121,7 +113,8 @@ def _statuses(
 
 
 def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
-    """Those that were named, and those of chains. UserError for a folder that is neither."""
+    """Returns the named runs and those of the named chains. UserError for a folder that is neither a run nor a
+    chain."""
     named = [(path, path) for path in folders if not is_chain(path)]
     of_chains = [(folder, path) for folder in folders if is_chain(folder) for path in runs_of(folder)]
     found = []
@@ -139,14 +132,14 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
 
 
 def _as_json(found: Run, status: Status) -> dict[str, Any]:
-    findings = [asdict(finding) for finding in status.findings]
+    findings = [{"words": one.found, "todo": one.todo} for one in status.findings]
     of_jobs = {"continued_by": status.next_job.job if status.next_job else None, "jobs": list(map(asdict, status.jobs))}
     return as_json(found) | of_jobs | {"findings": findings, "complaint": status.complaint or None}
 
 
 def state_of(found: Run, status: Status) -> str:
-    """The run's state, in other words if a job of it waits or runs: `interrupted` of a run that a fault has ended and
-    that the job continues, `not started` before its first start, also if Slurm does not say whether a job waits."""
+    """Returns the run's state, taking its jobs into account. A failed run that a job will continue is `interrupted`. A
+    run that never started is `not started` if a job of it waits, or if Slurm does not say."""
     others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
     if status.complaint:
         others = {"never started": "not started"}
@@ -154,21 +147,21 @@ def state_of(found: Run, status: Status) -> str:
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
-    """What Slurm and the folder say of the run's jobs. `environ`: None without Slurm. UserError if Slurm does not
-    answer."""
+    """Returns what Slurm and the folder say about the run's jobs. `environ` is None without Slurm. UserError if Slurm
+    does not answer."""
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     findings = []
     for job in jobs:
         found = finding_of(job, run_dir=str(run_dir))
         starts = f", start {job.starts + 1}" if job.starts else ""
-        findings.append(QueueFinding(words=f"job {job.job}{starts}: {found.words}", todo=found.todo))
+        findings.append(Finding(found=f"job {job.job}{starts}: {found.found}", todo=found.todo))
         if not job.is_finished and environ is not None:
             findings += findings_of_nodes(nodes_in(job.nodes, environ))
     return Status(jobs=tuple(jobs), findings=(*_of_folder(run_dir, jobs), *findings))
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
-    """Those that wait or run, and the newest of the others. UserError if Slurm does not answer."""
+    """Returns the pending and running jobs, and the newest of the others. UserError if Slurm does not answer."""
     names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
     logs = [path] if (path := newest_log(run_dir)) else []
     names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
@@ -177,36 +170,36 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
 
 
-def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[QueueFinding]:
-    """What its files say, of those that no table of runs shows."""
+def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
+    """Returns the findings from the run's files that the table of runs does not show."""
     found = []
     if is_there(run_dir / "STOP"):
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
-        found.append(QueueFinding(words=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
+        found.append(Finding(found=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if is_there(run_dir / "submit" / "gave-up"):
         words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
-        found.append(QueueFinding(words=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
+        found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
-        found.append(QueueFinding(words=ended))
+        found.append(Finding(found=ended))
     path = newest_log(run_dir, jobs)
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
-        for said, words, todo in _FULL:
-            if tail and said in tail.data:
-                found.append(QueueFinding(words=f"its log says: {said.decode()}; {words}", todo=todo))
+        text = tail.data.decode(errors="replace") if tail else ""
+        said = [(pattern.search(text), words, todo) for pattern, _, words, todo in FULL]
+        found += [Finding(found=f"its log says: {it[0]}; {words}", todo=todo) for it, words, todo in said if it]
     return found
 
 
 def _lines(status: Status) -> Sequence[str]:
     lines = []
     for finding in status.findings:
-        lines += [finding.words] + ([f"> {finding.todo}"] if finding.todo else [])
+        lines += [finding.found] + ([f"> {finding.todo}"] if finding.todo else [])
     return lines
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """The words that are no runs and no chains, but what jobs that wait or run are to write, with these jobs. None of
-    them if Slurm does not answer."""
+    """Returns the words that are neither runs nor chains but outputs of pending or running jobs, with these jobs;
+    nothing if Slurm does not answer."""
     others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
     try:
         found = {word: queued_with(output_name(word), environ) for word in others}
@@ -217,18 +210,13 @@ def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, li
 
 
 def output_lines(outputs: Outputs) -> list[str]:
-    """Each job, what it waits for, where its log is, and the command that fixes it."""
+    """Returns lines about each job: what it waits for, where its log is, and the command that fixes it."""
     lines = []
     for word, jobs in outputs.items():
         lines.append(printable_name(word))
         for job in jobs:
             found = finding_of(job)
-            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.words)}")
+            lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.found)}")
             lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
             lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
     return lines
-
-
-def outputs_json(outputs: Outputs) -> list[dict[str, Any]]:
-    """One object for each output."""
-    return [{"output": word, "jobs": [asdict(job) for job in jobs]} for word, jobs in outputs.items()]

@@ -25,7 +25,6 @@ from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
 from jobs.chains.state import is_chain
 from jobs.chains.status import ChainStatus, lines_of, runs_of, status_of_chain
-from jobs.cluster.queue_reasons import QueueFinding
 from jobs.monitor.ask import refuse_no_run
 from jobs.monitor.logs import newest_log, shown
 from jobs.monitor.status import Status, state_of, status_of
@@ -34,7 +33,7 @@ from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
 from pipeline.runs.facts import LEDGER, METRICS
 from shards.config_values import Range
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import is_finite, is_step, object_in, read_tail
 from shards.output.quantities import clock
 from shards.output.terminal import columns_of, printable_name, unescaped
@@ -58,15 +57,15 @@ _ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal, for Slurm's fi
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFlags:
-    """The flags of the command: the seconds between two pictures."""
+    """The flags of the command. `seconds`: between two pictures."""
 
     seconds: Annotated[int, Range(1, 3600)] = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What Slurm and the files said. `run_dir`: the run that is drawn, None for a chain of which none runs; `status`:
-    its jobs, None if Slurm was not asked; `chain`: None for a run."""
+    """What Slurm and the files said. `run_dir`: the run to draw; None if no run of the chain is running. `status`: the
+    run's jobs; None if Slurm was not asked. `chain`: None for a run."""
 
     run_dir: Path | None
     status: Status | None
@@ -75,11 +74,11 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A run at a moment. Empty or None: not known.
+    """A run at one moment. A value that is not known is empty or None.
 
-    `losses`: of the last lines of metrics, oldest first. `of_peak`: such as `41% MFU`. `saved`: the step of the last
-    checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said `status_age` seconds ago; without an answer
-    `complaint` says why. `log`: its last lines, oldest first.
+    `losses`: those in the last lines of the metrics, oldest first. `of_peak`: such as `41% MFU`. `saved`: the step of
+    the last checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said `status_age` seconds ago; if it
+    does not answer, `complaint` says why. `log`: the log's last lines, oldest first.
     """
 
     run: Run
@@ -97,13 +96,13 @@ class View:
 
     @property
     def state(self) -> str:
-        """The run's state, as its jobs make it."""
+        """The run's state, taking its jobs into account."""
         return state_of(self.run, self.status or Status(jobs=(), findings=(), complaint=self.complaint))
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Shows the run or chain until the user leaves; without a terminal until it has ended. UserError for what is
-    neither."""
+    """Shows the run or chain until the user leaves or, without a terminal, until it ends. UserError for a folder that
+    is neither."""
     flags, others = take_own_flags(WatchFlags, words)
     folder = Path(only_word(others, usage=usage_of("watch")))
     if not is_chain(folder):
@@ -124,7 +123,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 
 
 class Asked:
-    """The last answer about a run or a chain, renewed in the background."""
+    """The last answer about a run or a chain, renewed by a thread."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.is_chain = is_chain(folder)
@@ -139,7 +138,7 @@ class Asked:
         self._pool = Pool(1, name="watch")
 
     def renew(self) -> None:
-        """Takes the answer, if there is one, and asks again when it is time. Returns at once."""
+        """Takes the answer if there is one, and asks again when it is time. Returns at once."""
         if self._future and self._future.done():
             try:
                 self.answer, self._at = self._future.result(), time.monotonic()
@@ -152,12 +151,12 @@ class Asked:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has been asked, and nothing is known yet."""
+        """Whether Slurm was asked and nothing is known yet."""
         return self._asks and not self._at and not self.complaint
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether Slurm is asked and has said nothing yet, so that a job may wait or run."""
+        """Whether Slurm has not answered yet, so that a job may be pending or running."""
         return self._asks and not self._at
 
     @property
@@ -171,13 +170,13 @@ class Asked:
         return time.monotonic() - self._at if self._at else 0.0
 
     def close(self) -> None:
-        """Waits for nothing."""
+        """Ends the thread without waiting for an answer."""
         self._pool.close(seconds=0)
 
 
 def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
-    """The snapshot of a run or a chain. `environ`: None without Slurm. UserError if Slurm does not answer about a run,
-    or the chain cannot be read."""
+    """Returns the snapshot of a run or a chain. `environ` is None without Slurm. UserError if Slurm does not answer
+    about a run, or if the chain cannot be read."""
     if not is_chain(folder):
         return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
     chain = status_of_chain(folder, environ)
@@ -186,8 +185,8 @@ def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
 
 
 def run_of(chain: ChainStatus) -> Path | None:
-    """The run of a chain that runs, of several the one that was seen last; without one, that of a step whose job runs,
-    as between two tries."""
+    """Returns the chain's running run. If several are running, it is the one seen last; if none is, as between two
+    tries, it is a run of a step whose job is running."""
     now, found = time.time(), []
     names = {step.name for step in chain.steps if step.state == _RUNNING}
     for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
@@ -216,7 +215,7 @@ def _show(asked: Asked, seconds: int) -> None:
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Standard input, of which each key comes at once and is not shown; Ctrl-C stays what it is."""
+    """Makes standard input deliver each key at once, without echoing it. Ctrl-C keeps its meaning."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     try:
@@ -227,7 +226,8 @@ def _keys() -> Iterator[int]:
 
 
 def _tell(asked: Asked) -> None:
-    """A line now and then, for a log; ends with the run or chain, once no job of it waits or runs."""
+    """Writes a line every half minute, for a log. Ends with the run or chain, once no job of it is pending or
+    running."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while asked.is_open and (asked.is_chain or time.monotonic() < deadline):
         asked.renew()
@@ -246,7 +246,7 @@ def _tell(asked: Asked) -> None:
 
 
 def is_over(view: View | None, chain: ChainStatus | None, *, is_unanswered: bool) -> bool:
-    """Whether no job waits or runs; while Slurm does not say, only of what is done."""
+    """Whether no job is pending or running. While Slurm does not answer, only a run that is done is over."""
     if chain:
         return chain.is_over
     state = view.run.facts.state if view else "running"
@@ -256,7 +256,7 @@ def is_over(view: View | None, chain: ChainStatus | None, *, is_unanswered: bool
 
 
 def line_of(view: View, *, has_time: bool = True) -> str:
-    """The most important of a view."""
+    """Returns the most important facts of a view in one line."""
     facts = view.run.facts
     words = [
         time.strftime("%H:%M:%S", time.localtime(view.now)) if has_time else printable_name(view.run.path),
@@ -266,13 +266,13 @@ def line_of(view: View, *, has_time: bool = True) -> str:
         "" if facts.images_per_second is None else f"{facts.images_per_second:,.0f} images/s",
         "" if view.seconds_left is None else f"{clock(view.seconds_left)} left",
         *(map(printable_name, facts.reasons[:1]) if facts.state == "running" else ()),
-        *(finding.words for finding in (view.status.findings[:1] if view.status else ())),
+        *(finding.found for finding in (view.status.findings[:1] if view.status else ())),
     ]
     return "  ".join(word for word in words if word)
 
 
 def chain_line(chain: ChainStatus) -> str:
-    """The chain in a line of a log."""
+    """Returns the chain's progress in one line."""
     done = sum(step.state == "complete" for step in chain.steps)
     going = [
         f"{step.name} {step.state}" for step in chain.steps if step.state not in ("complete", "waits for its turn")
@@ -281,7 +281,7 @@ def chain_line(chain: ChainStatus) -> str:
 
 
 def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
-    """The chain's table in at most this number of lines: without the complete steps, if there are too many."""
+    """Returns the chain's table in at most `most` lines. If there are too many, complete steps are left out."""
     lines = lines_of(chain, columns=columns)
     if len(lines) > most:
         lines = lines_of(chain, columns=columns, is_short=True)
@@ -291,7 +291,7 @@ def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
 
 
 def _view(asked: Asked) -> View | None:
-    """The view of the run; None for a chain of which none runs."""
+    """Returns the view of the run; None for a chain without a running run."""
     asked.renew()
     answer = asked.answer
     if answer.run_dir is None:
@@ -300,7 +300,7 @@ def _view(asked: Asked) -> View | None:
 
 
 def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
-    """A screen: the table of a chain takes at most half of it, if a run is drawn below."""
+    """Draws a screen. A chain's table takes at most half of it if a run is drawn below."""
     view, chain = _view(asked), asked.answer.chain
     if chain is None:
         return drawn(view, columns=columns, rows=rows) if view else []
@@ -317,8 +317,8 @@ def view_of(
     status_age: float = 0.0,
     complaint: str = "",
 ) -> View | None:
-    """The run as it is now; None if it is no run. Files that vanish or are damaged leave gaps. `root`: the folder of
-    its chain, to which its name is relative."""
+    """Returns the run as it is now; None if it is no run. Files that vanish or are damaged leave gaps. `root`: the
+    chain's folder, to which the run's name is relative."""
     now = time.time()
     run = run_at(root if root and run_dir.is_relative_to(root) else run_dir, run_dir, now)
     if run is None:
@@ -346,7 +346,7 @@ def view_of(
 
 
 def _usable_lines(path: Path) -> list[dict[str, float]]:
-    """The usable lines at the end of a file, each with a step."""
+    """Returns the usable lines at the end of a file: those that have a step."""
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
     except (OSError, InvalidDataError):
@@ -380,8 +380,8 @@ def _log_end(path: Path | None) -> tuple[str, ...]:
 
 
 def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
-    """Draws at most `rows` lines of at most `columns` cells: the run, its jobs, and the end of its log in what is
-    left."""
+    """Draws the run, its jobs and, in the room that is left, the end of its log: at most `rows` lines of at most
+    `columns` cells."""
     lines = [*_head(view, columns), *_slurm(view, columns)][: max(1, rows - 2)]
     room = rows - len(lines) - 3
     if room > 0 and view.log:
@@ -397,7 +397,7 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
 def drawn_chain(
     above: Sequence[str], view: View | None, *, columns: int, rows: int, complaint: str = ""
 ) -> "list[Text]":
-    """A chain's table above the run that runs now, or alone. A complaint that no run shows is below the table."""
+    """Draws a chain's table, and below it the running run, if there is one; else the complaint, if there is one."""
     lines = [_text(line, "" if line[:1] == " " else "bold") for line in above]
     if view:
         lines += [_text(""), *drawn(view, columns=columns, rows=max(2, rows - len(lines) - 1))]
@@ -453,7 +453,7 @@ def _progress(view: View, columns: int) -> "Text":
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar of eighths for each value, the lowest value the lowest bar."""
+    """Draws a bar for each value, in eighths. The lowest value has the lowest bar."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low and math.isfinite(high - low) else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)
@@ -474,8 +474,8 @@ def _slurm(view: View, columns: int) -> "list[Text]":
     return lines
 
 
-def _of_finding(finding: QueueFinding, columns: int) -> "list[Text]":
-    lines = [_text(part) for part in wrapped(finding.words, columns, most_lines=2)]
+def _of_finding(finding: Finding, columns: int) -> "list[Text]":
+    lines = [_text(part) for part in wrapped(finding.found, columns, most_lines=2)]
     if finding.todo:
         lines += [_text(part, "yellow") for part in wrapped(f"> {finding.todo}", columns, most_lines=2)]
     return lines

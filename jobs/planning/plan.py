@@ -8,13 +8,11 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.planning.scaling import (
-    Row,
     at_sizes,
     forecast_of,
     in_plan,
     node_rows,
     node_tables,
-    rows_as_json,
     scaling_advice,
     size_table,
 )
@@ -40,19 +38,22 @@ Rows = list[tuple[str, str]]
 def run(job: PlanJob) -> int:
     """Prints the table, or one JSON object."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
-    found = None
-    if job.gpu and not job.nodes:
-        try:
-            found = forecast_of(job, cost, num_gpus=job.num_gpus)
-        except UserError as error:
-            raise UserError(in_plan(str(error))) from None
-    nodes, sizes = _nodes(job, cost), at_sizes(job)
+    try:
+        found = forecast_of(job, cost, num_gpus=job.num_gpus) if job.gpu and not job.nodes else None
+        nodes = node_rows(job, cost) if job.nodes else []
+    except UserError as error:
+        raise UserError(in_plan(str(error))) from None
+    sizes = at_sizes(job)
     if job.out:
         from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
 
         write_plot(job, nodes, sizes)
     if job.json:
-        told = {"cost": asdict(cost), "forecast": asdict(found) if found else None, "nodes": rows_as_json(nodes)}
+        told = {
+            "cost": asdict(cost),
+            "forecast": asdict(found) if found else None,
+            "nodes": [asdict(one) for one in nodes],
+        }
         told["image_sizes"] = [asdict(one) for one in sizes]
         put(json.dumps(told, allow_nan=False) + "\n")
         return exit_codes.DONE
@@ -68,16 +69,8 @@ def run(job: PlanJob) -> int:
     return exit_codes.DONE
 
 
-def _nodes(job: PlanJob, cost: Cost) -> list[Row]:
-    """The plans for `--nodes`."""
-    try:
-        return node_rows(job, cost) if job.nodes else []
-    except UserError as error:
-        raise UserError(in_plan(str(error))) from None
-
-
 def rows_of(job: PlanJob, cost: Cost) -> Rows:
-    """The table's rows: name and value, numbers with units."""
+    """Returns the table's rows: names, and values with their units."""
     training, model = job.training, job.training.model
     images = f"{job.num_images:,} images" if job.num_images else "images not known (--num-images)"
     classes = model.num_classes or job.num_classes
@@ -101,7 +94,8 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
 
 
 def _epochs(job: PlanJob, cost: Cost) -> str:
-    """The epochs, and the steps for those that the recipe means, if it is planned for a set of another size."""
+    """Returns the epochs. If the recipe is planned for a dataset of another size, it adds the steps that keep the
+    recipe's epochs."""
     if cost.num_epochs is None:
         return "not known (--num-images)"
     meant = _epochs_meant(job.recipe, job.training.steps)
@@ -112,8 +106,8 @@ def _epochs(job: PlanJob, cost: Cost) -> str:
 
 
 def _epochs_meant(recipe: str, steps: int) -> int:
-    """The whole epochs of a pre-training recipe on its own dataset; 0 if it does not go by epochs, or if these are not
-    its steps."""
+    """Returns the whole epochs of a pre-training recipe on its own dataset; 0 if it does not count in epochs, or if
+    these are not its steps."""
     if recipe not in pretrain.RECIPES:
         return 0
     own = plan_of(recipe, pretrain.RECIPES[recipe]())
@@ -125,7 +119,7 @@ def _epochs_meant(recipe: str, steps: int) -> int:
 
 
 def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
-    """More rows, for a plan on GPUs."""
+    """Returns the further rows of a plan on GPUs."""
     plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
     parts = {
         "weights": memory.weights,
@@ -175,7 +169,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """The size in GB, or in a smaller unit if two decimals of a GB would say little."""
+    """Returns the size in GB, or in a smaller unit if two decimals of a GB would say little."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
 
 
@@ -194,7 +188,8 @@ def _days(days: float) -> str:
 
 
 def operations(exaflops: float) -> str:
-    """The operations in exaFLOPs, as in the paper's table, or in a smaller unit if that would round to nothing."""
+    """Returns the operations in exaFLOPs, as in the paper's table, or in a smaller unit if that would round to
+    nothing."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
@@ -217,5 +212,5 @@ def _required_rate(cost: Cost) -> str:
 
 
 def _digits(number: float) -> int:
-    """Decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
+    """Returns how many decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
     return 0 if number >= 100 else 1 if number >= 10 else 4

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from jobs.planning.scaling import AtSize, Row, summary
+from jobs.planning.scaling import AtSize, summary
 from jobs.settings.models import PlanJob
+from pipeline.planning.cluster_plan import NodesPlan
 from shards.errors import UserError
 from shards.output.quantities import number
 from shards.output.terminal import printable_name
@@ -36,8 +37,9 @@ _PLAN, _IDEAL, _DAYS = "ink dotted", "ink dashed", "joined line-0"
 _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "joined line-5")
 
 
-def write_plot(job: PlanJob, rows: Sequence[Row], sizes: Sequence[AtSize] = ()) -> None:
-    """Writes `job.out`: what was found over the nodes, and over the image sizes. UserError if it cannot be written."""
+def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] = ()) -> None:
+    """Draws what was found over the nodes and over the image sizes, and writes `job.out`. UserError if it cannot be
+    written."""
     path, panels, told = Path(job.out), [], f"{job.recipe or 'A run'} over the image size."
     if rows:
         panels, told = [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)
@@ -58,7 +60,7 @@ def write_plot(job: PlanJob, rows: Sequence[Row], sizes: Sequence[AtSize] = ()) 
 
 
 def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
-    """A file of its own, with the style of our pages in it."""
+    """Returns one SVG with all panels, which has the style of our pages in it."""
     groups = [
         f'<g transform="translate({place * WIDTH} 0)">{"".join(frame.elements(drawn))}</g>'
         for place, (frame, drawn) in enumerate(panels)
@@ -70,50 +72,43 @@ def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
     return str(drawn).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
-def _nodes(rows: Sequence[Row]) -> Axis:
-    """Nodes on a log scale, with ticks at those that were asked for."""
-    nodes = [plan.num_nodes for plan, _ in rows]
+def _nodes(rows: Sequence[NodesPlan]) -> Axis:
+    """Returns the axis of nodes: a log scale, with ticks at the numbers that were asked for."""
+    nodes = [plan.num_nodes for plan in rows]
     shown = nodes[:: -(-len(nodes) // _MOST_TICKS)]
     return Axis(name="nodes", low=nodes[0], high=nodes[-1], ticks=labelled(shown), is_log=True, margin=0.03)
 
 
-def _goodput(rows: Sequence[Row]) -> tuple[Frame, list[str]]:
+def _goodput(rows: Sequence[NodesPlan]) -> tuple[Frame, list[str]]:
     lines = {
-        name: (style, [100 * plan.goodputs[name] for plan, _ in rows])
-        for name, style in zip(rows[0][0].goodputs, _RATES, strict=True)
+        name: (style, [100 * plan.goodputs[name] for plan in rows])
+        for name, style in zip(rows[0].goodputs, _RATES, strict=True)
     }
-    lines["this plan"] = (_PLAN, [100 * plan.outcome.goodput for plan, _ in rows])
-    found = [(plan.num_nodes, 100 * one.goodput, 100 * one.spread) for plan, one in rows if one]
+    lines["this plan"] = (_PLAN, [100 * plan.outcome.goodput for plan in rows])
     values = [value for _, own in lines.values() for value in own]
-    values += [edge for _, goodput, spread in found for edge in (goodput - spread, goodput + spread)]
     low, high = min(values), max(values)
     low, high = max(0.0, min(low, high - 1)), min(100.0, max(high, low + 1))
     y = Axis(name="Goodput, % of the wall time", low=low, high=high, ticks=labelled(ticks(low, high)), margin=0.05)
     frame = Frame(x=_nodes(rows), y=y)
     drawn = [_line(frame, rows, own, style) for style, own in lines.values()]
-    for at, goodput, spread in found:
-        ends = frame.down(goodput - spread), frame.down(goodput + spread)
-        drawn.append(f'<path class="ink" d="M{frame.across(at):.1f} {ends[0]:.1f}V{ends[1]:.1f}"/>')
-        drawn.append(frame.dot(at, goodput, "ink", radius=4))
-    named = [(name, style) for name, (style, _) in lines.items()]
-    return frame, [*drawn, *_legend([*named, ("simulated", "ink")] if found else named)]
+    return frame, [*drawn, *_legend([(name, style) for name, (style, _) in lines.items()])]
 
 
-def _days(rows: Sequence[Row]) -> tuple[Frame, list[str]]:
-    low, high = min(plan.ideal_days for plan, _ in rows), max(plan.days for plan, _ in rows)
+def _days(rows: Sequence[NodesPlan]) -> tuple[Frame, list[str]]:
+    low, high = min(plan.ideal_days for plan in rows), max(plan.days for plan in rows)
     y = Axis(name="Days", low=low, high=high, ticks=labelled(log_ticks(low, high)), is_log=True, margin=0.05)
     frame = Frame(x=_nodes(rows), y=y)
-    ideal = _line(frame, rows, [plan.ideal_days for plan, _ in rows], _IDEAL)
-    days = _line(frame, rows, [plan.days for plan, _ in rows], _DAYS)
+    ideal = _line(frame, rows, [plan.ideal_days for plan in rows], _IDEAL)
+    days = _line(frame, rows, [plan.days for plan in rows], _DAYS)
     return frame, [days, ideal, *_legend([("without interruptions", _IDEAL), ("days", _DAYS)])]
 
 
-def _hours(rows: Sequence[Row], price: float) -> tuple[Frame, list[str]]:
-    high = 1.25 * max(plan.gpu_hours for plan, _ in rows)
+def _hours(rows: Sequence[NodesPlan], price: float) -> tuple[Frame, list[str]]:
+    high = 1.25 * max(plan.gpu_hours for plan in rows)
     steps = ticks(0, high)
     name = f"GPU-hours; right: cost at {price:g} each" if price else "GPU-hours"
     frame = Frame(x=_nodes(rows), y=Axis(name=name, low=0, high=high, ticks=labelled(steps)))
-    drawn = [_line(frame, rows, [plan.gpu_hours for plan, _ in rows], _DAYS)]
+    drawn = [_line(frame, rows, [plan.gpu_hours for plan in rows], _DAYS)]
     for at in steps if price else ():
         place = f'x="{WIDTH - RIGHT}" y="{frame.down(at) - 4:.1f}" text-anchor="end"'
         drawn.append(f"<text {place}>{escape(number(at * price))}</text>")
@@ -121,7 +116,8 @@ def _hours(rows: Sequence[Row], price: float) -> tuple[Frame, list[str]]:
 
 
 def _size_panels(found: Sequence[AtSize]) -> list[tuple[Frame, list[str], list[tuple[str, str]]]]:
-    """Operations and memory over the image size: the axes, the lines, and the name and style of each for a legend."""
+    """Returns the panels of operations and of memory over the image size: the axes, the lines, and the name and style
+    of each line for a legend."""
     sizes = [at.image_size for at in found]
     shown = labelled(sizes[:: -(-len(sizes) // _MOST_TICKS)])
     x = Axis(name="image size, px", low=sizes[0], high=sizes[-1], ticks=shown, margin=0.03)
@@ -141,12 +137,13 @@ def _size_panels(found: Sequence[AtSize]) -> list[tuple[Frame, list[str], list[t
     return panels
 
 
-def _line(frame: Frame, rows: Sequence[Row], values: Sequence[float], style: str) -> str:
-    return frame.line(zip((plan.num_nodes for plan, _ in rows), values, strict=True), style)
+def _line(frame: Frame, rows: Sequence[NodesPlan], values: Sequence[float], style: str) -> str:
+    return frame.line(zip((plan.num_nodes for plan in rows), values, strict=True), style)
 
 
 def _legend(lines: Sequence[tuple[str, str]], *, first: int | None = None) -> list[str]:
-    """The name and the style of each line, from `first` pixels on; else in the corner that falling lines leave free."""
+    """Draws the name and the style of each line, from `first` pixels down; by default in the corner that falling lines
+    leave free."""
     first = HEIGHT - BOTTOM - 16 * len(lines) if first is None else first
     return [
         f'<path class="{style}" d="M{LEFT + 10} {first + 16 * place + 4}h20"/>'

@@ -6,9 +6,8 @@ side (of axial attention, with the third); all else in a layer grows with the to
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rich import box
 from rich.table import Table
@@ -17,8 +16,7 @@ from jobs.output import WIDTH
 from jobs.settings.models import PlanJob
 from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
-from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes, regime_of
-from pipeline.planning.failure_simulator import Simulated, simulate
+from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.forecast import Cost, Forecast, forecast
 from pipeline.planning.step_time import Network, slow_stage_3
 from pipeline.training.fitting.memory import pass_of
@@ -26,46 +24,31 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.output.quantities import duration, plural, short_count, size
 
-_NUM_RUNS = 100
-_MOST_EVENTS = 20_000_000  # saves and failures of all simulated runs, about a minute
 _DAY_SECONDS = 86_400.0
 _OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # of a step that computes
 _MOST_DOUBLED = 8  # how often the batch is doubled at most to find one that is efficient
 _LEAST = 0.1  # shown with two decimals
 _MOST = 999_999.5  # shown in full
-Row = tuple[NodesPlan, Simulated | None]
 
 
-def node_rows(job: PlanJob, cost: Cost) -> list[Row]:
-    """The plan for each number of nodes, in ascending order, and what simulated runs reach if they are asked for.
-    UserError for a number on which the job does not run."""
+def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:
+    """Returns the plan for each number of nodes, in ascending order. UserError for a number on which the job does not
+    run."""
     cluster = _cluster(job)
-    rows: list[Row] = []
+    rows = []
     for num_nodes in sorted(job.nodes):
         try:
             found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
         except UserError as error:
             message = str(error)
             raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
-        plan = plan_nodes(found, cluster, num_nodes=num_nodes)
-        regime = regime_of(found, cluster, num_nodes=num_nodes, failures_per_node_day=cluster.failures_per_node_day)
-        work_seconds = found.days * _DAY_SECONDS
-        simulated = None
-        if job.simulate:
-            num_events = _NUM_RUNS * (work_seconds / regime.interval + num_nodes) / plan.outcome.goodput
-            if num_events > _MOST_EVENTS:
-                raise UserError(
-                    f"--nodes {num_nodes} with --simulate: {_NUM_RUNS} runs have about {num_events:,.0f} saves and "
-                    f"failures; at most {_MOST_EVENTS:,} are simulated: leave out --simulate or shorten the run"
-                )
-            simulated = simulate(regime, num_nodes=num_nodes, work_seconds=work_seconds, num_runs=_NUM_RUNS)
-        rows.append((plan, simulated))
+        rows.append(plan_nodes(found, cluster, num_nodes=num_nodes))
     return rows
 
 
 def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
-    """The forecast of the job on this many of its GPUs. UserError as `forecast`."""
+    """Returns the forecast of the job on this number of GPUs. UserError as in `forecast`."""
     return forecast(
         job.training,
         cost,
@@ -78,7 +61,7 @@ def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
 
 
 def in_plan(text: str) -> str:
-    """The message, with the names that the training job's flags have here."""
+    """Returns the message with the training job's flags as this command names them."""
     return _OF_TRAINING.sub("--training.", text)
 
 
@@ -98,47 +81,41 @@ def _cluster(job: PlanJob) -> Cluster:
     )
 
 
-def rows_as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows for scripts: one object for each number of nodes."""
-    return [{**asdict(plan), "simulated": asdict(found) if found else None} for plan, found in rows]
-
-
-def node_tables(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> list[Table]:
-    """The tables over the numbers of nodes, each at most as wide as a terminal."""
+def node_tables(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> list[Table]:
+    """Returns the tables over the numbers of nodes."""
     return [
         _time_table(job, rows),
         _step_table(job, cost, rows),
         _store_table(job, rows),
-        _goodput_table(job, rows),
+        _goodput_table(rows),
     ]
 
 
-def _step_table(job: PlanJob, cost: Cost, rows: Sequence[Row]) -> Table:
+def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
     caption = (
         f"per GPU: images of a step; compute: at {job.mfu:.0%} of nominal operations (--mfu); host: the GPU waits for "
         f"its process to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
         "(--network-gbits), after the backward pass. MFU: of the whole step."
     )
-    names = ("nodes", "GPUs", "per GPU", "compute ms", "host ms", "exchange ms", "step ms", "MFU, %")
-    most = rows[-1][0].num_gpus
+    most = rows[-1].num_gpus
     caption += f" {scaling_advice(job, cost, num_gpus=most)}"
     if slow := slow_stage_3(job.training, num_ranks=most):
         caption += f" {in_plan(slow)}"
-    table = plain_table("a step", caption, names)
-    for plan, _ in rows:
-        step = plan.step
-        table.add_row(
-            f"{plan.num_nodes:,}",
-            f"{plan.num_gpus:,}",
-            f"{plan.images_per_gpu:,}",
-            *(few(1e3 * seconds) for seconds in (step.compute, step.host, step.communication, step.seconds)),
-            _percent(plan.mfu_reached),
-        )
-    return table
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "GPUs": [f"{plan.num_gpus:,}" for plan in rows],
+        "per GPU": [f"{plan.images_per_gpu:,}" for plan in rows],
+        "compute ms": [few(1e3 * plan.step.compute) for plan in rows],
+        "host ms": [few(1e3 * plan.step.host) for plan in rows],
+        "exchange ms": [few(1e3 * plan.step.communication) for plan in rows],
+        "step ms": [few(1e3 * plan.step.seconds) for plan in rows],
+        "MFU, %": [_percent(plan.mfu_reached) for plan in rows],
+    }
+    return _numbers("a step", caption, columns)
 
 
 def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
-    """Where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
+    """Says where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
     training, batch = job.training, job.training.global_batch
     numbers = [2**power for power in range(int(math.log2(batch)) + 1) if batch % 2**power == 0]
     efficient = [number for number in numbers if _compute_share(job, cost, training, number) >= _EFFICIENT]
@@ -159,43 +136,38 @@ def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
 
 
 def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
-    """The share of a step that computes, 0 to 1; 0 if it does not fit."""
+    """Returns the share of a step that computes, 0 to 1; 0 if the job does not fit."""
     try:
         return forecast_of(replace(job, training=training), cost, num_gpus=num_gpus).step.compute_share
     except UserError:
         return 0.0
 
 
-def _time_table(job: PlanJob, rows: Sequence[Row]) -> Table:
+def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
     limit = f"jobs of at most {job.max_time:g} hours" if job.max_time else "no limit of the queue (--max-time)"
-    first = rows[0][0]
+    first = rows[0]
     caption = (
         f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
         "the limit alone makes. Without evaluation and waits for data."
     )
-    names = ("nodes", "GPUs", "images/s", "goodput", "failures", "pieces", "days", "GPU-hours")
-    table = plain_table(
-        f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, (*names, *(["cost"] if job.price else []))
-    )
-    for plan, _ in rows:
-        cells = (
-            f"{plan.num_nodes:,}",
-            f"{plan.num_gpus:,}",
-            few(plan.images_per_second),
-            f"{_percent(plan.outcome.goodput)} %",
-            few(plan.outcome.num_failures),
-            f"{plan.outcome.num_pieces:,}",
-            few(plan.days),
-            few(plan.gpu_hours),
-        )
-        table.add_row(*cells, *([few(plan.cost)] if job.price else []))
-    return table
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "GPUs": [f"{plan.num_gpus:,}" for plan in rows],
+        "images/s": [few(plan.images_per_second) for plan in rows],
+        "goodput": [f"{_percent(plan.outcome.goodput)} %" for plan in rows],
+        "failures": [few(plan.outcome.num_failures) for plan in rows],
+        "pieces": [f"{plan.outcome.num_pieces:,}" for plan in rows],
+        "days": [few(plan.days) for plan in rows],
+        "GPU-hours": [few(plan.gpu_hours) for plan in rows],
+        **({"cost": [few(plan.cost) for plan in rows]} if job.price else {}),
+    }
+    return _numbers(f"on nodes of {job.gpus_per_node} x {job.gpu}", caption, columns)
 
 
-def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
-    first = rows[0][0].traffic
-    shared = [f"{plan.num_nodes:,}" for plan, _ in rows if plan.traffic.times_read > 1]
+def _store_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
+    first = rows[0].traffic
+    shared = [f"{plan.num_nodes:,}" for plan in rows if plan.traffic.times_read > 1]
     caption = (
         f"images of {job.image_bytes:,} bytes (--image-bytes) in blocks of {job.samples_per_block}: "
         f"{size(round(first.read_bytes))} per request. upload: checkpoints on average; peak: while one is written "
@@ -207,46 +179,38 @@ def _store_table(job: PlanJob, rows: Sequence[Row]) -> Table:
             f" With {', '.join(shared)} nodes ranks share lanes and read them several times: take a multiple of the "
             f"ranks that divides the batch as --training.data.lanes (now {lanes})."
         )
-        if rows[-1][0].num_gpus > lanes:
+        if rows[-1].num_gpus > lanes:
             caption += " A run does not begin with more ranks than lanes."
-    names = ("nodes", "S3 GB/s", "requests/s", "save every", "stall s", "commit s", "upload GB/s", "peak")
-    table = plain_table("store and checkpoints", caption, names)
-    for plan, _ in rows:
-        traffic = plan.traffic
-        table.add_row(
-            f"{plan.num_nodes:,}",
-            few(traffic.read_bytes_per_second / 1e9),
-            few(traffic.reads_per_second),
-            duration(plan.interval_seconds),
-            few(plan.stall_seconds),
-            few(plan.commit_seconds),
-            few(traffic.upload_bytes_per_second / 1e9),
-            few(traffic.peak_upload_bytes_per_second / 1e9),
-        )
-    return table
+    traffic = [plan.traffic for plan in rows]
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "S3 GB/s": [few(one.read_bytes_per_second / 1e9) for one in traffic],
+        "requests/s": [few(one.reads_per_second) for one in traffic],
+        "save every": [duration(plan.interval_seconds) for plan in rows],
+        "stall s": [few(plan.stall_seconds) for plan in rows],
+        "commit s": [few(plan.commit_seconds) for plan in rows],
+        "upload GB/s": [few(one.upload_bytes_per_second / 1e9) for one in traffic],
+        "peak": [few(one.peak_upload_bytes_per_second / 1e9) for one in traffic],
+    }
+    return _numbers("store and checkpoints", caption, columns)
 
 
-def _goodput_table(job: PlanJob, rows: Sequence[Row]) -> Table:
-    names = list(rows[0][0].goodputs)
+def _goodput_table(rows: Sequence[NodesPlan]) -> Table:
     caption = (
         "Percent of the wall time that trains, at published failures per node and day: 0.00234 and 0.0065 on Meta's "
         "two clusters and 0.0237 of jobs of 1,024 GPUs there (arXiv 2410.21680), 0.00379 for Llama 3 "
         "(arXiv 2407.21783), 0.016 for OPT-175B (its logbook)."
     )
-    simulated = []
-    if job.simulate:
-        simulated = ["simulated"]
-        caption += f" simulated: {_NUM_RUNS} runs at the rate above, their mean and standard deviation."
-    table = plain_table("goodput at published failure rates, %", caption, ("nodes", "above", *simulated, *names))
-    for plan, found in rows:
-        more = [f"{_percent(found.goodput)} ± {_percent(found.spread)}"] if found else []
-        shares = [_percent(plan.goodputs[name]) for name in names]
-        table.add_row(f"{plan.num_nodes:,}", _percent(plan.outcome.goodput), *more, *shares)
-    return table
+    columns = {
+        "nodes": [f"{plan.num_nodes:,}" for plan in rows],
+        "above": [_percent(plan.outcome.goodput) for plan in rows],
+        **{name: [_percent(plan.goodputs[name]) for plan in rows] for name in rows[0].goodputs},
+    }
+    return _numbers("goodput at published failure rates, %", caption, columns)
 
 
-def plain_table(title: str, caption: str, names: Sequence[str]) -> Table:
-    """An empty table of numbers in columns of these names."""
+def _numbers(title: str, caption: str, columns: Mapping[str, Sequence[str]]) -> Table:
+    """Returns a table of numbers from the cells of each column, at most as wide as a terminal."""
     table = Table(
         title=title,
         caption=caption,
@@ -256,8 +220,10 @@ def plain_table(title: str, caption: str, names: Sequence[str]) -> Table:
         padding=(0, 1, 0, 0),
         width=WIDTH,
     )
-    for name in names:
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
 
 
@@ -266,7 +232,7 @@ def _percent(share: float) -> str:
 
 
 def few(number: float) -> str:
-    """Three digits of what is small or huge, all of what is large."""
+    """Writes small and huge numbers with three digits, and large ones in full."""
     if 0 < number < _LEAST:
         return f"{number:.2g}"
     if number >= _MOST:
@@ -275,9 +241,9 @@ def few(number: float) -> str:
     return f"{number:,.{digits}f}"
 
 
-def summary(job: PlanJob, rows: Sequence[Row]) -> str:
-    """One sentence, for readers of the picture: what the least and the most nodes need."""
-    (first, _), (last, _) = rows[0], rows[-1]
+def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
+    """Describes the picture in one sentence: what the smallest and the largest number of nodes need."""
+    first, last = rows[0], rows[-1]
     parts = [
         f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
         f"{_percent(plan.outcome.goodput)} %"
@@ -288,8 +254,8 @@ def summary(job: PlanJob, rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AtSize:
-    """An image of this side in pixels: the tokens of a transformer (0: a BiT ResNet), the operations of a forward pass,
-    those of them in the products of attention, and the bytes that training keeps and needs for it."""
+    """What an image of this side, in pixels, costs: the tokens of a transformer (0 for a BiT ResNet), the operations of
+    a forward pass, how many of them are in the products of attention, and the bytes that training needs for it."""
 
     image_size: int
     num_tokens: int
@@ -299,7 +265,8 @@ class AtSize:
 
 
 def at_sizes(job: PlanJob) -> list[AtSize]:
-    """The cost at each of `--image-sizes`, in ascending order. UserError for one that is no multiple of the patch."""
+    """Returns the cost at each of `--image-sizes`, in ascending order. UserError for a size that is no multiple of the
+    patch."""
     training = job.training
     model = replace(training.model, num_classes=training.model.num_classes or max(1, job.num_classes))
     stride = 1 if model.is_bit else model.stride
@@ -326,7 +293,7 @@ def at_sizes(job: PlanJob) -> list[AtSize]:
 
 
 def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
-    """A row for each image size, at most as wide as a terminal."""
+    """Returns a table with a row for each image size."""
     kind = "fp32" if job.training.engine.precision == "fp32" else "bf16"
     recomputed = " and activation checkpointing" if job.training.engine.activation_checkpointing else ""
     model = job.training.model
@@ -336,14 +303,12 @@ def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
         f"attention: the share of its two products, which grow with the {growth}. memory: what training "
         f"keeps and needs for one image more, in {kind}{recomputed}, before torch.compile saves some of it."
     )
-    table = plain_table("over the image size", caption, ("px", "tokens", "GFLOP", "times", "attention", "memory MB"))
-    for at in found:
-        table.add_row(
-            f"{at.image_size:,}",
-            f"{at.num_tokens:,}" if at.num_tokens else "-",
-            few(at.forward_flops / 1e9),
-            f"{at.forward_flops / found[0].forward_flops:.2f}",
-            f"{at.attention_flops / at.forward_flops:.1%}",
-            few(at.activation_bytes / 1e6),
-        )
-    return table
+    columns = {
+        "px": [f"{at.image_size:,}" for at in found],
+        "tokens": [f"{at.num_tokens:,}" if at.num_tokens else "-" for at in found],
+        "GFLOP": [few(at.forward_flops / 1e9) for at in found],
+        "times": [f"{at.forward_flops / found[0].forward_flops:.2f}" for at in found],
+        "attention": [f"{at.attention_flops / at.forward_flops:.1%}" for at in found],
+        "memory MB": [few(at.activation_bytes / 1e6) for at in found],
+    }
+    return _numbers("over the image size", caption, columns)

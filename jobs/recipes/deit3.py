@@ -31,6 +31,7 @@ from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 _BATCH = 2048
 _STEPS_PER_EPOCH = 625  # of ImageNet-1k: whole batches of 256 images in each of 8 ranks
 _LEARNING_RATE = 5e-4 * _BATCH / 512
+_AUGMENT = AugmentConfig(filter="bicubic", scaled_decode=False, three_augment=True, color_jitter=0.3)
 
 
 def deit3_s16_i1k() -> TrainingJob:
@@ -71,71 +72,54 @@ def deit3_b16_i21k() -> TrainingJob:
 
 
 def _imagenet_1k(name: str, *, image_size: int, stochastic_depth: float) -> TrainingJob:
+    steps, warmup = 800 * _STEPS_PER_EPOCH, 5 * _STEPS_PER_EPOCH
+    job = _job(name, image_size=image_size, stochastic_depth=stochastic_depth, steps=steps, warmup_steps=warmup)
     return replace(
-        PUBLISHED,
-        model=_model(name, image_size=image_size, stochastic_depth=stochastic_depth),
+        job,
         data=DataConfig(
-            augment=AugmentConfig(
-                crop="random_resized",
-                min_area=0.08,
-                filter="bicubic",
-                scaled_decode=False,
-                three_augment=True,
-                color_jitter=0.3,
-            ),
+            augment=replace(_AUGMENT, crop="random_resized", min_area=0.08),
             mixup=MixupConfig(alpha=0.8, cutmix_alpha=1.0, binary_targets=True),
         ),
-        steps=800 * _STEPS_PER_EPOCH,
-        global_batch=_BATCH,
         loss="sigmoid",
         optimizer=OptimizerConfig(name="adamw", epsilon=1e-8 * IMAGENET_1K.num_classes, weight_decay=0.05),
-        schedule=_schedule(warmup_steps=5 * _STEPS_PER_EPOCH),
-        evaluation=_evaluation(image_size),
     )
 
 
 def _imagenet_21k(name: str, *, stochastic_depth: float) -> TrainingJob:
+    steps, warmup = (steps_of(epochs, num_images=IMAGENET_21K.num_images, global_batch=_BATCH) for epochs in (240, 5))
+    job = _job(name, image_size=224, stochastic_depth=stochastic_depth, steps=steps, warmup_steps=warmup)
     return replace(
-        PUBLISHED,
-        model=_model(name, image_size=224, stochastic_depth=stochastic_depth),
+        job,
         data=for_many_ranks(
-            DataConfig(
-                augment=AugmentConfig(
-                    crop="simple_random", filter="bicubic", scaled_decode=False, three_augment=True, color_jitter=0.3
-                ),
-                mixup=MixupConfig(cutmix_alpha=1.0),
-            )
+            DataConfig(augment=replace(_AUGMENT, crop="simple_random"), mixup=MixupConfig(cutmix_alpha=1.0))
         ),
-        steps=steps_of(240, num_images=IMAGENET_21K.num_images, global_batch=_BATCH),
-        global_batch=_BATCH,
         loss="softmax",
         label_smoothing=0.1,
         optimizer=OptimizerConfig(name="adamw", weight_decay=0.02),
-        schedule=_schedule(warmup_steps=steps_of(5, num_images=IMAGENET_21K.num_images, global_batch=_BATCH)),
-        evaluation=_evaluation(224),
     )
 
 
-def _model(name: str, *, image_size: int, stochastic_depth: float) -> ModelConfig:
-    return ModelConfig(
-        name=name,
-        image_size=image_size,
-        num_classes=0,
-        stochastic_depth=stochastic_depth,
-        gelu="exact",
-        layer_scale=1e-4,
+def _job(name: str, *, image_size: int, stochastic_depth: float, steps: int, warmup_steps: int) -> TrainingJob:
+    """Returns what both datasets share. Images are scored as with --eval-crop-ratio 1.0: the short side is resized to
+    the model's size."""
+    transform = EvaluationTransform(mode="central_crop", short_side=image_size, filter="bicubic")
+    return replace(
+        PUBLISHED,
+        model=ModelConfig(
+            name=name,
+            image_size=image_size,
+            num_classes=0,
+            stochastic_depth=stochastic_depth,
+            gelu="exact",
+            layer_scale=1e-4,
+        ),
+        steps=steps,
+        global_batch=_BATCH,
+        schedule=ScheduleConfig(
+            learning_rate=_LEARNING_RATE, decay="cosine", warmup_steps=warmup_steps, final_learning_rate=1e-5
+        ),
+        evaluation=EvaluationConfig(transform=transform),
     )
-
-
-def _schedule(*, warmup_steps: int) -> ScheduleConfig:
-    return ScheduleConfig(
-        learning_rate=_LEARNING_RATE, decay="cosine", warmup_steps=warmup_steps, final_learning_rate=1e-5
-    )
-
-
-def _evaluation(image_size: int) -> EvaluationConfig:
-    """Its --eval-crop-ratio 1.0: the short side is resized to the model's size."""
-    return EvaluationConfig(transform=EvaluationTransform(mode="central_crop", short_side=image_size, filter="bicubic"))
 
 
 RECIPES = recipes_in(globals())

@@ -85,9 +85,7 @@ def vit_b16_jft_average() -> TrainingJob:
     Source: appendix D.3; Figure 9, whose legend has the rate. Expected: as vit_b16_jft; with its 8e-4 clearly worse.
     Command: patchline pretrain vit_b16_jft_average --data.url URL --run-dir DIR
     """
-    job = paper_jft.vit_b16_jft()
-    schedule = replace(job.schedule, learning_rate=3e-4)
-    return replace(job, model=replace(job.model, pooling="average", representation=False), schedule=schedule)
+    return _averaged(paper_jft.vit_b16_jft())
 
 
 def vit_shapes_jft() -> TrainingJob:
@@ -153,14 +151,18 @@ def vit_b32_axial_jft() -> TrainingJob:
     return _axial(paper_jft.vit_b32_jft())
 
 
-def _axial(job: TrainingJob) -> TrainingJob:
-    """The paper says that inputs are 2-dimensional, and nothing of a class token, which has no place there: here it is
-    the mean of all tokens, as in Scenic's xvit.py of one of its authors, with the linear classifier and the rate of
-    vit_b16_jft_average [unverified]. Scenic has 2-D positions (--model.position learned_2d); the paper's default, which
-    is ours, is 1-D. Its AxialResNet, a baseline from "Axial-DeepLab", is not implemented."""
+def _averaged(job: TrainingJob) -> TrainingJob:
     schedule = replace(job.schedule, learning_rate=3e-4)
-    model = replace(job.model, attention="axial", pooling="average", representation=False)
-    return replace(job, model=model, schedule=schedule)
+    return replace(job, model=replace(job.model, pooling="average", representation=False), schedule=schedule)
+
+
+def _axial(job: TrainingJob) -> TrainingJob:
+    """The paper says that inputs are 2-dimensional, and does not mention a class token, which has no place there: here
+    it is the mean of all tokens, as in Scenic's xvit.py of one of its authors, with the linear classifier and the rate
+    of vit_b16_jft_average [unverified]. Scenic has 2-D positions (--model.position learned_2d); the paper's default,
+    which is ours, is 1-D. Its AxialResNet, a baseline from "Axial-DeepLab", is not implemented."""
+    job = _averaged(job)
+    return replace(job, model=replace(job.model, attention="axial"))
 
 
 def _positions(position: Position, position_at: PositionAt) -> TrainingJob:

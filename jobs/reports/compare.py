@@ -8,9 +8,8 @@ step can be told apart; and a table that a script sorts. The command reads the r
 import json
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -53,15 +52,15 @@ _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 @dataclass(frozen=True, kw_only=True)
 class CompareFlags:
-    """The flags of the command: the page that is written, or, with `json`, none."""
+    """The flags of the command. `out`: the page. `json`: no page is written."""
 
     out: str | None = None
     json: bool = False
 
 
 def run(words: list[str]) -> int:
-    """Writes the page and prints the table (with --json, only one JSON object for each point). UserError if there is no
-    run in the folders, or the page cannot be written."""
+    """Writes the page and prints the table; with --json, it only prints one object for each point. UserError if there
+    is no run in the folders, or the page cannot be written."""
     flags, folders = take_own_flags(CompareFlags, words)
     if unknown := next((word for word in folders if word.startswith("-")), ""):
         raise UserError(f"unknown flag {shown_value(unknown)}; usage: {usage_of('compare')}")
@@ -93,7 +92,7 @@ def _refuse_no_page(out: str) -> None:
 
 
 def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """The points of all runs in these folders, each once."""
+    """Returns the points of all runs in these folders, each once, and the notes."""
     points, notes, seen = list[Point](), list[str](), set[Path]()
     for given in folders:
         root = Path(given)
@@ -107,7 +106,7 @@ def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
 
 
 def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
-    """The error for folders without a point; the notes say what was there."""
+    """Returns the error for folders without a point. The notes say what was there."""
     listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
     if not notes:
         return UserError(f"no training run in {listed}, down to 3 levels; {give}")
@@ -117,7 +116,7 @@ def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
 
 
 def point_table(points: Sequence[Point]) -> str:
-    """A line for each point."""
+    """Returns a line for each point."""
     rows = [
         (
             "run",
@@ -163,14 +162,14 @@ def _score(value: float | None, deviation: float | None) -> str:
 
 
 def _differs(settings: Sequence[str]) -> str:
-    """The first settings in which the run differs; the page has more."""
+    """Returns the first settings in which the run differs. The page has more."""
     more = len(settings) - _MOST_SAID
     shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
     return ", ".join(shown) or "-"
 
 
 def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
-    """The page, UTF-8. Equal points give equal bytes."""
+    """Returns the page in UTF-8. Equal points give equal bytes."""
     lines = list(dict.fromkeys(one.line for one in points))
     values = {
         "points": points,
@@ -186,77 +185,6 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Plot:
-    """What a plot shows: `y_of` gives a score and its deviation. Only points scored on one dataset share a plot."""
-
-    title: str
-    x_name: str
-    x_of: Callable[[Point], float | None]
-    y_name: str
-    y_of: Callable[[Point], tuple[float | None, float | None]]
-
-
-def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
-    """Each with its title; those without a point are left out."""
-    made = []
-    for wanted in _wanted(points):
-        marks = [
-            PlotPoint(
-                x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=100 * (spread or 0)
-            )
-            for place, one in enumerate(points)
-            for x, (y, spread) in [(wanted.x_of(one), wanted.y_of(one))]
-            if x and y is not None
-        ]
-        if marks:
-            y_name = f"{wanted.y_name} (%)"
-            made.append((wanted.title, scatter(marks, x_name=wanted.x_name, y_name=y_name, lines=lines)))
-    return made
-
-
-def _wanted(points: Sequence[Point]) -> Iterator[_Plot]:
-    """The plots: for each dataset, accuracy over compute and over data; then few-shot accuracy over data."""
-    axes: dict[str, tuple[str, Callable[[Point], float | None]]] = {
-        "compute": ("exaFLOPs", lambda one: one.exaflops),
-        "data": ("images of pre-training", lambda one: one.num_images),
-    }
-    also = [more for one in points for more in one.also]
-    for dataset in dict.fromkeys([*(one.dataset for one in points), *(one.dataset for one in also if not one.shots)]):
-        for axis, (x_name, x_of) in axes.items():
-            title = _title("Accuracy", dataset, axis)
-            y_of = partial(_accuracy_on, dataset)
-            yield _Plot(title=title, x_name=x_name, x_of=x_of, y_name="Accuracy", y_of=y_of)
-    x_name, x_of = axes["data"]
-    measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
-    measured += [(one.shots, one.dataset) for one in also if one.shots]
-    for shots in sorted({shots for shots, _ in measured})[:_MOST_SHOTS]:
-        for dataset in dict.fromkeys(dataset for few, dataset in measured if few == shots):
-            name = f"{shots}-shot accuracy"
-            y_of = partial(_few_shot_on, dataset, shots)
-            yield _Plot(title=_title(name, dataset, "data"), x_name=x_name, x_of=x_of, y_name=name, y_of=y_of)
-
-
-def _title(name: str, dataset: str, axis: str) -> str:
-    return f"{name} on {dataset} over {axis}" if dataset else f"{name} over {axis}"
-
-
-def _accuracy_on(dataset: str, one: Point) -> tuple[float | None, float | None]:
-    return one.drawn if one.dataset == dataset else _also_on(dataset, 0, one)
-
-
-def _few_shot_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
-    """Measured in RUN/fewshot, of the best weights say, else in the run itself."""
-    found = _also_on(dataset, shots, one)
-    is_on = found[0] is None and one.fewshot_dataset == dataset
-    return (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if is_on else found
-
-
-def _also_on(dataset: str, shots: int, one: Point) -> tuple[float | None, float | None]:
-    found = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
-    return found[0] if found else (None, None)
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlotPoint:
     """A point of a plot: `x` above 0; `y` and its `deviation` in percent; `row`: the id of its row in the table."""
 
@@ -268,8 +196,52 @@ class PlotPoint:
     deviation: float = 0.0
 
 
+def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
+    """Returns the plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot
+    accuracy over data. Only points that are scored on one dataset share a plot. A plot without points is left out."""
+    also = [more for one in points for more in one.also]
+    measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
+    measured += [(one.shots, one.dataset) for one in also if one.shots]
+    few = sorted({shots for shots, _ in measured})[:_MOST_SHOTS]
+    datasets = dict.fromkeys([*(one.dataset for one in points), *(one.dataset for one in also if not one.shots)])
+    wanted = [(0, dataset, axis) for dataset in datasets for axis in ("compute", "data")]
+    wanted += [(shots, name, "data") for shots in few for name in dict.fromkeys(on for n, on in measured if n == shots)]
+    made = []
+    for shots, dataset, axis in wanted:
+        marks = list(_marks(points, shots, dataset, axis))
+        if marks:
+            what = f"{shots}-shot accuracy" if shots else "Accuracy"
+            on = f" on {dataset}" if dataset else ""
+            x_name = "exaFLOPs" if axis == "compute" else "images of pre-training"
+            made.append((f"{what}{on} over {axis}", scatter(marks, x_name=x_name, y_name=f"{what} (%)", lines=lines)))
+    return made
+
+
+def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iterator[PlotPoint]:
+    """Yields the points that have a score on a dataset. `shots`: of a few-shot accuracy, else 0."""
+    for place, one in enumerate(points):
+        x = one.exaflops if axis == "compute" else one.num_images
+        y, spread = _score_on(one, shots, dataset)
+        if x and y is not None:
+            deviation = 100 * (spread or 0)
+            yield PlotPoint(
+                x=float(x), y=100 * y, line=one.line, name=one.name, row=f"row-{place}", deviation=deviation
+            )
+
+
+def _score_on(one: Point, shots: int, dataset: str) -> tuple[float | None, float | None]:
+    """Returns a score and its deviation. A few-shot accuracy from RUN/fewshot, which may be of the best weights, is
+    preferred to the run's own; any other accuracy is preferred from the run itself."""
+    also = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
+    if shots:
+        own = (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if one.fewshot_dataset == dataset else None
+        return also[0] if also else own or (None, None)
+    return one.drawn if one.dataset == dataset else also[0] if also else (None, None)
+
+
 def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
-    """The marks, those of one line joined. `lines`: all of the page, whose place gives the colour."""
+    """Draws the marks, and joins those of one line. `lines`: all lines of the page; the place of each gives its
+    colour."""
     x_low, x_high = min(one.x for one in marks), max(one.x for one in marks)
     y_low = min(one.y - one.deviation for one in marks)
     y_high = max(one.y + one.deviation for one in marks)
@@ -286,7 +258,7 @@ def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequ
 
 
 def dot_class(place: int) -> str:
-    """The CSS class of a line's marks, by the line's place among all."""
+    """Returns the CSS class of a line's marks, from the line's place among all."""
     colour = place % NUM_COLOURS
     return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
 
@@ -307,7 +279,7 @@ def _line(marks: Sequence[PlotPoint], place: int, frame: Frame) -> list[str]:
 
 
 def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
-    """The points of the line of these marks: through each, and through the mean of those that are alike in x."""
+    """Returns the points that a line goes through: each mark, or the mean of marks that are alike in x."""
     groups: list[list[PlotPoint]] = []
     for one in sorted(marks, key=lambda one: one.x):
         if groups and one.x <= _ALIKE * groups[-1][0].x:
@@ -319,7 +291,8 @@ def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class LossPlot:
-    """`keys`: the class of each line and the name of its run. `words`: what is not drawn."""
+    """The losses of several runs in one picture. `keys`: the class of each line and the name of its run. `words`: what
+    is not drawn."""
 
     title: str
     picture: Markup
@@ -328,7 +301,7 @@ class LossPlot:
 
 
 def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
-    """A picture for each loss that the runs train with; runs with fewer than two means are left out."""
+    """Draws a picture for each loss that the runs train with. Runs with fewer than two means are left out."""
     drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
     groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
     return [_plot(group, is_only=len(groups) == 1) for group in groups]

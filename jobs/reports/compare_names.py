@@ -12,23 +12,34 @@ from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
+# Fields that change no result, that the other columns show, or that belong to how a run is scored.
+_NOT_TOLD = (
+    *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
+    *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
+    *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
+    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
+)
+_VAGUE = ("name", "url", "share", "count", "decay")  # names that say nothing alone
+_MOST_VALUE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredOn:
-    """A dataset, or the `part` of one that is held out of the training, in words; a mix has several addresses."""
+    """What a score is measured on: a dataset, or the `part` of one that is held out of the training, in words. A mix
+    has several addresses."""
 
     urls: tuple[str, ...]
     part: str = ""
 
     def name(self, *, num_folders: int = 1) -> str:
-        """Such as `digits-test`, or `digits, 10 % held out`."""
+        """Returns a name such as `digits-test`, or `digits, 10 % held out`."""
         names = ["/".join(url.rstrip("/").split("/")[-num_folders:]) or "unnamed" for url in self.urls]
         return ", ".join(filter(None, (" and ".join(names), self.part)))
 
 
 def scored_on(job: TrainingJob) -> ScoredOn | None:
-    """What a run's accuracy is of: a part that is held out goes before a dataset of its own. None: it has none."""
+    """Returns what a run's accuracy is measured on; None if it has none. A part that is held out takes precedence over
+    a dataset of its own."""
     data = job.data
     if not data.held_out.is_none:
         urls = (data.url,) if data.url else tuple(url for url, _ in data.mix)
@@ -37,7 +48,7 @@ def scored_on(job: TrainingJob) -> ScoredOn | None:
 
 
 def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
-    """What a few-shot accuracy is of."""
+    """Returns what a few-shot accuracy is measured on; None if there is none."""
     if not few.url:
         return None
     if not few.held_out.is_none:
@@ -46,7 +57,7 @@ def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
 
 
 def dataset_names(found: Iterable[ScoredOn]) -> dict[ScoredOn, str]:
-    """A name for each: of those that share one, as many more of the last folders as it takes."""
+    """Returns a name for each dataset. Names that would be equal get as many more of the last folders as it takes."""
     names = {one: one.name() for one in found}
     most = max((url.count("/") for one in names for url in one.urls), default=0)
     for num_folders in range(2, most + 2):
@@ -56,7 +67,7 @@ def dataset_names(found: Iterable[ScoredOn]) -> dict[ScoredOn, str]:
 
 
 def sizes_of(model: ModelConfig) -> dict[str, str]:
-    """What a model is beside its name, in words by field."""
+    """Returns a model's sizes and options in words, by field."""
     found = {}
     if not model.is_bit:
         size = model.size
@@ -85,28 +96,18 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
 
 
 def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[str, str]] = ()) -> str:
-    """The name with the sizes in which the model differs from the published one of this name, or from `others`."""
+    """Returns the name, with the sizes in which the model differs from the published model of this name, or from
+    `others`."""
     own = sizes_of(ModelConfig(name=name)) if name in NAMES else {}
     differing = {field for field in sizes if any(one.get(field) != sizes[field] for one in others)}
     differing |= {field for field in _SIZES if field in own and sizes.get(field) != own[field]}
     return ", ".join((name, *(text for field, text in sizes.items() if field in differing)))
 
 
-# Fields that change no result, that the other columns show, or that belong to how a run is scored.
-_NOT_TOLD = (
-    *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
-    *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
-    *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
-    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
-)
-_VAGUE = ("name", "url", "share", "count", "decay")  # names that say nothing alone
-_MOST_VALUE_CHARACTERS = 60
-
-
 def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
-    """For each run the settings that are not equal in all runs, such as `learning_rate 0.001`, in the order of its
-    record; what is empty is left out. A field has its last word for a name, unless that says too little or is the name
-    of two. `settings`: values by field. Pure."""
+    """Returns for each run the settings that are not equal in all runs, such as `learning_rate 0.001`, in the order of
+    its record. Empty values are left out. A field is named by its last word, unless that says too little or is the name
+    of two fields. `settings`: values by field. Pure."""
     fields = [name for name in dict.fromkeys(name for one in settings for name in one) if _is_told(name)]
     told = [name for name in fields if len({one.get(name) for one in settings}) > 1]
     words = {name: name.rpartition(".")[2] for name in told}

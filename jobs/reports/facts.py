@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ Change = tuple[str, str, str]
 
 
 def last_try(run_dir: Path) -> tuple[Line | None, int]:
-    """The last usable line and its number, from 1; None and 0 if there is none."""
+    """Returns the last usable line of tries.jsonl and its number, counted from 1; None and 0 if there is none."""
     path = run_dir / "submit" / "tries.jsonl"
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
@@ -84,14 +84,15 @@ def last_try(run_dir: Path) -> tuple[Line | None, int]:
 
 
 def said_of_last_try(run_dir: Path) -> str:
-    """How the newest try ended; empty while it runs, and if it was the last one: a marker or the table says that."""
+    """Returns how the newest try ended. Empty while it runs, and if no other will follow: a marker or the table says
+    so."""
     line, _ = last_try(run_dir)
     is_said = line is None or line["end"] in _SAID_ALREADY or not is_newest(run_dir, line)
     return "" if is_said else f"its last try {try_words(line)}"  # type: ignore[arg-type]
 
 
 def is_newest(run_dir: Path, line: Line) -> bool:
-    """Whether no try has begun since: each has a folder of its own from its beginning."""
+    """Whether no try has begun since: each try has a folder from its beginning."""
     try:
         names = [entry.name for entry in os.scandir(run_dir / "submit")]
     except OSError:
@@ -101,7 +102,7 @@ def is_newest(run_dir: Path, line: Line) -> bool:
 
 
 def line_breaks(path: Path, num_bytes: int) -> int:
-    """Counts the line breaks in the first bytes of a file."""
+    """Counts the line breaks in the first `num_bytes` of a file."""
     count = 0
     with open_local_file(path) as file:
         while num_bytes > 0 and (data := file.read(min(_CHUNK, num_bytes))):
@@ -110,7 +111,7 @@ def line_breaks(path: Path, num_bytes: int) -> int:
 
 
 def try_words(line: Line) -> str:
-    """How a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`. Pure."""
+    """Returns how a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`. Pure."""
     end, codes = str(line["end"]), list(_codes(line))
     if end != "crashed":
         return _KNOWN.get(end, f"ended as: {end[:_MOST_WORD]}")
@@ -123,7 +124,7 @@ def try_words(line: Line) -> str:
 
 
 def _codes(line: Line) -> Iterator[int]:
-    """The exit codes of ranks that did not end well, at most four."""
+    """Yields the exit codes of ranks that failed, at most four."""
     codes = line.get("exit_codes")
     found = [code for code in codes if type(code) is int and 0 < code < 256] if isinstance(codes, list) else []
     yield from [code for code in found if code != exit_codes.CONTINUE][:4] or found[:4]
@@ -131,7 +132,7 @@ def _codes(line: Line) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bad:
-    """Samples in quarantine: how many lines of how many samples (every start lists those that it meets), the most
+    """The samples in quarantine: how many lines name how many samples (every start lists those that it meets), the most
     frequent reasons without their numbers, and some of the samples."""
 
     num_lines: int
@@ -142,39 +143,40 @@ class Bad:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """Everything that the report shows. `last_try`: how it ended, if that is known and `state` does not say it;
-    `num_images`: what it trained on so far, repeats included; `scored_on`: what its accuracy is on. `changes` of
-    settings and `places`, which are no settings: field, the recipe's value, the run's. `environment`: name, value.
-    `notes`: what could not be read or is missing."""
+    """Everything that the report shows. `last_try`: how the last try ended, if that is known and `state` does not say
+    it. `num_images`: how many images the run has trained on, repeats included. `scored_on`: what its accuracy is
+    measured on. `changes` lists settings that differ from the recipe's, and `places` paths and other fields that are no
+    settings: field, the recipe's value, the run's value. `environment`: names and values. `notes`: what is missing or
+    cannot be read."""
 
     name: str
-    stage: str
-    recipe: Nearest
-    changes: tuple[Change, ...]
-    places: tuple[Change, ...]
-    num_steps: int | None
-    num_images: int
-    scored_on: str
     run: RunFacts
-    last_try: str
-    curves: Curves
-    time: RunTime
-    findings: tuple[Line, ...]
-    quarantine: Bad
-    data: tuple[tuple[str, str], ...]
-    environment: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
+    stage: str = ""
+    recipe: Nearest = Nearest(recipe="", num_changed=0)
+    changes: tuple[Change, ...] = ()
+    places: tuple[Change, ...] = ()
+    num_steps: int | None = None
+    num_images: int = 0
+    scored_on: str = ""
+    last_try: str = ""
+    curves: Curves = NO_CURVES
+    time: RunTime = field(default_factory=lambda: time_of([], [], unix_end=None))
+    findings: tuple[Line, ...] = ()
+    quarantine: Bad = Bad(num_lines=0, num_samples=0, reasons=(), samples=())
+    data: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class _Notes:
-    """Faults of single files."""
+    """Collects the faults of single files."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
-        """A fault inside is a note."""
+        """Turns a fault inside into a note."""
         try:
             yield
         except OSError as error:
@@ -184,7 +186,7 @@ class _Notes:
 
 
 def gather(run_dir: Path) -> ReportFacts:
-    """The facts of the run in a folder. UserError if there is no run."""
+    """Returns the facts of the run in a folder. UserError if there is no run."""
     leaves = _record(run_dir)
     stage, notes = leaves["stage"], _Notes()
     num_steps = whole_number(leaves.get("job.steps", ""))
@@ -244,7 +246,7 @@ def _record(run_dir: Path) -> Leaves:
 
 
 def _scored_on(leaves: Leaves) -> str:
-    """What the accuracy of a run is on; empty if it is not scored as it trains."""
+    """Returns what the run's accuracy is measured on; empty if the run is not scored as it trains."""
     if is_scored(leaves | {"job.evaluation.url": ""}):  # a part that is held out goes before a dataset of its own
         return "on the held-out part"
     url = leaves.get("job.evaluation.url", "")
@@ -252,7 +254,7 @@ def _scored_on(leaves: Leaves) -> str:
 
 
 def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
-    """The last line of a run that is running may be half-written."""
+    """Reads the curves. While the run is running, the last line of its metrics may be half-written."""
     found = NO_CURVES
     with notes.judging(METRICS):
         found = read_curves(run_dir / METRICS)
@@ -291,7 +293,7 @@ def _is_of_ledger(line: Line) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    """Whether it is a number of seconds that a run can take, or since 1970."""
+    """Whether the value is a plausible number of seconds, for a run's time or since 1970."""
     return is_finite(value) and 0 <= value < MOST_SECONDS  # type: ignore[operator]
 
 
@@ -300,7 +302,7 @@ def _is_finding(line: Line) -> bool:
 
 
 def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
-    """The lists of all ranks, of all starts."""
+    """Reads the lists of all ranks, from all starts."""
     reasons: Counter[str] = Counter()
     samples: dict[str, str] = {}
     seen: set[object] = set()
@@ -325,7 +327,7 @@ def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
 
 
 def _bad_lines(run_dir: Path, name: str, notes: _Notes) -> Iterator[Line]:
-    """Read one by one: a run may have listed millions."""
+    """Reads the lines one by one: a run may have listed millions."""
     with notes.judging(name):
         try:
             file = open_local_file(run_dir / name)
@@ -339,7 +341,8 @@ def _bad_lines(run_dir: Path, name: str, notes: _Notes) -> Iterator[Line]:
 
 
 def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
-    """The manifest of the newest checkpoint in the run's folder; None if there is none, or it is in a bucket."""
+    """Returns the manifest of the newest checkpoint in the run's folder; None if there is none, or if checkpoints are
+    in a bucket."""
     folder = run_dir / "checkpoints"
     # Unlike Path.glob of Python 3.11, this one goes on after a folder that is removed meanwhile.
     names = glob.glob(f"step-*/attempt-*/{MANIFEST_NAME}", root_dir=folder)  # noqa: PTH207
@@ -354,8 +357,8 @@ def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
 
 
 def _changes(stage: str, name: str, leaves: Leaves) -> tuple[Change, ...]:
-    """Every field in which the run differs from a recipe; none if that has no name. A field that only one version of
-    Patchline knows is shown, not refused."""
+    """Returns every field in which the run differs from the recipe; none if the recipe has no name. A field that only
+    the run or only the recipe has is shown as well."""
     own = {name.removeprefix("job."): value for name, value in leaves.items() if name.startswith("job.")}
     if not name:
         return ()

@@ -45,8 +45,8 @@ Cells = list[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's folder. `stage` and `model` are empty, `num_steps` and `recipe` None, if its record does not say.
-    `state`: shown instead of the state in `facts`, if it is not empty."""
+    """A run's folder. If its record does not say, `stage` and `model` are empty, and `num_steps` and `recipe` are None.
+    A `state` that is not empty is shown instead of the state in `facts`."""
 
     path: str
     stage: str
@@ -59,7 +59,7 @@ class Run:
 
 
 def run(job: LsJob) -> int:
-    """Prints the table, or a line of JSON for each run; 0 even if there are none, or damaged ones."""
+    """Prints the table, or a line of JSON for each run. Returns 0 even if there are no runs, or damaged ones."""
     now = time.time()
     root = Path(job.dir)
     folders = folders_below(root)
@@ -83,8 +83,8 @@ def run(job: LsJob) -> int:
 
 
 def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
-    """The lines of the table, none longer than `columns` but commands to paste; names are fitted, control characters in
-    them escaped."""
+    """Returns the lines of the table. Only commands to paste may be longer than `columns`. Names are shortened to fit,
+    and their control characters are escaped."""
     cells = [_cells(one, now) for one in runs]
     kept = _columns_that_fit(cells, columns)
     widths = _widths(cells, kept, columns)
@@ -102,6 +102,7 @@ def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
 
 def _cells(one: Run, now: float) -> Cells:
     facts = one.facts
+    is_usual = facts.loss is not None and math.isfinite(facts.loss) and 1e-3 <= abs(facts.loss) < 1e4
     step = "" if facts.step is None else f"{facts.step:,}"
     steps = f"/{one.num_steps:,}" if one.num_steps is not None else ""
     return [
@@ -109,7 +110,7 @@ def _cells(one: Run, now: float) -> Cells:
         printable_name(one.recipe.words()) if one.recipe else "-",
         one.state or facts.state,
         f"{step or '0'}{steps}" if step or steps else "-",
-        "-" if facts.loss is None else f"{facts.loss:.4f}" if _is_usual(facts.loss) else f"{facts.loss:.3g}",
+        "-" if facts.loss is None else f"{facts.loss:.4f}" if is_usual else f"{facts.loss:.3g}",
         "-" if facts.accuracy is None else f"{facts.accuracy:.3f}",
         "-" if facts.images_per_second is None else f"{facts.images_per_second:,.0f}",
         "-" if facts.goodput is None else f"{facts.goodput:.0%}",
@@ -117,12 +118,8 @@ def _cells(one: Run, now: float) -> Cells:
     ]
 
 
-def _is_usual(loss: float) -> bool:
-    return math.isfinite(loss) and 1e-3 <= abs(loss) < 1e4
-
-
 def _ago(seconds: float) -> str:
-    """Such as `12 s ago` or `3 h ago`; a clock of another host may be ahead."""
+    """Returns words such as `12 s ago` or `3 h ago`. The clock of another host may be ahead."""
     unit, name = next(((unit, name) for unit, name in _UNITS if seconds >= unit), (1, "s"))
     return f"{max(0, seconds) // unit:.0f} {name} ago"
 
@@ -132,7 +129,7 @@ def _widest(cells: Sequence[Cells], at: int) -> int:
 
 
 def _columns_that_fit(cells: Sequence[Cells], columns: int) -> list[int]:
-    """All columns, or as many as a narrow terminal has room for."""
+    """Returns all columns, or as many as a narrow terminal has room for."""
     kept = list(range(len(_HEADS)))
     for name in ("", *_LATEST_TO_GO):
         kept = [at for at in kept if _HEADS[at] != name]
@@ -143,7 +140,7 @@ def _columns_that_fit(cells: Sequence[Cells], columns: int) -> list[int]:
 
 
 def _widths(cells: Sequence[Cells], kept: Sequence[int], columns: int) -> list[int]:
-    """The columns' widths; the names of runs and recipes share what the others leave."""
+    """Returns the columns' widths. The names of runs and recipes share the room that the others leave."""
     others = [_widest(cells, at) for at in kept[2:]]
     room = max(_LEAST_NAME + _LEAST_RECIPE, columns - sum(others) - len(_GAP) * (len(kept) - 1))
     name, recipe = _widest(cells, 0), _widest(cells, 1)
@@ -164,8 +161,8 @@ def _line(texts: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> s
 
 
 def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
-    """Sorted by a column: numbers and times from the largest, losses and words from the smallest; rows without a value
-    last, in any case."""
+    """Sorts the runs by a column: numbers and times from the largest, losses and words from the smallest. Runs without
+    a value come last in either direction."""
     by_name = sorted(runs, key=lambda one: one.path)
     known = [one for one in by_name if _is_known(_key(one, by))]
     known.sort(key=lambda one: _key(one, by), reverse=(by in _DESCENDING) != reverse)
@@ -177,7 +174,7 @@ def _is_known(key: Any) -> bool:
 
 
 def _key(one: Run, by: SortColumn) -> Any:
-    """What a run is sorted by; None: not known."""
+    """Returns what a run is sorted by; None if it is not known."""
     facts = one.facts
     return {
         "run": one.path,
@@ -193,7 +190,7 @@ def _key(one: Run, by: SortColumn) -> Any:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """The folders at and below the root that may be runs. UserError if the root is no folder that can be listed."""
+    """Returns the folders at and below the root that may be runs. UserError if the root cannot be listed."""
     try:
         if _may_be_run({entry.name for entry in os.scandir(root)}):
             return [root]
@@ -217,7 +214,8 @@ def folders_below(root: Path) -> list[Path]:
 
 
 def _inside(level: Sequence[Path]) -> Iterator[tuple[Path, bool, set[str] | None]]:
-    """The folders in these folders, whether each is a link, and the names in it; None if it cannot be listed."""
+    """Yields each folder in these folders, whether it is a link, and the names in it; None instead of the names if it
+    cannot be listed."""
     for folder in level:
         with os.scandir(folder) as entries:
             inner = sorted((entry.name, entry.is_symlink()) for entry in entries if _is_folder(entry))
@@ -237,12 +235,13 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _may_be_run(names: set[str]) -> bool:
-    """A record is enough; without one, other tools may have a file of one of our names."""
+    """Whether the folder has a record, or at least two of a run's other files: other tools may write one file of the
+    same name."""
     return _RECORD in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
 
 
 def run_at(root: Path, path: Path, now: float) -> Run | None:
-    """The run in a folder; None if its record is of another stage."""
+    """Returns the run in a folder; None if its record belongs to another stage."""
     reasons: list[str] = []
     leaves: Leaves = {}
     try:
@@ -273,13 +272,13 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
 
 
 def is_unstarted(path: Path) -> bool:
-    """Whether it is the folder of a run that was submitted, and has not begun: its first start writes the record."""
+    """Whether the folder belongs to a run that was submitted and has not begun: its first start writes the record."""
     others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
     return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
 
 
 def as_json(one: Run) -> dict[str, Any]:
-    """Numbers that are not finite, as a loss may be, are null."""
+    """Returns the run as an object. Numbers that are not finite, as a loss may be, are null."""
     facts = one.facts
     numbers = {
         "loss": facts.loss,

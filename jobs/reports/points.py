@@ -48,9 +48,9 @@ _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 @dataclass(frozen=True, kw_only=True)
 class AlsoScored:
-    """A further score of a run, as plots draw it. `shots`: of a few-shot accuracy, else 0; `dataset`: name of what it
-    is on; `weights`: whose it is, if not of the run as it went. Its deviation is over choices of shots, or, of
-    repetitions, over these."""
+    """A further score of a run. `shots`: of a few-shot accuracy, else 0. `dataset`: the name of what it is measured on.
+    `weights`: the weights it belongs to, if they are not the run's last. `deviation`: over choices of shots or, if the
+    point stands for repetitions, over these."""
 
     on: ScoredOn
     score: float
@@ -60,7 +60,7 @@ class AlsoScored:
     dataset: str = ""
 
     def words(self) -> str:
-        """Such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
+        """Returns words such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
         spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
         shots = plural(self.shots, "shot") if self.shots else ""
         about = ", ".join(filter(None, (shots, self.weights)))
@@ -68,14 +68,14 @@ class AlsoScored:
 
 
 def accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
-    """All accuracies of the averaged weights if the last line with a score has one, else those of the raw ones; and
-    which."""
+    """Returns all accuracies, and whether they are those of the averaged weights: they are if the last line with a
+    score has one."""
     key = _key(lines)
     return [float(line[key]) for line in lines if is_share(line.get(key))], key == _AVERAGED
 
 
 def fewshot_in(lines: Sequence[Line]) -> dict[int, float]:
-    """The last few-shot accuracies, by the number of shots."""
+    """Returns the last few-shot accuracies, by the number of shots."""
     found: dict[int, float] = {}
     for line in lines:
         for key, value in line.items():
@@ -88,14 +88,14 @@ def fewshot_in(lines: Sequence[Line]) -> dict[int, float]:
 def also_of(
     run_dir: Path, lines: Sequence[Line], job: TrainingJob, *, is_best: bool
 ) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """All further scores of a run, and why some cannot be used."""
+    """Returns all further scores of a run, and why some cannot be used."""
     few, why = fewshot_of(run_dir)
     found = [*also_in(lines, job, is_best=is_best), *few]
     return tuple(replace(one, dataset=one.on.name()) for one in found), [why] if why else []
 
 
 def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[AlsoScored]:
-    """The scores on the other datasets that the run is scored on, after its last step that was scored, or, with
+    """Returns the scores on the other datasets that the run is scored on, after its last scored step or, with
     `is_best`, after the step with the best accuracy (early stopping)."""
     key = _key(lines)
     scored = [line for line in lines if is_share(line.get(key))]
@@ -109,8 +109,8 @@ def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[A
 
 
 def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
-    """What `patchline fewshot ... --run-dir RUN/fewshot` has measured of this run's weights, and why it cannot be used;
-    nothing if it was not run."""
+    """Returns what `patchline fewshot ... --run-dir RUN/fewshot` has measured for this run's weights, and why it cannot
+    be used; nothing if the command was not run."""
     folder = run_dir / _FOLDER
     if not (folder / _RESULTS).exists():
         return [], ""
@@ -134,7 +134,7 @@ def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
 
 
 def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """The further scores of repetitions as means with deviations, and what some of these lack."""
+    """Returns the further scores of repetitions as means with deviations, and which repetitions lack some."""
     kinds = dict.fromkeys((one.on, one.shots, one.weights) for run in runs for one in run)
     found, lacking = list[AlsoScored](), list[str]()
     for kind in kinds:
@@ -149,12 +149,12 @@ def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ..
 
 
 def deviation_of(found: Sequence[float]) -> float | None:
-    """The standard deviation of a sample; None for one value."""
+    """Returns the standard deviation of a sample; None for one value."""
     return statistics.stdev(found) if len(found) > 1 else None
 
 
 def is_share(value: Any) -> bool:
-    """Whether it is a number from 0 to 1."""
+    """Whether the value is a number from 0 to 1."""
     return is_finite(value) and 0 <= value <= 1
 
 
@@ -165,13 +165,15 @@ def _key(lines: Sequence[Line]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A run, or the repetitions of a sweep. `num_images`: of the data that the model was pre-trained on; `exaflops`: of
-    all training, in steps that were done; `accuracy`: the last one, `is_averaged` if of averaged weights; `fewshot`: by
-    the number of shots. Scores of repetitions are means, each with the deviation of a sample. `dataset` and
-    `fewshot_dataset`: names of what they are on; `also`: further scores, each with its own; `label`: that of the model,
-    with what tells it from others. `losses`: means of the training loss `loss_name`, each with its last step.
-    `settings`: values by field, those that its repetitions share; `differs`: those that not all runs of its stage have.
-    `reasons`: why something is not known."""
+    """A run, or the repetitions of a sweep, whose scores are means with the deviation of a sample.
+
+    `num_images`: of the data that the model was pre-trained on. `exaflops`: of all training, counted in completed
+    steps. `accuracy`: the last one; `is_averaged` if it is that of averaged weights. `fewshot`: accuracy by the number
+    of shots. `dataset` and `fewshot_dataset`: names of what they are measured on. `also`: further scores. `label`: the
+    model's name, with what tells it from others. `losses`: means of the training loss `loss_name`, each with its last
+    step. `settings`: values by field, only those that all repetitions share. `differs`: the settings in which the runs
+    of its stage differ. `reasons`: why something is not known.
+    """
 
     name: str
     stage: str
@@ -206,13 +208,13 @@ class Point:
 
     @property
     def line(self) -> str:
-        """Whose points are joined in a plot: those of one model after one stage."""
+        """The line of a plot that the point belongs to: the points of one model after one stage are joined."""
         return f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
 
     @property
     def drawn(self) -> tuple[float | None, float | None]:
-        """The accuracy that a plot shows, with its deviation: of pre-training the best ("An Image is Worth 16x16
-        Words", section 4.3), of fine-tuning the last."""
+        """The accuracy that a plot shows, with its deviation: after pre-training the best one ("An Image is Worth 16x16
+        Words", section 4.3), after fine-tuning the last one."""
         is_tuned = self.stage == "finetune"
         return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
 
@@ -228,7 +230,8 @@ class _Sweep:
 
 
 def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
-    """A point for each run, and a note for each folder that cannot be used. `root`: what names are relative to."""
+    """Returns a point for each run, and a note for each folder that cannot be used. `root`: the folder that names are
+    relative to."""
     points, notes = list[Point](), list[str]()
     sweeps: dict[Path, _Sweep] = {}
     for folder in folders:
@@ -256,8 +259,8 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
 
 
 def told_apart(points: Sequence[Point]) -> list[Point]:
-    """All points of a comparison in order, each with a label that no other model has, and its datasets with names that
-    no others have."""
+    """Returns all points of a comparison in order. Each gets a label that no other model has, and names of datasets
+    that no other dataset has."""
     known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
     names = dataset_names([on for each in known for on in each if on])
     kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
@@ -288,7 +291,7 @@ def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
 
 
 def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
-    """The point of one run. Raises OSError, UserError or InvalidDataError if its record is no training job."""
+    """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record is no training job."""
     stage = read_leaves(folder / _RECORD).get("stage", "")
     if stage not in WITH_SMOKE:
         raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")
@@ -343,7 +346,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
 
 
 def repeated(runs: Sequence[Point], *, name: str) -> Point:
-    """The repetitions of one recipe as one point: the mean of each score, and the deviation of a sample."""
+    """Returns the repetitions of one recipe as one point, with the mean of each score and the deviation of a sample."""
     lasts = [one.accuracy for one in runs if one.accuracy is not None]
     bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
     shots = sorted({number for one in runs for number in one.fewshot})
@@ -366,13 +369,17 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
         fewshot={number: statistics.fmean(found) for number, found in few.items()},
         fewshot_deviation={number: one for number, found in few.items() if (one := deviation_of(found)) is not None},
         num_runs=len(runs),
-        settings={name: value for name, value in runs[0].settings.items() if _is_shared(name, value, runs)},
+        settings={
+            name: value
+            for name, value in runs[0].settings.items()
+            if all(one.settings.get(name) == value for one in runs)
+        },
         reasons=(*dict.fromkeys(reason for one in runs for reason in one.reasons), *lacking, *without),
     )
 
 
 def point_json(point: Point) -> dict[str, Any]:
-    """The facts as --json has them: without what only pictures show, and with settings only if they differ."""
+    """Returns the facts as --json has them: without what only pictures show, and with settings only if they differ."""
     by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
     facts = asdict(replace(point, losses=(), settings={}))
     facts |= {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
@@ -380,7 +387,7 @@ def point_json(point: Point) -> dict[str, Any]:
 
 
 def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int, float], ...]:
-    """The training loss as at most `columns` means over equally many steps, each with its last step."""
+    """Returns the training loss as at most `columns` means over equally many steps, each with its last step."""
     found = [(int(line["step"]), float(line["loss"])) for line in lines if is_finite(line.get("loss"))]
     if not found:
         return ()
@@ -391,20 +398,16 @@ def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int
     return tuple((each[-1][0], statistics.fmean(loss for _, loss in each)) for each in means.values())
 
 
-def _is_shared(name: str, value: str, runs: Sequence[Point]) -> bool:
-    return all(one.settings.get(name) == value for one in runs)
-
-
 def final_run_of(weights: str) -> Path | None:
-    """The run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in RUN may
-    have the weights of any of its checkpoints."""
+    """Returns the run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in
+    RUN may have the weights of any checkpoint."""
     path = Path(weights).absolute()  # so that a dot has a name
     folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
     return folder if (folder / _RECORD).is_file() else None
 
 
 def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
-    """The run that the weights are from, and what of it is not known, and why."""
+    """Returns the run that the weights are from, as far as it is known, and why something is not known."""
     final = final_run_of(weights)
     folder = final or Path(weights).parent
     if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
@@ -422,8 +425,8 @@ def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
 def _cost(
     job: TrainingJob, lines: Sequence[Line], source: Point | None, *, flops: float
 ) -> tuple[int | None, float | None]:
-    """Images of pre-training, and exaFLOPs of all training. `source`: the run that the weights are from, if it is
-    known; `flops`: of this run alone."""
+    """Returns the images of pre-training, and the exaFLOPs of all training. `source`: the run that the weights are
+    from, if it is known. `flops`: of this run alone."""
     if not job.initial.weights:
         return _num_images(lines, global_batch=job.global_batch), flops / 1e18
     before = source.exaflops if source else None
@@ -431,7 +434,8 @@ def _cost(
 
 
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
-    """Samples of an epoch, from how many epochs the run has done: exact once there are as many digits as it takes."""
+    """Returns the samples of an epoch, from how many epochs the run has done. The number is exact once the epoch has
+    enough digits."""
     for line in reversed(lines):
         epoch = line.get("epoch")
         if epoch is not None and is_finite(epoch) and epoch > 0:
@@ -440,7 +444,7 @@ def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
 
 
 def _num_classes(folder: Path) -> int:
-    """The number of classes of the model that the run left; 0 if there is none yet."""
+    """Returns the number of classes of the model that the run left; 0 if there is none yet."""
     try:
         found = parse_json(read_local_file(folder / "weights" / "config.json", most_bytes=_MOST_CONFIG_BYTES))
         number = found["model"]["num_classes"] if isinstance(found, dict) else 0

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from jobs import exit_codes
 from jobs.output import WIDTH, fitted, put, refuse_no_page, wrapped, write_page
 from jobs.reports.facts import ReportFacts, gather
-from jobs.reports.worth import COLUMNS, CORE_DAYS, NO_SCORES, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
+from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.models import ReportJob
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
@@ -48,7 +48,7 @@ _NAME, _MOST_CONFUSIONS = "report.html", 5
 
 
 def run(job: ReportJob) -> int:
-    """Writes the page, prints the summary; returns 0."""
+    """Writes the page, prints the summary, and returns 0."""
     run_dir = Path(job.run)
     out = Path(job.out) if job.out else run_dir / _NAME
     if job.out:
@@ -63,8 +63,11 @@ def run(job: ReportJob) -> int:
     return exit_codes.DONE
 
 
-def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
-    """The report in lines of at most 80 columns: first the outcome and what the model confuses."""
+def summary(
+    facts: ReportFacts,
+    scores: ScoreSheet = ScoreSheet(),  # noqa: B008 - frozen
+) -> str:
+    """Returns the report in lines of at most 80 columns: first how the run ended, and what the model confuses."""
     lacks = lacks_confusions(facts, scores)
     lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
     for one in facts.time.restarts:
@@ -86,7 +89,7 @@ def summary(facts: ReportFacts, scores: ScoreSheet = NO_SCORES) -> str:
 
 
 def _outcome(facts: ReportFacts) -> list[str]:
-    """How the run ended, how far it came, and how good it is."""
+    """Returns how the run ended, how far it came, and how good it is."""
     found, loss, accuracy = facts.run, facts.curves.named("loss"), facts.curves.named("test_accuracy")
     step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
     parts = [f"step {step}"]
@@ -107,7 +110,7 @@ def _outcome(facts: ReportFacts) -> list[str]:
 
 
 def _confusions(scores: ScoreSheet) -> list[str]:
-    """The most frequent confusions of an evaluation; nothing without one."""
+    """Returns the most frequent confusions of an evaluation; nothing without one."""
     if not scores.classes or not scores.scores:
         return []
     found = scores.classes.confusions()
@@ -140,7 +143,7 @@ def _time(facts: ReportFacts) -> list[str]:
 
 
 def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
-    """The page, UTF-8. Equal facts give equal bytes."""
+    """Returns the page in UTF-8. Equal facts give equal bytes."""
     marks = sorted({one.step for one in facts.time.restarts if one.step})
     values = {
         "facts": facts,
@@ -163,18 +166,20 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
 
 
 def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
-    """Which command finds the confusions of a finished classifier; empty if they are known, or not of interest."""
+    """Returns the command that finds the confusions of a finished classifier; empty if they are known, or of no
+    interest."""
     is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
     return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
 
 
 def value_words(value: object) -> str:
-    """A value of a file that should be a number."""
+    """Returns a value from a file in words. It should be a number, and may be anything."""
     return number(value) if is_finite(value) else shown(str(value)[:40], 16)  # type: ignore[arg-type]
 
 
 def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
-    """One bar, a part per cause; its colours are the classes part-0, part-1 ... in the order of `parts`."""
+    """Draws one bar with a part for each cause. The parts have the CSS classes part-0, part-1 and so on, in the order
+    of `parts`."""
     total = sum(parts.values()) or 1.0
     body, at = [], 0.0
     for place, seconds in enumerate(parts.values()):
@@ -188,8 +193,9 @@ def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """`unit`: beside the axis. `text`: a value in words. `is_cost`: it says what a step costs, not how the model
-    does. `may_be_log`: on a log scale if it spans much; a schedule is known by its shape on a linear one."""
+    """How a curve is shown. `unit`: the name of its axis. `text`: writes a value in words. `is_cost`: the curve says
+    what a step costs, not how the model does. `may_be_log`: a log scale is used if the values span much; a schedule is
+    recognised by its shape on a linear one."""
 
     title: str
     unit: str
@@ -224,7 +230,7 @@ _KINDS = {
 
 
 def kind_of(name: str) -> Kind:
-    """How a curve of this name is shown."""
+    """Returns how a curve of this name is shown."""
     if name in _KINDS:
         return _KINDS[name]
     group, _, rest = name.partition("/")
@@ -243,7 +249,7 @@ def kind_of(name: str) -> Kind:
 
 
 def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool) -> list[ShownCurve]:
-    """The curves of one section, in order. What took no time at all is left out."""
+    """Returns the curves of one section, in order. Costs that are always zero are left out."""
     found = [(one, kind_of(one.name)) for one in curves]
     return [
         _shown(one, kind, marks=marks)
@@ -268,7 +274,7 @@ def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
 
 
 def curve_plot(curve: Curve, kind: Kind, *, marks: Sequence[int] = ()) -> Markup:
-    """The curve over the steps, with a dashed line at each step of `marks`."""
+    """Draws the curve over the steps, with a dashed line at each step of `marks`."""
     first, last = curve.steps[0], curve.steps[-1]
     low, high = curve.extreme(most=False)[1], curve.extreme(most=True)[1]
     is_log = kind.may_be_log and low > 0 and high / low > _LOG_RATIO

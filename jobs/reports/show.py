@@ -32,8 +32,8 @@ Row = tuple[str, str, str]
 
 
 def run(words: list[str], *, command: str, override: Override) -> int:
-    """Prints the job, or the differences of two, and returns the exit code. UserError if the words mean no job, or
-    jobs of several stages."""
+    """Prints the job, or the differences of two, and returns the exit code. UserError if the words name no job, or jobs
+    of several stages."""
     stage, rest = split_stage(words)
     is_whole = len(rest) == 2 and not any(word.startswith("-") for word in rest)
     if not (is_whole if command == "diff" else rest and not rest[0].startswith("-")):
@@ -70,7 +70,7 @@ def _diff(stage: str, first: str, second: str) -> int:
 
 
 def _comparable(first: str, second: str) -> tuple[Any, Any]:
-    """The two jobs, read as jobs of stages with the same fields; of one stage if possible."""
+    """Reads the two jobs as jobs of stages with the same fields, if possible of one stage."""
     pairs = [(a, b) for a in stages_found(first) for b in stages_found(second) if job_class(a) is job_class(b)]
     pairs = [(a, b) for a, b in pairs if a == b] or pairs
     kinds = dict.fromkeys(job_class(a) for a, _ in pairs)
@@ -85,7 +85,7 @@ def _comparable(first: str, second: str) -> tuple[Any, Any]:
 
 
 def table(rows: list[Row]) -> str:
-    """Lines of three aligned columns; a row that is too long for the terminal does not move the others."""
+    """Returns lines of three aligned columns. A row that is too long for the terminal does not shift the others."""
     name = max(len(row[0]) for row in rows)
     fitting = [len(row[1]) for row in rows if name + len(row[1]) + len(row[2]) + 2 * len(_GAP) <= _COLUMNS]
     value = max(fitting, default=0)

@@ -105,10 +105,10 @@ class Repeats:
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """`device_days`: of all ranks over all starts; `dataset`: that of Table 2 on which the run is scored, or empty, and
-    its `accuracy` there; `is_held_out`: the point's accuracy is of a part of the training data instead; `repeats`: of a
-    repetition of a sweep, that of all of them; `vtab`: its means over groups of tasks and over all, those of RUN/vtab
-    that are whole, with deviations over seeds; `figures`: title and data URI of each.
+    """What a run is worth. `device_days`: of all ranks over all starts. `dataset`: the dataset of Table 2 on which the
+    run is scored, or empty, and `accuracy` the accuracy there. `is_held_out`: the point's accuracy is that of a part of
+    the training data instead. `repeats`: of all repetitions of a sweep, if the run is one. `vtab`: the means in
+    RUN/vtab over groups of tasks and over all, with deviations over seeds. `figures`: title and data URI of each.
     `reasons`: why something is not known."""
 
     point: Point | None
@@ -123,7 +123,7 @@ class Worth:
 
 
 def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
-    """What the run is worth, from its own files; what cannot be read is a reason."""
+    """Returns what the run is worth, from its own files. What cannot be read becomes a reason."""
     reasons: list[str] = []
     point, url, days = None, "", None
     try:
@@ -151,7 +151,8 @@ def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
 
 
 def _accuracy_on(url: str, run_dir: Path) -> float | None:
-    """The last one on --evaluation.url beside a part that is held out; of the averaged weights if there are any."""
+    """Returns the last accuracy on --evaluation.url of a run that is also scored on a held-out part; that of the
+    averaged weights if there are any."""
     names = EvaluationConfig(url=url).sets(has_held_out=True)
     keys = [f"eval/{name}/{kind}accuracy" for name in names for kind in ("ema_", "")]
     for line in reversed(read_lines(run_dir / METRICS_FILE, is_usable=lambda _: True).objects):
@@ -163,7 +164,7 @@ def _accuracy_on(url: str, run_dir: Path) -> float | None:
 
 
 def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None:
-    """The time of each start until the next, times its ranks; None if no start is on record."""
+    """Adds up the time of each start until the next, times its ranks. Returns None if no start is recorded."""
     if not starts:
         return None
     ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
@@ -172,7 +173,7 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """The mean that the sweep.json of a repetition has."""
+    """Returns the mean that sweep.json has for the repetitions of a sweep."""
     sweep = sweep_of(run_dir)
     found = read_sweep(sweep) if sweep else None
     if found is None or not is_repetition(run_dir, found):
@@ -186,7 +187,7 @@ def _repeats(run_dir: Path) -> Repeats | None:
 
 
 def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
-    """The means that `patchline vtab --run-dir RUN/vtab` has left, and over several seeds their deviations."""
+    """Returns the means that `patchline vtab --run-dir RUN/vtab` left, with their deviations over several seeds."""
     try:
         found = parse_json(read_local_file(path, most_bytes=_MOST_SWEEP_BYTES))
     except (OSError, ValueError, InvalidDataError):
@@ -202,13 +203,13 @@ def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
 
 
 def _dataset(url: str) -> str:
-    """The dataset of Table 2 that the last part of an address names; empty for any other."""
+    """Returns the dataset of Table 2 that the last part of an address names; empty for any other."""
     name = _SPLIT.sub("", url.rstrip("/").rpartition("/")[2].lower())
     return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
 
 
 def _figures(folder: Path) -> list[tuple[str, str]]:
-    """Those that are there and are PNG files."""
+    """Returns the figures that exist and are PNG files."""
     found = []
     for name, title in _FIGURES:
         try:
@@ -222,7 +223,7 @@ def _figures(folder: Path) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreLine:
-    """scores.json: the fields of pipeline.evaluation.scores.Scores."""
+    """The content of scores.json: the fields of pipeline.evaluation.scores.Scores."""
 
     num_images: Count
     num_unlabeled: Count
@@ -236,9 +237,10 @@ class ScoreLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Classes:
-    """classes.json: for each label of the dataset its images and the right ones among them; `confusion`: [label, class,
-    images] for what is not 0, none if it would be too large; `confusion_right`: of these the right answers, which a
-    class map, lists of labels or an image with several labels allow under other names, too."""
+    """The content of classes.json: for each label of the dataset, its images and how many of them were classified
+    right. `confusion`: [label, class, images] for each pair that occurs, empty if it would be too large.
+    `confusion_right`: those of its images that count as right, which a class map, lists of labels or several labels may
+    allow under another name."""
 
     labels: tuple[str, ...]
     images: tuple[Count, ...]
@@ -255,15 +257,15 @@ class Classes:
                 raise ValueError(f"confusion has {list(cell[:4])}; allowed: [label, class, images], numbers in range")
 
     def _right(self) -> dict[tuple[int, int], int]:
-        """Right answers by label and class."""
+        """Returns how many answers are right, by label and class."""
         return {(row, column): count for row, column, count in self.confusion_right}
 
     def _is_own(self, row: int, column: int) -> bool:
         return self.labels[row] == self.classes[column]
 
     def confusions(self) -> list[tuple[str, str, int, float]]:
-        """The most frequent ones: label, answer, images, and their share of the label's. No label is confused with
-        itself, even where ImageNet-ReaL's lists do not have it."""
+        """Returns the most frequent confusions: label, answer, images, and their share of the label's images. No label
+        counts as confused with itself, even if ImageNet-ReaL's lists do not have it."""
         right = self._right()
         wrong = [(row, column, count - right.get((row, column), 0)) for row, column, count in self.confusion]
         wrong = [cell for cell in wrong if cell[2] > 0 and not self._is_own(cell[0], cell[1])]
@@ -274,7 +276,7 @@ class Classes:
         ]
 
     def hardest(self) -> list[tuple[str, int, float]]:
-        """The labels with the lowest accuracy: name, images, accuracy."""
+        """Returns the labels with the lowest accuracy: name, images, accuracy."""
         found = [
             (name, count, right / count)
             for name, count, right in zip(self.labels, self.images, self.right, strict=True)
@@ -283,7 +285,7 @@ class Classes:
         return sorted(found, key=lambda one: one[2])[:_MOST_LISTED]
 
     def picture(self) -> Markup | None:
-        """The matrix, of not too many classes; a cell counts as right if most of its images are."""
+        """Draws the matrix, unless there are too many classes. A cell counts as right if most of its images are."""
         rows = [row for row, count in enumerate(self.images) if count]
         if not self.confusion or max(len(rows), len(self.classes)) > _MOST_DRAWN:
             return None
@@ -305,7 +307,7 @@ class Classes:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleImage:
-    """An image of examples.json; `image`: a data URI."""
+    """An image of examples.json. `image`: a data URI."""
 
     sample_id: Count
     source: str
@@ -328,9 +330,9 @@ class ExampleImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSheet:
-    """`dataset`: its address; `weights`: those of another folder than the run's own, else empty; `settings`: flags that
-    decide which images are scored and what is right; `is_part`: of the dataset; `is_real`: by ImageNet-ReaL's lists.
-    `facts`: name and text of each score."""
+    """An evaluation of a run. `dataset`: its address. `weights`: empty for the run's own weights. `settings`: the flags
+    that decide which images are scored and what is right. `is_part`: only a part of the dataset is scored. `is_real`:
+    ImageNet-ReaL's lists say what is right. `facts`: the name and text of each score."""
 
     dataset: str = ""
     weights: str = ""
@@ -345,17 +347,14 @@ class ScoreSheet:
     reasons: tuple[str, ...] = ()
 
 
-NO_SCORES = ScoreSheet()
-
-
 def read_scores(run_dir: Path) -> ScoreSheet:
-    """Reads RUN/scores, or, if it is missing, the newest evaluation of this run's weights in a folder of the run or
+    """Reads RUN/scores. If it is missing, reads the newest evaluation of this run's weights, in a folder of the run or
     beside it; empty if there is none."""
     folder = run_dir / FOLDER
     if not (folder / _SCORES).is_file():
         found = _newest_evaluation(run_dir)
         if found is None:
-            return NO_SCORES
+            return ScoreSheet()
         folder = found
     reasons: list[str] = []
     leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}
@@ -378,8 +377,8 @@ def read_scores(run_dir: Path) -> ScoreSheet:
 
 
 def _newest_evaluation(run_dir: Path) -> Path | None:
-    """The folder of the newest evaluation of this run's own weights: in the run, beside it, or, of a chain with several
-    runs, in the folder of the same number of another step."""
+    """Returns the folder of the newest evaluation of this run's own weights: in the run, beside it or, in a chain with
+    several runs, in the folder of the same number of another step."""
     own = run_dir.resolve()
     places = ((own, "*"), (own.parent, "*"), (own.parent.parent, f"*/{glob.escape(own.name)}"))
     there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{_SCORES}"))
@@ -394,7 +393,8 @@ def _newest_evaluation(run_dir: Path) -> Path | None:
 
 
 def _others_weights(weights: str, run_dir: Path) -> str:
-    """Empty for the run's own, also if its folder was moved since under its name."""
+    """Returns the weights if they are not the run's own, else nothing. They are its own even if its folder was moved
+    since, under the same name."""
     own, said = run_dir.resolve(), Path(weights).resolve()
     was = said.parent if said.name == "weights" else said
     is_own = was == own or (was.name == own.name and not was.exists())
@@ -402,7 +402,7 @@ def _others_weights(weights: str, run_dir: Path) -> str:
 
 
 def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the record that are not the default, as flags."""
+    """Returns the settings of the record that are not the default, as flags."""
     usual = leaves_of(EvaluateJob())
     given = {name: leaves.get(f"job.{name}", value) for name, value in usual.items() if name.startswith(names)}
     flags = {f"--{name}".replace("_", "-"): value for name, value in given.items() if value != usual[name]}

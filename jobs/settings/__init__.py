@@ -1,1 +1,13 @@
 """The jobs' dataclasses, which load nothing heavy."""
+
+from dataclasses import dataclass
+
+from shards.config_values import refuse_wrong_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedJob:
+    """A job whose values are checked by the types and ranges of its fields."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="")

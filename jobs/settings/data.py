@@ -6,6 +6,7 @@ Configurations only: help and mistakes are answered without loading what a stage
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from jobs.settings import CheckedJob
 from shards.adoption.foreign_samples import SampleRules
 from shards.class_labels import LabelRules
 from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
@@ -156,7 +157,7 @@ class IndexJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyJob:
+class VerifyJob(CheckedJob):
     """The dataset to check."""
 
     url: str = ""
@@ -168,18 +169,12 @@ class VerifyJob:
     run_dir: str = ""
     """Folder that job.yaml is written to; empty: nowhere."""
 
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CardJob:
+class CardJob(CheckedJob):
     """The dataset to show."""
 
     url: str = ""
     """Dataset to show: a folder or s3://bucket/prefix."""
     num_mosaic: Annotated[int, Range(0, _MOST_PICTURES)] = 72
     """Images shown as pictures, 0 to 96."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")

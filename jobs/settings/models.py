@@ -8,6 +8,7 @@ pipeline/training/settings/job.py.
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
+from jobs.settings import CheckedJob
 from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
 from pipeline.models.conversion.config import Change, Format, Hints
 from pipeline.shared_settings import Device, LossName
@@ -50,8 +51,6 @@ class OnNodes:
     """Mean bytes of an image; 110,000 is ImageNet's."""
     samples_per_block: Annotated[int, Range(1, 1_000_000)] = 64
     """Images per block of the dataset, which training reads in one request (`pack --samples-per-block`)."""
-    simulate: bool = False
-    """Also simulate runs whose nodes fail at random, and show the mean and the spread of their goodput."""
     out: str = ""
     """File to draw goodput, days and GPU-hours over the nodes in, or the cost over the image size, .svg or .html;
     empty: none."""
@@ -264,7 +263,7 @@ class VerifyResumeJob(TrainingJob):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LsJob:
+class LsJob(CheckedJob):
     """Says where the runs are, and how they are listed."""
 
     dir: str = ""
@@ -276,12 +275,9 @@ class LsJob:
     json: bool = False
     """Write one JSON object per line and run to standard output, for scripts."""
 
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReportJob:
+class ReportJob(CheckedJob):
     """Which run is reported, and where the page goes."""
 
     run: str = ""
@@ -289,12 +285,9 @@ class ReportJob:
     out: str = ""
     """HTML file to write; empty: RUN/report.html."""
 
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
-
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorJob:
+class DoctorJob(CheckedJob):
     """What to look at beside the machine itself."""
 
     run: str = ""
@@ -317,12 +310,9 @@ class DoctorJob:
     json: bool = False
     """Write the checks to standard output as one JSON object, for scripts."""
 
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
-
 
 @dataclass(frozen=True, kw_only=True)
-class InspectJob:
+class InspectJob(CheckedJob):
     """Which weights to look into, and on which images."""
 
     weights: str = ""
@@ -338,9 +328,6 @@ class InspectJob:
     """Image size in pixels to show resampled position embeddings for; 0: 384/224 of the model's size."""
     device: Device = "auto"
     """Where to compute; auto: the GPU if there is one, else the CPU."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,7 +386,7 @@ class ExportJob(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoJob:
+class DemoJob(CheckedJob):
     """How long the demo's runs are, and on how many processes."""
 
     run_dir: str = "demo-run"
@@ -412,6 +399,3 @@ class DemoJob:
     """Processes that train together."""
     least_accuracy: Annotated[float, Range(0, 1)] = 0.95
     """Accuracy after fine-tuning, 0 to 1, below which the demo has failed."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")

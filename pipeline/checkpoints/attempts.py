@@ -32,8 +32,9 @@ _MOST_BYTES = 1 << 16  # of an attempt's record
 
 
 def gone_message(what: object, *, is_run: bool = False) -> str:
-    """What a run says that cannot be continued because its files were deleted while it ran. `is_run`: its folder was,
-    with the ledger, which would refuse to begin again where checkpoints are recorded and gone."""
+    """The message of a run that cannot be continued because its files were deleted while it ran. `is_run`: its whole
+    folder was deleted, so the same command starts from the beginning; with the ledger still there, it would be
+    refused."""
     again = "run the same command to start from the beginning" if is_run else "start again in another --run-dir"
     return (
         f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
@@ -92,8 +93,8 @@ def list_committed(store: Store, *, recorded: CheckpointId | None = None) -> lis
 
 
 def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list[Attempt]:
-    """Every attempt on record, in order of start. Files with other names are left alone. `recorded`: a checkpoint whose
-    attempt counts, whether it is listed or not."""
+    """All recorded attempts, sorted by the paths of their records. Files with other names are ignored. `recorded`: a
+    checkpoint whose attempt counts, whether it is listed or not."""
     paths = {path for path in store.list(f"{ATTEMPTS}/") if token_from_path(path)}
     if recorded and token_from_path(record_path(recorded.attempt)):
         paths.add(record_path(recorded.attempt))
@@ -101,8 +102,8 @@ def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list
 
 
 def read_attempt(store: Store, path: str) -> Attempt:
-    """The attempt on record, unreadable if the record is damaged or that of another one: its number counts all the
-    same, since an attempt that is not counted would not be overtaken."""
+    """The recorded attempt. It is unreadable if the record is damaged or names another attempt. Its number counts all
+    the same, since an attempt that is not counted would not be overtaken."""
     token = token_from_path(path)
     unreadable = Attempt(token=token, resumed_from=None, skipped=(), is_unreadable=True)
     try:
@@ -167,8 +168,8 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
 
 
 def foreign_to(committed: list[CheckpointId], attempts: list[Attempt]) -> list[str]:
-    """The folders of the committed checkpoints that no attempt on record has written or resumed from, by their steps;
-    none if nothing is on record."""
+    """The folders of committed checkpoints that no recorded attempt has written or resumed from, in the order of their
+    steps; empty if no attempt is recorded."""
     if not attempts:
         return []
     known = {attempt.token for attempt in attempts} | {a.resumed_from.attempt for a in attempts if a.resumed_from}
@@ -176,13 +177,13 @@ def foreign_to(committed: list[CheckpointId], attempts: list[Attempt]) -> list[s
 
 
 def _before(token: str, by_token: dict[str, Attempt]) -> str | None:
-    """The attempt before one that does not say what it resumed from: the line continues with it, up to the first
-    checkpoint of the later one, so that no checkpoint of an overtaken attempt comes before those of the later one."""
+    """The attempt before an unreadable one. The line continues with it, up to the first checkpoint of the unreadable
+    attempt, so that no checkpoint of an overtaken attempt comes before those of the later one."""
     return max((t for t in by_token if token_order(t) < token_order(token)), key=token_order, default=None)
 
 
 def why_over(store: Store, own: str, *, run_dir: Path) -> str:
-    """Why the attempt with the token `own` must end; empty if it may go on."""
+    """Why the attempt with the token `own` must end; empty if it may continue."""
     tokens = [token for path in store.list(f"{ATTEMPTS}/") if (token := token_from_path(path))]
     later = max([t for t in tokens if token_order(t) > token_order(own)], key=token_order, default="")
     if later:

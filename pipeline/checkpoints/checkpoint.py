@@ -4,7 +4,6 @@ Any number of ranks, under any ZeRO stage and optimiser, reads any checkpoint: f
 addressed by byte. It works in folders and on S3 alike, since it needs no more than writes that are whole or absent.
 """
 
-import errno
 import hashlib
 import logging
 import secrets
@@ -45,7 +44,6 @@ from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _HELD_PART = 8  # of a host's free memory, one in 8 bytes may keep what was verified until it is loaded
 _NOT_THERE = "checkpoint %s is the last in the ledger of %s, but its manifest is not in %s; looking for an earlier one"
 _FOREIGN = (
@@ -73,8 +71,8 @@ class Fragment:
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all ranks together; saves.py writes them. Every public method but `manifest`,
-    `load` and `loaded` is collective.
+    """The checkpoints of one run, seen by all ranks together; saves.py writes them. Every public method but `manifest`
+    and `loaded` is collective.
 
     Two questions to the run's ledger, which is read each time: `recorded`, the checkpoint in its last line, and
     `has_records`, whether it has any line."""
@@ -94,8 +92,8 @@ class Checkpoints:
         self._files: RankFiles | None = None  # of the checkpoint that was found, until it is loaded
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
-        """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: of
-        this step or an earlier one; None if there is none such."""
+        """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: only
+        checkpoints of this step or an earlier one count; None if there is none."""
         candidates, foreign = list[str](), list[str]()
         if self.world.is_first:
             recorded = self._recorded()
@@ -178,8 +176,8 @@ class Checkpoints:
         return bool(broadcast_json(is_registered, device=self.world.device))
 
     def _register(self) -> bool:
-        """Puts this attempt on record; False (and off the record) if an older process, still alive until it reads the
-        record, has in the meantime retired the checkpoint that this attempt resumes from."""
+        """Records this attempt. Returns False, without leaving a record, if an older process, still alive until it
+        reads the record, has in the meantime retired the checkpoint that this attempt resumes from."""
         path = record_path(self.attempt.token)
         self.store.write(path, attempt_to_json(self.attempt))
         origin = self.attempt.resumed_from
@@ -206,23 +204,16 @@ class Checkpoints:
         except FAULTS as error:
             raise StorageError(f"{self.store.url}/{path}, which this run has committed: {error}") from error
 
-    def load(self, manifest: CheckpointManifest, fragment: Fragment, slot: str) -> None:
-        """Fills one slot of a fragment from the files that hold its elements (not collective)."""
-        self._opened(manifest).fill(_wanted(manifest, [(fragment, slot)]))
-
-    def load_all(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
-        """Fills slots of fragments as `load` does, with few requests however many there are. Together the ranks read
-        what they do not have from verifying once."""
-        files, all_wanted = self._opened(manifest), _wanted(manifest, wanted)
+    def load(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
+        """Fills these slots of fragments from the files that hold their elements, with few requests however many there
+        are. Together the ranks read once what they do not have from verifying."""
+        files = self._files = self._files or RankFiles(self.store, manifest)
+        all_wanted = _wanted(manifest, wanted)
         if self.world.num_ranks == 1:
             files.fill(all_wanted)
         else:
             shares = Shares(manifest.files, num_ranks=self.world.num_ranks)
             fill_together(files, shares, all_wanted, world=self.world)
-
-    def _opened(self, manifest: CheckpointManifest) -> RankFiles:
-        self._files = self._files or RankFiles(self.store, manifest)
-        return self._files
 
     def loaded(self) -> None:
         """Frees what was read ahead while verifying."""

@@ -19,6 +19,7 @@ from pipeline.checkpoints.attempts import (
     token_order,
     why_over,
 )
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -35,7 +36,7 @@ from pipeline.checkpoints.manifest import (
     manifest_to_json,
 )
 from pipeline.checkpoints.rank_file_out import RankReport, rank_of, read_report
-from pipeline.checkpoints.writer_messages import CommitOrder, Retention
+from pipeline.checkpoints.writer_messages import CommitOrder
 from pipeline.data.position import StreamPosition
 from shards.errors import StorageError
 from shards.pool import each_at_once
@@ -62,9 +63,7 @@ def retire(
     attempts = {each.token: each for each in [*each_at_once(lambda path: read_attempt(store, path), records), attempt]}
     committed = {found for path in paths if (found := id_from_path(path))} | ({newest} if newest else set())
     standing = standing_checkpoints(list(committed), list(attempts.values()))
-    kept = {each.folder for each in standing[: retention.keep_newest]} | set(retention.folders)
-    kept |= {each.folder for each in standing if retention.keep_every and each.step % retention.keep_every == 0}
-    kept |= {each.folder for each in _for_rewinds(standing, retention.rewind_steps)}
+    kept = kept_folders(standing, retention)
     files = [path for path in paths if is_checkpoint_file(path) and _token_of(path) in attempts]
     unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
     unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
@@ -73,12 +72,18 @@ def retire(
         each_at_once(store.delete, [path for path in unwanted if path.endswith(MANIFEST_NAME) is is_first])
 
 
-def _for_rewinds(standing: list[CheckpointId], rewind_steps: int) -> list[CheckpointId]:
-    """The newest that is far enough before the newest of all, and the one after it, which takes its place later."""
-    last = max((each.step for each in standing), default=0) - rewind_steps
+def kept_folders(standing: list[CheckpointId], retention: Retention) -> set[str]:
+    """The folders that stay. `standing`: the standing checkpoints, newest first.
+
+    For rewinds, the newest checkpoint that is far enough before the newest of all stays, and the one after it, which
+    takes its place later.
+    """
+    last = max((each.step for each in standing), default=0) - retention.rewind_steps
     far = [each for each in standing if each.step <= last]
     near = [each for each in standing if each.step > last]
-    return [*far[:1], *near[-1:]]
+    every = [each for each in standing if retention.keep_every and each.step % retention.keep_every == 0]
+    kept = [*standing[: retention.keep_newest], *every, *far[:1], *near[-1:]]
+    return {each.folder for each in kept} | set(retention.folders)
 
 
 def _may_be_written(path: str, attempt: Attempt, newest: CheckpointId | None) -> bool:

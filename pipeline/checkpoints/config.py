@@ -47,6 +47,17 @@ def daly_interval(*, stall_seconds: float, mean_seconds: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which checkpoints stay after a commit: the newest, those of every N-th step (0: none), one at least
+    `rewind_steps` before the newest, and those in `folders`, such as the best one. commit.py deletes the others."""
+
+    keep_newest: Annotated[int, Range(1)]
+    keep_every: Annotated[int, Range(0)] = 0
+    rewind_steps: Annotated[int, Range(0)] = 0
+    folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When checkpoints are saved, where, how, and which are kept."""
 
@@ -90,3 +101,7 @@ class CheckpointConfig:
                 f"checkpoint.keep_every is {self.keep_every} with checkpoint.every_steps 0, so no checkpoint is due at "
                 f"its steps; give --checkpoint.every-steps {self.keep_every}, or --checkpoint.keep-every 0"
             )
+
+    def retention(self, *, rewind_steps: int) -> Retention:
+        """Which checkpoints a run keeps that may go back by `rewind_steps`."""
+        return Retention(keep_newest=self.keep_newest, keep_every=self.keep_every, rewind_steps=rewind_steps)

@@ -195,8 +195,7 @@ class RankFiles:
         self.verify_parts(name, 0, len(self._manifest.files[name].sha256))
 
     def verify_parts(self, name: str, first: int, end: int) -> None:
-        """The same of parts first..end-1 of the file. Whoever verifies the first part also compares the size of the
-        file and its header."""
+        """Verifies parts first..end-1 of the file, and with the first part also the size of the file and its header."""
         record = self._manifest.files[name]
         if first == 0 and self._store.size(self._path(name)) != record.num_bytes:
             raise ValueError(self._changed(name))
@@ -255,7 +254,7 @@ class RankFiles:
         self.copy(pieces_of(wanted, self.names), Targets(each.target for each in wanted))
 
     def copy(self, pieces: FilePieces, targets: Targets) -> None:
-        """Copies these pieces, in the same way."""
+        """Copies these pieces to the targets, as `fill` does."""
         for begin, data, numbers in self._ranges(pieces):
             targets.take(pieces.chosen(numbers), data, begin=begin)
 
@@ -353,7 +352,11 @@ class _Expected:
 
 def tensors_in_order(files: RankFiles, manifest: CheckpointManifest, *, slot: str) -> Callable[[str], torch.Tensor]:
     """A function that returns the tensor of a name, float32, in its own shape: quickly if it is asked for the names in
-    the manifest's order, each once."""
+    the manifest's order, each once, as a weights file is written.
+
+    Of ViT-H/14 under ZeRO-3, 512 ranks hold 184,000 fragments. So tensors are read in groups, each with all the pieces
+    that one file has of it in one request: at most groups x files requests, with one group in memory.
+    """
     names, held = list(manifest.tensors), dict[str, torch.Tensor]()
 
     def tensor(name: str) -> torch.Tensor:

@@ -33,15 +33,15 @@ _PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answ
 
 
 class DirectFile:
-    """Writes to `descriptor` from where it stands. Bytes go past the page cache as long as each piece has whole pages;
-    the first that has not, or that the file system refuses, is written through it, and all that follow."""
+    """Writes to `descriptor`, past the page cache as long as each piece has whole pages. From the first piece that has
+    not, or that the file system refuses, everything is written through the page cache."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.is_direct = self._switch(on=True)
 
     def write(self, piece: memoryview) -> None:
-        """All of it. OSError as of write(2)."""
+        """Writes all of it. Raises the OSError of write(2)."""
         while piece:
             if self.is_direct and len(piece) % mmap.PAGESIZE:
                 self.is_direct = self._switch(on=False)
@@ -53,7 +53,7 @@ class DirectFile:
                 self.is_direct = self._switch(on=False)
 
     def _switch(self, *, on: bool) -> bool:
-        """Whether the file is written past the page cache now."""
+        """Switches and returns whether the file is written past the page cache now."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
@@ -154,7 +154,7 @@ def rank_of(name: str) -> int:
 
 
 def report_name(rank: int) -> str:
-    """Its report, beside it."""
+    """The name of the report about this rank's file, beside it."""
     return f"rank-{rank:05d}.json"
 
 

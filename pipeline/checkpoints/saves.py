@@ -11,7 +11,6 @@ that each step reduces anyway carry the state of the save. `wait`, at the end of
 All ranks see the same sums at the same step, so they are always in the same phase.
 """
 
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +21,10 @@ import torch
 
 from pipeline.checkpoints.attempts import attempt_to_json, record_path
 from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, manifest_to_json
 from pipeline.checkpoints.rank_file_out import Piece
-from pipeline.checkpoints.writer_messages import CommitOrder, Retention, SaveResult, Write
+from pipeline.checkpoints.writer_messages import CommitOrder, SaveResult, Write
 from pipeline.models.weights.safetensors import parts_of
 from pipeline.models.weights.safetensors_head import SafetensorsHead, head_of
 from pipeline.ranks.collectives import gather_json, sums
@@ -33,7 +33,6 @@ from shards.errors import WillNotSucceedError
 
 WRITTEN, FAILED, COMMITTED, OVERTAKEN = "save/written", "save/failed", "save/committed", "save/overtaken"
 NAMES = (WRITTEN, FAILED, COMMITTED, OVERTAKEN)
-log = logging.getLogger(__name__)
 _WAIT_SECONDS = 10.0  # for an answer, before the ranks tell each other again that they are there
 _FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtaken": OVERTAKEN}
 
@@ -189,8 +188,8 @@ class Saves:
         return {name: float(name == said) for name in NAMES}
 
     def advance(self, found: Mapping[str, float]) -> Saved | None:
-        """Takes the sums of a step; the end of the save, if they bring it. Raises WillNotSucceedError if this attempt
-        was overtaken. Collective only when a save has failed."""
+        """Takes the sums of a step, and returns how the save ended, if they say so. Raises WillNotSucceedError if this
+        attempt was overtaken. Collective only when a save has failed."""
         save, world = self._save, self.checkpoints.world
         decided = verdict(self.phase, found, num_ranks=world.num_ranks)
         if save is None or decided is StepDecision.OPEN:
@@ -208,7 +207,8 @@ class Saves:
         return Saved(id=save.draft.id, fault=fault, seconds=time.monotonic() - save.began)
 
     def wait(self) -> Saved | None:
-        """The end of the save that is running, which all ranks wait for; None if there is none. Collective."""
+        """Waits on all ranks until the running save has ended, and returns how; None if no save is running.
+        Collective."""
         ended = None
         while self.is_under_way and ended is None:
             if self._answer is None and self._is_asked:

@@ -97,10 +97,8 @@ def standing_in(store: Store, *, recorded: CheckpointId | None) -> list[Checkpoi
 
 
 def chosen(choice: CheckpointChoice, standing: list[CheckpointId], *, run_dir: Path, url: str) -> list[CheckpointId]:
-    """The checkpoints to take, the first that can be used; at least one. UserError if there is none such.
-
-    `url`: where the run's checkpoints are.
-    """
+    """The checkpoints to try, in this order; at least one. Raises UserError if there is none. `url`: where the run's
+    checkpoints are."""
     if not standing:
         raise UserError(
             f"{str(run_dir)!r} has no committed checkpoint in {url}: the run has not saved yet, or they were moved; "

@@ -11,12 +11,17 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.rank_file_out import Piece
 from shards.config_values import Range
 from shards.files.typed_json import parse_json, record_from
 
 MOST_LINE_BYTES = 64 << 20
+
+
 What = Literal["written", "failed", "overtaken", "committed", "retired", "progress", "said"]
+
+
 _KIND = "kind"
 
 
@@ -46,17 +51,6 @@ class Hurry:
     """The trainer waits for this save: it is no longer work for idle processors alone."""
 
     save: Annotated[int, Range(1)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Retention:
-    """Which checkpoints stay: the newest, those of every N-th step (0: none), one `rewind_steps` before the newest, and
-    those in `folders`, which others want."""
-
-    keep_newest: Annotated[int, Range(1)]
-    keep_every: Annotated[int, Range(0)] = 0
-    rewind_steps: Annotated[int, Range(0)] = 0
-    folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from pipeline.data.config import COLOUR_DRAWS, AugmentConfig
 from pipeline.data.decode import Pixels, scaled_size
 from pipeline.shared_settings import EvaluationTransform, central_short_side
-from shards.hashing import CROPS, uniforms
+from shards.hashing import CROPS, Purpose, uniforms
 from shards.orientation import Turn
 
 AUGMENT_VERSION = 2
@@ -69,17 +69,24 @@ class Crop:
     flip: bool
 
 
-def draws_of(sample_ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int) -> NDArray[np.float64]:
-    """Uniform draws of every sample of a batch: float64[n, draws a sample]."""
-    draws = np.empty((sample_ids.size, _DRAWS))
-    for epoch in np.unique(epochs):
+def draws_of(
+    sample_ids: NDArray[np.int64],
+    epochs: NDArray[np.int64],
+    *,
+    seed: int,
+    purpose: Purpose = CROPS,
+    num_draws: int = _DRAWS,
+) -> NDArray[np.float64]:
+    """Uniform draws of every sample of a batch for a purpose: float64[n, num_draws]."""
+    draws = np.empty((sample_ids.size, num_draws))
+    for epoch in np.unique(epochs) if draws.size else ():
         chosen = epochs == epoch
-        draws[chosen] = uniforms(sample_ids[chosen], _DRAWS, key=CROPS.key(seed, int(epoch)))
+        draws[chosen] = uniforms(sample_ids[chosen], num_draws, key=purpose.key(seed, int(epoch)))
     return draws
 
 
 def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig) -> Crop:
-    """The crop of an image of this size: all of it where the random part is cut only after the resize."""
+    """The crop of an image of this size; the whole image if the random part is cut only after the resize."""
     flip = config.flip and float(draws[-1]) < 0.5
     if config.crop == "random_resized":
         return _random_resized_crop(height, width, draws, config=config, flip=flip)
@@ -131,9 +138,9 @@ def _random_resized_crop(
 
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
-    """A crop is resized to height x width, and `num_reflected` pixels are reflected at each edge; the output shows the
-    part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole grey levels, not
-    rounded."""
+    """A view of a crop. The crop is resized to height x width, and `num_reflected` pixels are reflected at each edge;
+    the output shows the part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole
+    grey levels, not rounded."""
 
     height: int
     width: int
@@ -148,7 +155,7 @@ class Viewport:
 
 
 def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> Viewport:
-    """The viewport on a crop that was drawn with the same draws: all of it, or a random square of the resized image."""
+    """The viewport on a crop that was drawn with the same draws: the whole resized crop, or a random square of it."""
     height, width, num_reflected = size, size, 0
     least = late_crop_pixels(config, size)
     if config.crop == "resize_crop":
@@ -174,24 +181,23 @@ def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: Augment
 
 
 def late_crop_pixels(config: AugmentConfig, size: int) -> int:
-    """To how many pixels resize_crop and short_side_crop resize an image before the random square is cut."""
+    """The side in pixels to which resize_crop and short_side_crop resize an image before the random square is cut."""
     return max(size, config.resize_pixels or round(size * 448 / 384))
 
 
 def short_side_resized(height: int, width: int, *, short_side: int) -> tuple[int, int]:
-    """(height, width) of an image whose short side is resized to `short_side`, as big_vision's resize_small rounds the
-    other one: in fp32, halves to even."""
+    """(height, width) of an image whose short side is resized to `short_side`. The other side is rounded as in
+    big_vision's resize_small: in fp32, halves to even."""
     factor = np.float32(short_side) / np.float32(min(height, width))
     resized = [max(short_side, int(np.rint(np.float32(side) * factor))) for side in (height, width)]
     return resized[0], resized[1]
 
 
 def evaluation_viewport(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Viewport:
-    """The viewport of the evaluation transform on a whole image of height x width pixels.
-
-    Pillow's filters round as torchvision's Resize and CenterCrop, so that weights score alike in timm; the others as
-    big_vision: the centre of an odd rest lies half a pixel to another side.
-    """
+    """The viewport of the evaluation transform on a whole image of height x width pixels. With Pillow's filters, sides
+    and margins are rounded as in torchvision's Resize and CenterCrop, so that weights have equal scores in timm. With
+    the others, they are rounded as in big_vision, which places the centre of an odd margin half a pixel to the other
+    side."""
     is_torchvision = transform.filter == "bicubic" or transform.antialias
     short = central_short_side(transform, size)
     if transform.mode == "resize":
@@ -227,8 +233,8 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewPlan:
-    """The image of stored_height x stored_width is decoded at 1 / denominator; the box is cut from that as it is
-    stored, turned upright, and shown through the viewport."""
+    """What of a stored image a view shows: the image of stored_height x stored_width is decoded at 1 / denominator, and
+    the box is cut from that, turned upright, and shown through the viewport."""
 
     stored_height: int
     stored_width: int
@@ -273,8 +279,8 @@ def _scaled(box: Box, size: tuple[int, int], denominator: int) -> Box:
 
 
 def recoloured(pixels: Pixels, draws: NDArray[np.float64], *, config: AugmentConfig) -> Pixels:
-    """uint8[H, W, 3] -> uint8[H, W, 3]; the input is not written to. `draws`: float64[COLOUR_DRAWS] in [0, 1): which of
-    the three, the radius, the order, and the three factors."""
+    """Applies 3-Augment and the colour jitter: uint8[H, W, 3] -> uint8[H, W, 3]. The input is not written to. `draws`,
+    float64[COLOUR_DRAWS] in [0, 1): which of the three operations, the radius, the order, and the three factors."""
     if draws.shape != (COLOUR_DRAWS,):
         raise ValueError(f"draws have the shape {draws.shape}, not ({COLOUR_DRAWS},)")
     choice, radius, order, *factors = draws.tolist()

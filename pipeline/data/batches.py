@@ -32,7 +32,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
 from shards.errors import WillNotSucceedError
-from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES, Purpose, uniforms
+from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES
 from shards.order import SampleOrder
 from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
 from shards.reading.samples import RawSample, read_sample, refetched, verified
@@ -47,8 +47,8 @@ COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 
 
 def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
-    """int64[n, most labels of one sample, at least 1], padded with -1. `single` int64[n]: each sample's label, -1
-    without one; `others`: by row, all labels of those to which this does not apply."""
+    """The labels of a batch: int64[n, most labels of one sample, at least 1], padded with -1. `single` int64[n]: the
+    label of a sample that has one without a weight, else -1; `others`: by row, all labels of the remaining samples."""
     matrix = np.full(_shape(single, others), -1, dtype=np.int64)
     matrix[:, 0] = single
     for row, (own, _) in others.items():
@@ -58,7 +58,8 @@ def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tor
 
 
 def weight_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
-    """float32, shaped as the labels: NO_WEIGHT in rows without weights; 0 pads the others."""
+    """The weights of the labels: float32 in the shape of the label matrix, padded with 0. Rows of samples without
+    weights have NO_WEIGHT."""
     matrix = np.full(_shape(single, others), NO_WEIGHT, dtype=np.float32)
     for row, (_, weights) in others.items():
         if weights:
@@ -73,12 +74,10 @@ def _shape(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tuple[int
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A rank's step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids int64[n].
-
-    `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets` int64[n]:
-    each sample's dataset in a mix. `weights` float32[n, most labels]: those of the labels, NO_WEIGHT in the rows of
-    samples without weights; None if they are not to be used.
-    """
+    """A rank's share of a step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids
+    int64[n]. `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets`
+    int64[n]: each sample's dataset in a mix. `weights` float32[n, most labels]: the weights of the labels, NO_WEIGHT in
+    the rows of samples without weights; None if weights are not used."""
 
     step: int
     images: torch.Tensor
@@ -109,8 +108,8 @@ class _Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """The samples of a batch: SAMPLE[n], what the library needs to know of them; int64[n] of which source each is,
-    which of the samples `read` of it, and of which epoch."""
+    """The samples of a batch. `table` SAMPLE[n]: what the library needs to know of them. int64[n]: the source of each
+    sample, its place among the samples `read` of that source, and its epoch."""
 
     table: NDArray[Any]
     sources: NDArray[np.int64]
@@ -126,8 +125,9 @@ class _Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class _Coming:
-    """A batch whose samples are being decoded. `labels` int64[n]: the only label of a sample, -1 without one; `others`:
-    all labels of those to which this does not apply. Each piece returns those of samples that it made one by one."""
+    """A batch whose samples are being decoded. `labels` int64[n]: the only label of a sample, -1 if it has none;
+    `others`: by row, all labels of a sample with several labels, or with weights. Each piece returns the labels of the
+    samples that were decoded in Python."""
 
     step: int
     images: torch.Tensor
@@ -160,12 +160,10 @@ class _Coming:
 
 
 class _Pace:
-    """How many decoding threads keep up with the requests for batches.
-
-    Fewer threads over the whole step disturb the thread that launches it less than all of them in one burst. All work
-    until several batches in a row have been complete when they were requested; then as many as the shortest of their
-    steps needs, with a margin. A batch that comes late with so few is not tried with as few again.
-    """
+    """Chooses how many decoding threads work. A few threads over the whole step disturb the thread that launches it
+    less than all threads in one burst. All threads work until several batches in a row were complete when they were
+    requested. Then as many work as the shortest of their steps needs, with a margin. If a batch is late with fewer
+    threads, that number is not tried again."""
 
     _NUM_WATCHED = 8  # batches in a row
     _MARGIN = 1.5
@@ -326,7 +324,7 @@ class TrainBatches:
         return _Planned(table=table, sources=datasets, places=places, epochs=epochs, read=read)
 
     def _labels(self, planned: _Planned) -> tuple[NDArray[np.int64], dict[int, Labels]]:
-        """The samples' labels, as a batch that is coming has them."""
+        """The labels of the samples, in the form of `_Coming`."""
         labels, others = np.full(planned.sources.size, -1, dtype=np.int64), dict[int, Labels]()
         for number, raw in planned.read.items():
             known, entries = self._sources[number].labels, np.flatnonzero(planned.sources == number)
@@ -338,7 +336,7 @@ class TrainBatches:
         return labels, others
 
     def _say_unused_weights(self, planned: _Planned, others: Mapping[int, Labels]) -> None:
-        """One warning if labels have weights that are not used."""
+        """Warns once if labels have weights that are not used."""
         if self.share.rank != 0 or self.config.label_weights or self._has_warned:
             return
         found = next((entry for entry, (_, weights) in others.items() if weights), None)
@@ -348,8 +346,8 @@ class TrainBatches:
             log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
     def _fill_all(self, planned: _Planned, first: int, views: NDArray[np.uint8]) -> dict[int, Labels]:
-        """One call of the library for the samples from `first` on; what it leaves is done one by one. Returns the
-        labels of the latter."""
+        """Makes the views of the samples from `first` on: in one call of the library, and those that it leaves one by
+        one. Returns the labels of the latter."""
         self._check_open()
         began = time.monotonic()
         self.quarantine.count(len(views))
@@ -374,8 +372,9 @@ class TrainBatches:
             chosen, seed = entries[planned.sources[entries] == number], self._sources[number].seed
             ids, epochs = planned.table["sample_id"][chosen], planned.epochs[chosen]
             crops = draws_of(ids, epochs, seed=seed)
-            colours = _draws(COLOURS, self.config.augment.num_colour_draws, ids, epochs, seed=seed)
-            operations = _draws(OPERATIONS, self.config.randaugment.num_draws, ids, epochs, seed=seed)
+            num_colours, num_operations = self.config.augment.num_colour_draws, self.config.randaugment.num_draws
+            colours = draws_of(ids, epochs, seed=seed, purpose=COLOURS, num_draws=num_colours)
+            operations = draws_of(ids, epochs, seed=seed, purpose=OPERATIONS, num_draws=num_operations)
             for entry, crop, colour, operation in zip(chosen.tolist(), crops, colours, operations, strict=True):
                 found[entry] = _Draws(crop=crop, colours=colour, operations=operation)
         return found
@@ -431,7 +430,6 @@ class TrainBatches:
                     draws.crop,
                     config=self.config.augment,
                     out=view,
-                    huffman=self.config.huffman_decoder,
                     limits=dataset.manifest.limits,
                 )
                 self._recolour(view, draws)
@@ -440,17 +438,6 @@ class TrainBatches:
             else:
                 return sample
         return sample
-
-
-def _draws(
-    purpose: Purpose, num_draws: int, ids: NDArray[np.int64], epochs: NDArray[np.int64], *, seed: int
-) -> NDArray[np.float64]:
-    """float64[n, num_draws]; [n, 0] if what they are for is off."""
-    draws = np.empty((ids.size, num_draws))
-    for epoch in np.unique(epochs) if draws.size else ():
-        key = purpose.key(seed, int(epoch))
-        draws[epochs == epoch] = uniforms(ids[epochs == epoch], num_draws, key=key)
-    return draws
 
 
 def _has_succeeded(task: Future[Any]) -> bool:

@@ -31,7 +31,7 @@ class AugmentConfig:
     edge), or none (a plain resize)."""
     resize_pixels: Annotated[int, Range(0, zero="448/384 of the model's size")] = 0
     """Pixels to which resize_crop resizes both sides, and short_side_crop the short side, before the random crop; at
-    least the model's size; 0: 448/384 of it, as BiT and big_vision have it. Of simple_random, 0 is the model's size."""
+    least the model's size; 0: 448/384 of it, as in BiT and big_vision, or with simple_random the model's size."""
     min_area: Annotated[float, Range(above=0, most=1)] = 0.05
     """Smallest crop, as a share of the image's area."""
     max_area: Annotated[float, Range(above=0, most=1)] = 1.0
@@ -155,7 +155,8 @@ class DataConfig:
     """Batches prepared ahead of the step that needs them."""
     huffman_decoder: HuffmanDecoder = "patchline"
     """What decodes the Huffman codes of training JPEGs: patchline (its own decoder, two thirds of the CPU time) or
-    libjpeg-turbo (code that is more widely used). The pixels are the same."""
+    libjpeg-turbo (code that is more widely used, and always used with a libjpeg-turbo newer than 3.1). The pixels are
+    the same."""
     memory_limit_bytes: Annotated[int, Range(1)] = 16_000_000_000
     """Most bytes that all ranks of a host may read ahead; a start that could exceed it is refused."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.001
@@ -183,7 +184,7 @@ class Share:
 
 
 def refuse_wrong_sizes(**sizes: int) -> None:
-    """UserError for a size below 1, by its name."""
+    """Raises UserError for a size below 1, with its name."""
     for name, value in sizes.items():
         if value < 1:
             raise UserError(f"{name} is {value}; allowed: 1 or more")

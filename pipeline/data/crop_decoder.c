@@ -2,9 +2,9 @@
  *
  * The pixels are those of a full decode by libjpeg-turbo (accurate DCT, smooth upsampling) that is then cropped, turned,
  * resized and mirrored. Whatever is wrong with the data, be it only a warning, is left to the caller's other decoder, and
- * so is every rarity. Below the crop nothing is decoded: there it is only made sure that the data goes on to the end of
- * the image, with no marker on the way at which a decoder would give up. What is left to find there are warnings, about
- * rows that this view does not show.
+ * so is every rarity. Below the crop nothing is decoded: there it is only made sure that the data continues to the end of
+ * the image, with no marker on the way at which a decoder would give up. What could still be found there are warnings
+ * about rows that this view does not show.
  */
 #include <stddef.h>
 #include <stdio.h>
@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crop_decoder.h"
 #include "huffman_decoder.h"
-#include "sample_views.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
 #error "libjpeg-turbo 2.1 or newer is needed"
@@ -27,7 +27,6 @@
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
-enum { INTERFACE = 3 }; /* as in crop_decoder.py; raised with every change of a function or of struct request */
 enum { MOST_PIXELS = 178956970 }; /* as in decode.py, before anything is allocated */
 enum { MOST_SCANS = 100, MOST_SEGMENTS = 1 << 16, EXIF_SEGMENTS = 1024 }; /* as in shards/images: ImageLimits' defaults */
 static const uint64_t MOST_SCAN_PIXELS = (uint64_t)1 << 31, MOST_MEMORY_BYTES = (uint64_t)1 << 30;
@@ -35,7 +34,8 @@ enum { LEAST_BYTES = 4096 }; /* for less, filling huffman_decoder.c's tables tak
 enum { READ_BEYOND = 16 }; /* bytes that resizing reads from a pixel on */
 enum { MARGIN = 2 }; /* columns beside the crop that smooth upsampling looks at */
 
-/* The first two members of libjpeg's structure, in its jpegint.h, which is not installed everywhere. */
+/* The first two members of libjpeg's structure, in its jpegint.h, which is not installed everywhere. They are the same
+ * in libjpeg-turbo 2.1 to 3.1; with a newer one, crop_decoder.py sets leaves_huffman. */
 struct jpeg_entropy_decoder {
     void (*start_pass)(j_decompress_ptr jpeg);
     boolean (*decode_mcu)(j_decompress_ptr jpeg, JBLOCKROW *blocks);
@@ -50,16 +50,6 @@ struct decoding {
     struct scratch *scratch; /* for the crop */
     int is_ours;             /* the scan is decoded by huffman_decoder.c */
 };
-
-EXPORTED int32_t crop_decoder_interface(void)
-{
-    return INTERFACE;
-}
-
-EXPORTED int32_t crop_decoder_request_bytes(void)
-{
-    return (int32_t)sizeof(struct request);
-}
 
 /* The SHA-256 of the sources, so that the library of older ones is not used with newer Python. */
 EXPORTED const char *crop_decoder_sources(void)
@@ -332,8 +322,7 @@ int decode_view(const uint8_t *data, size_t num_bytes, const struct request *req
     return result;
 }
 
-/* One view; the result is decode_view's. */
-EXPORTED int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
+int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out)
 {
     struct scratch scratch = {0};
     int result = decode_view(data, num_bytes, request, &scratch, out);

@@ -4,9 +4,11 @@
 draws the crops, decodes, resizes, mirrors and applies RandAugment. `fill` makes one view that Python has planned.
 
 The library decodes only the rows and columns that the crop needs, with libjpeg-turbo and a faster decoder of Huffman
-codes (huffman_decoder.c). It leaves everything unusual to the decoders that are always available. nvImageCodec can
-decode regions without a GPU too, but gives other pixels, is larger (80 MB against 60 kB), and was slower (740 images/s
-per core against 840) even before the library had its own decoder of Huffman codes.
+codes (huffman_decoder.c). It leaves everything unusual to the decoders that are always available. Its Huffman decoder
+replaces a function in a private structure of libjpeg-turbo, which is the same in versions 2.1 to 3.1; newer versions
+decode Huffman codes themselves. nvImageCodec can decode regions without a GPU too, but gives other pixels, is larger
+(80 MB against 60 kB), and was slower (740 images/s per core against 840) even before the library had its own decoder of
+Huffman codes.
 """
 
 import ctypes
@@ -24,19 +26,15 @@ from pipeline.data.config import DataConfig
 from pipeline.data.decode import Pixels
 
 LIBRARY_NAME = "libcrop_decoder.so"  # made by hatch_build.py, beside this file
-SOURCES = (
-    *("crop_decoder.c", "huffman_decoder.c", "huffman_decoder.h"),
-    *("sample_views.c", "sample_views.h", "view_operations.c"),
-    *("view_resize.c", "view_resize.h"),
-)  # as in hatch_build.py; a wheel has them, too
-_INTERFACE = 3  # of crop_decoder.c
 _FOR_READING = 0x100  # PyBUF_READ
 _OLDEST_LIBJPEG = (2, 1)
+_NEWEST_LIBJPEG = (3, 1)  # whose private structure crop_decoder.c knows
 _LIBJPEG_VERSION = re.compile(rb"([\w-]+) version (\d+)\.(\d+)([\w.]*) \(build ")  # in every build, since 1.5
+_NAME = re.compile(r"libjpeg-turbo (\d+)\.(\d+)")
 _MOST_LIBJPEG_BYTES = 64 << 20
 _CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; the others take the whole image
 _LATE_CROPS = {"resize_crop": 1, "short_side_crop": 2}  # enum late_crop
-# struct sample of sample_views.c. `data` is the address of the bytes; 0: there are none. Height and width are as
+# struct sample of sample_views.h. `data` is the address of the bytes; 0: there are none. Height and width are as
 # stored; the keys are those of shards/hashing.py for the crop and for the operations.
 SAMPLE = np.dtype(
     [
@@ -50,7 +48,7 @@ SAMPLE = np.dtype(
 
 
 class _Request(ctypes.Structure):
-    """struct request of crop_decoder.c, the target's fields after its own."""
+    """struct request of crop_decoder.h, the target's fields after its own."""
 
     _fields_ = tuple(
         (name, ctypes.c_int32)
@@ -65,7 +63,7 @@ class _Request(ctypes.Structure):
 
 
 class ViewSettings(ctypes.Structure):
-    """struct settings of sample_views.c: how all samples of a run are augmented."""
+    """struct settings of sample_views.h: how all samples of a run are augmented."""
 
     _fields_ = (
         *((name, ctypes.c_double) for name in ("min_area", "max_area", "min_ratio", "max_ratio")),
@@ -75,7 +73,7 @@ class ViewSettings(ctypes.Structure):
 
 
 class _Operation(ctypes.Structure):
-    """struct operation of sample_views.h."""
+    """struct operation of view_operations.h."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("number", "magnitude", "sign")),
@@ -84,8 +82,9 @@ class _Operation(ctypes.Structure):
 
 
 def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSettings | None:
-    """The settings of `fill_all` for views of size x size, or None for what the library does not know: the area and
-    bicubic filters, and simple_random's reflected edges. `resize_pixels`: to which a late crop resizes first."""
+    """The settings of `fill_all` for views of size x size. None for what the library does not support: the area and
+    bicubic filters, and simple_random's reflected edges. `resize_pixels`: the side to which a late crop resizes
+    first."""
     augment, randaugment = data.augment, data.randaugment
     if augment.filter != "bilinear" or augment.crop == "simple_random":
         return None
@@ -109,9 +108,9 @@ def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSet
     )
 
 
-def sources_digest(folder: Path) -> str:
-    """The SHA-256 of the library's sources, one after the other: what hatch_build.py compiles into it."""
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()
+def sources_in(folder: Path) -> list[Path]:
+    """The library's sources: all C files of the folder, as in hatch_build.py. A wheel has them, too."""
+    return sorted(folder.glob("*.[ch]"))
 
 
 class _LoadedFrom(ctypes.Structure):
@@ -139,52 +138,60 @@ def loaded_libjpeg(address: int) -> str:
     return f"{name} {major}.{minor}{rest}"
 
 
+def is_newer_than_known(name: str) -> bool:
+    """Whether a libjpeg, such as "libjpeg-turbo 3.2.0", is newer than the newest whose private structure is known. A
+    name without a version counts as newer."""
+    found = _NAME.match(name)
+    return found is None or (int(found[1]), int(found[2])) > _NEWEST_LIBJPEG
+
+
+_SETTINGS, _REQUEST, _OPERATION = map(ctypes.POINTER, (ViewSettings, _Request, _Operation))
+_ADDRESS = ctypes.c_void_p
+# What each function of the library returns, and its arguments.
+_FUNCTIONS = {
+    "crop_decoder_sources": (ctypes.c_char_p,),
+    "crop_decoder_headers": (ctypes.c_char_p,),
+    "crop_decoder_libjpeg": (ctypes.c_size_t,),
+    "crop_decoder_view": (ctypes.c_int32, _ADDRESS, ctypes.c_size_t, _REQUEST, _ADDRESS),
+    "sample_views_fill": (None, _ADDRESS, ctypes.c_int32, _SETTINGS, _ADDRESS, _ADDRESS),
+    "sample_views_plan": (ctypes.c_int32, _ADDRESS, _SETTINGS, _REQUEST),
+    "sample_views_checks_crc32": (ctypes.c_int32,),
+    "sample_views_crc32": (ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t),
+    "view_operations_apply": (ctypes.c_int32, _ADDRESS, ctypes.c_int32, ctypes.c_int32, _OPERATION),
+}
+_MEMORY_VIEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
 class CropDecoder:
-    """Raises OSError if the library cannot be loaded, ValueError if it was not made from the sources beside it."""
+    """The loaded library. Raises OSError if it cannot be loaded, ValueError if it was not made from the sources beside
+    it. `leaves_huffman`: libjpeg-turbo decodes all Huffman codes, whatever the settings say."""
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        self._library = ctypes.CDLL(str(path))
         try:
-            interface, request_bytes = library.crop_decoder_interface, library.crop_decoder_request_bytes
-            self._view, headers = library.crop_decoder_view, library.crop_decoder_headers
-            libjpeg = library.crop_decoder_libjpeg
-            sources, self._fill = library.crop_decoder_sources, library.crop_decoder_fill
-            sizes = [request_bytes, library.crop_decoder_sample_bytes, library.crop_decoder_settings_bytes]
-            self._crc32, checks_crc32 = library.crop_decoder_crc32, library.crop_decoder_checks_crc32
-            self._plan, self._operation = library.crop_decoder_plan, library.crop_decoder_operation
+            for name, (result, *arguments) in _FUNCTIONS.items():
+                function = getattr(self._library, name)
+                function.restype, function.argtypes = result, arguments
         except AttributeError as error:
             raise ValueError(f"{path} is another library or an old one: {error}") from error
-        sources.restype = headers.restype = ctypes.c_char_p
-        libjpeg.restype = ctypes.c_size_t
-        if sources().decode() != sources_digest(path.parent):
-            raise ValueError(f"{path} is made of other sources than the {', '.join(SOURCES)} beside it")
-        for function in (interface, *sizes, checks_crc32, self._view, self._plan, self._operation):
-            function.restype = ctypes.c_int32
-        expected = [ctypes.sizeof(_Request), SAMPLE.itemsize, ctypes.sizeof(ViewSettings)]
-        if interface() != _INTERFACE or [size() for size in sizes] != expected:
-            raise ValueError(f"{path} is of version {interface()}, this code of version {_INTERFACE}")
-        address = libjpeg()  # 0: it is linked statically, and of the same version as its headers
-        self.name = loaded_libjpeg(address) if address else f"libjpeg-turbo {headers().decode()}"
-        self.checks_crc32 = bool(checks_crc32())  # in C; otherwise ISA-L does
-        memory = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-        self._view_memory = memory(("PyMemoryView_FromMemory", ctypes.pythonapi))
-        settings, request = ctypes.POINTER(ViewSettings), ctypes.POINTER(_Request)
-        self._view.argtypes = (ctypes.c_void_p, ctypes.c_size_t, request, ctypes.c_void_p)
-        self._fill.restype = None
-        self._fill.argtypes = (ctypes.c_void_p, ctypes.c_int32, settings, ctypes.c_void_p, ctypes.c_void_p)
-        self._crc32.restype, self._crc32.argtypes = ctypes.c_uint32, (ctypes.c_char_p, ctypes.c_size_t)
-        self._plan.argtypes = (ctypes.c_void_p, settings, request)
-        place = (ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-        self._operation.argtypes = (*place, ctypes.POINTER(_Operation))
+        sources = sources_in(path.parent)
+        digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+        if self._library.crop_decoder_sources().decode() != digest:
+            named = ", ".join(source.name for source in sources)
+            raise ValueError(f"{path} is made of other sources than the {named} beside it")
+        address = self._library.crop_decoder_libjpeg()  # 0: it is linked statically, and of its headers' version
+        headers = self._library.crop_decoder_headers().decode()
+        self.name = loaded_libjpeg(address) if address else f"libjpeg-turbo {headers}"
+        self.leaves_huffman = is_newer_than_known(self.name)
+        self.checks_crc32 = bool(self._library.sample_views_checks_crc32())  # in C; otherwise ISA-L does
+        self._view_memory = _MEMORY_VIEW(("PyMemoryView_FromMemory", ctypes.pythonapi))
 
     def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
-        """The planned view of a JPEG into `out`, uint8[height, width, 3]. `leaves_huffman`: libjpeg-turbo decodes the
-        Huffman codes.
-
-        False, with anything in `out`, if the other decoder must try: damage, another size, a rare kind of JPEG, and
-        what the library does not know: the area and bicubic filters, values that are cut off, and reflected edges.
-        Releases the interpreter lock; any number of threads may call it at once.
-        """
+        """Fills `out`, uint8[height, width, 3], with the planned view of a JPEG, and returns whether it could.
+        `leaves_huffman`: libjpeg-turbo decodes the Huffman codes. False, with anything in `out`, if the other decoder
+        must try: for damage, another size, a rare kind of JPEG, and what the library does not support: the area and
+        bicubic filters, values that are cut off, and reflected edges. Releases the interpreter lock; any number of
+        threads may call it at once."""
         box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
         if out.dtype != np.uint8 or out.shape[2:] != (3,) or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8[height, width, 3]")
@@ -197,19 +204,18 @@ class CropDecoder:
             *(plan.stored_height, plan.stored_width, plan.denominator),
             *(box.top, box.left, box.height, box.width),
             *(turn.is_exchanged, turn.is_upside_down, turn.is_leftright, viewport.is_antialiased),
-            leaves_huffman,
+            leaves_huffman or self.leaves_huffman,
             *(viewport.height, viewport.width, viewport.top, viewport.left, height, width),
             viewport.is_mirrored,
         )
-        return bool(self._view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))
+        view = self._library.crop_decoder_view
+        return bool(view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))
 
     def fill_all(self, samples: NDArray[Any], settings: ViewSettings, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """The views of `samples`, SAMPLE[n], into `out`, uint8[n, size, size, 3]. Returns bool[n]: which of them are
-        done. The others, with anything in their views, are those that `fill` would refuse, and those without bytes or
-        with another CRC-32 than the index says. The caller keeps the bytes in memory meanwhile.
-
-        Releases the interpreter lock; any number of threads may call it at once.
-        """
+        """Fills `out`, uint8[n, size, size, 3], with the views of `samples`, SAMPLE[n]. Returns bool[n]: which of them
+        are done. The other views hold anything: those that `fill` would refuse, and those of samples without bytes or
+        with another CRC-32 than in the index. The caller keeps the bytes in memory meanwhile. Releases the interpreter
+        lock; any number of threads may call it at once."""
         shape = (samples.size, settings.size, settings.size, 3)
         if samples.dtype != SAMPLE or samples.ndim != 1 or not samples.flags.c_contiguous:
             raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is a contiguous SAMPLE[n]")
@@ -219,8 +225,12 @@ class CropDecoder:
             samples = samples.copy()
             columns = (samples[name].tolist() for name in ("data", "num_bytes", "crc32"))
             samples["data"][[not self._is_whole(*row) for row in zip(*columns, strict=True)]] = 0
+        if self.leaves_huffman:
+            settings = ViewSettings.from_buffer_copy(settings)
+            settings.leaves_huffman = True
         are_done = np.zeros(samples.size, dtype=np.bool_)
-        self._fill(samples.ctypes.data, samples.size, ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
+        fill = self._library.sample_views_fill
+        fill(samples.ctypes.data, samples.size, ctypes.byref(settings), out.ctypes.data, are_done.ctypes.data)
         return are_done
 
     def _is_whole(self, address: int, num_bytes: int, expected: int) -> bool:
@@ -229,12 +239,12 @@ class CropDecoder:
 
     def crc32(self, data: bytes) -> int:
         """zlib's CRC-32."""
-        return int(self._crc32(data, len(data)))
+        return int(self._library.sample_views_crc32(data, len(data)))
 
     def plan(self, sample: NDArray[Any], settings: ViewSettings) -> dict[str, int] | None:
         """The fields of struct request that `fill_all` makes of a sample, SAMPLE[1]; None if it leaves it to others."""
         request = _Request()
-        is_planned = self._plan(sample.ctypes.data, ctypes.byref(settings), ctypes.byref(request))
+        is_planned = self._library.sample_views_plan(sample.ctypes.data, ctypes.byref(settings), ctypes.byref(request))
         return {name: getattr(request, name) for name, *_ in _Request._fields_} if is_planned else None
 
     def operate(
@@ -244,5 +254,6 @@ class CropDecoder:
         None if the library cannot apply it to them."""
         result = np.array(pixels, dtype=np.uint8, order="C")
         operation = _Operation(number=number, magnitude=magnitude, sign=sign, row=centre[0], column=centre[1])
-        is_done = self._operation(result.ctypes.data, *result.shape[:2], ctypes.byref(operation))
+        apply = self._library.view_operations_apply
+        is_done = apply(result.ctypes.data, *result.shape[:2], ctypes.byref(operation))
         return result if is_done else None

@@ -99,12 +99,12 @@ def decode_stored(
 
 
 def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
-    """(height, width) of what a JPEG becomes when it is decoded at 1 / denominator."""
+    """(height, width) of a JPEG that is decoded at 1 / denominator."""
     return -(-height // denominator), -(-width // denominator)
 
 
 def is_jpeg(data: bytes | memoryview) -> bool:
-    """Whether the first bytes say so, which is how all decoders here decide."""
+    """Whether the data begins like a JPEG, which is how all decoders here decide."""
     return bool(data[:3] == b"\xff\xd8\xff")
 
 

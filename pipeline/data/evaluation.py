@@ -1,4 +1,4 @@
-"""Evaluation batches: every sample once (or each of some) over all ranks, with a mask where the last batch is short."""
+"""Evaluation batches: every sample, or a selection, once over all ranks, with a mask where the last batch is short."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -32,19 +32,19 @@ _FEW_SLICES = 2
 
 
 BeforeBatch = Callable[[Exception | None], None]
-"""Called on every rank before each of the same batches, with the error of reading it, if there is one. So ranks can
-agree to leave an evaluation together. It raises what is to leave it; if it raises nothing, the error does."""
+"""Called on every rank before each batch, with the error of reading that batch, if there is one, so that ranks can
+agree to leave an evaluation together. It leaves by raising; if it returns, the error of the batch is raised."""
 Item = TypeVar("Item")
 
 
 def raised(error: Exception | None) -> None:
-    """A `BeforeBatch` of ranks that agree on nothing."""
+    """A `BeforeBatch` that raises the error on this rank, without asking the others."""
     if error:
         raise error
 
 
 def taken(batches: Iterator[Item], before_batch: BeforeBatch) -> Iterator[Item]:
-    """The batches, each announced before it is used."""
+    """Yields the batches, and calls `before_batch` before each."""
     while True:
         try:
             batch = next(batches, None)
@@ -142,7 +142,7 @@ class _Maker:
         return batch, torch.arange(self.batch_size) < len(samples)
 
     def _read(self, ids: NDArray[np.int64]) -> list[RawSample]:
-        """The samples with these ids; those that lie apart are read side by side."""
+        """Reads the samples with these ids; runs of samples that lie apart are read in parallel."""
         slices = list(_slices(self.dataset, ids))
         if len(slices) <= _FEW_SLICES:
             return [sample for one in slices for sample in read_slice(self.dataset, one)]
@@ -168,7 +168,7 @@ class _Maker:
 
 
 def _slices(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockSlice]:
-    """The ids as runs of samples that lie one behind the other in one shard, in their order."""
+    """Cuts the ids into runs of samples that are neighbours in one shard, in their order."""
     shards = np.searchsorted(dataset.first_sample_ids, ids, side="right")
     cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(dataset.packed_ids(ids)) != 1) | (np.diff(shards) != 0)) + 1
     for run in np.split(ids, cuts):

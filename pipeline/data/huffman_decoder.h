@@ -1,4 +1,4 @@
-/* The Huffman-coded part of a JPEG with one sequential scan: shared by huffman_decoder.c and crop_decoder.c. */
+/* The Huffman-coded part of a JPEG with one sequential scan: used by crop_decoder.c. */
 #ifndef HUFFMAN_DECODER_H
 #define HUFFMAN_DECODER_H
 

@@ -117,7 +117,7 @@ class ImageDataset(Sequence[LabelledImage]):
         return open_dataset, (self.url,)
 
     def sample(self, place: int) -> RawSample:
-        """The bytes and labels of an image, checked by their crc32. Errors as of an index."""
+        """The bytes and labels of an image, checked by their crc32. Raises what indexing raises."""
         number = index(place)
         if not -len(self) <= number < len(self):
             raise IndexError(f"image {number} of {len(self):,} in {self.url}")
@@ -201,7 +201,7 @@ class ImageDataset(Sequence[LabelledImage]):
 
 
 class TorchImages:
-    """(image, label) by number, of some of the images; see ImageDataset.to_torch."""
+    """Pairs of (image, label) by number, of some of the images; see ImageDataset.to_torch."""
 
     def __init__(
         self, images: ImageDataset, numbers: range, *, transform: Transform | None, image_size: int | None

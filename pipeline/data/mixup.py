@@ -70,9 +70,10 @@ def _mixed(values: torch.Tensor, weights_B: torch.Tensor) -> torch.Tensor:
 
 
 def symmetric_beta(values: NDArray[np.int64], *, alpha: float, key: int) -> NDArray[np.float64]:
-    """A draw of Beta(alpha, alpha) for each value, by Joehnk's method (Metrika 8, 1964): with uniform u and v,
-    x = u ** (1 / alpha) and y = v ** (1 / alpha), x / (x + y) wherever x + y <= 1, else another try (at least half of
-    all tries succeed for alpha <= 1). In logarithms, since a small alpha would underflow."""
+    """A draw of Beta(alpha, alpha) for each value, by Joehnk's method (Metrika 8, 1964): with uniform u and v, x = u **
+    (1 / alpha) and y = v ** (1 / alpha), the draw is x / (x + y) if x + y <= 1; otherwise there is another try. At
+    least half of all tries succeed for alpha <= 1. It is computed in logarithms, since a small alpha would
+    underflow."""
     beta = np.empty(values.size)
     waiting = np.arange(values.size)
     round_number = 0
@@ -89,7 +90,7 @@ def symmetric_beta(values: NDArray[np.int64], *, alpha: float, key: int) -> NDAr
 
 @dataclass(frozen=True, kw_only=True)
 class MixOnDevice:
-    """The same as a Mix, as tensors. `weights` is None without mixup, `boxes` without CutMix."""
+    """A Mix as tensors. `weights` is None without mixup, `boxes` without CutMix."""
 
     weights: torch.Tensor | None
     shares: torch.Tensor

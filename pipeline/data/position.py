@@ -19,9 +19,9 @@ from shards.config_values import Difference, differences
 Setting = bool | int | float | str
 _OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # fields of a job, not of its `data`
 _WHERE = ("next_step", "data_step", "skipped")
-# Another libjpeg-turbo, or another decoder of Huffman codes, gives the same pixels: the crop decoder proves it when it
-# is loaded. A change is said, and not refused.
-_SAID = ("data.decoder.libjpeg", "data.decoder.huffman")
+# Fields of a position in which a difference changes no pixel: another libjpeg-turbo or another decoder of Huffman codes
+# gives the same ones, which the crop decoder proves when it is loaded. Such a difference is logged, and not refused.
+WITHOUT_EFFECT = ("decoder.libjpeg", "decoder.huffman")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -58,13 +58,14 @@ def data_step_of(step: int, skipped: Skipped) -> int:
 
 
 def step_of(data_step: int, skipped: Skipped) -> int:
-    """The step that takes a data step that is not skipped: the number of those before it."""
+    """The step that takes this data step, which is not skipped: the number of data steps before it that are not
+    skipped."""
     return data_step - sum(min(one.end, data_step) - one.first for one in skipped if one.first < data_step)
 
 
 def range_around(data_step: int, *, length: int, skipped: Skipped) -> StepRange:
-    """`length` data steps with `data_step`, which is not skipped, in their middle: as far as they are data steps and
-    are not skipped already."""
+    """`length` data steps around `data_step`, which is not skipped; fewer where they would be negative or skipped
+    already."""
     first = data_step - length // 2
     end = first + length
     for one in skipped:
@@ -76,7 +77,8 @@ def range_around(data_step: int, *, length: int, skipped: Skipped) -> StepRange:
 
 
 def joined(before: Skipped, others: Sequence[StepRange], *, since: int) -> Skipped:
-    """The ranges `before`, and those of `others` from the data step `since` on that overlap none of these, in order."""
+    """The ranges in `before`, and those in `others` that begin at `since` or later and overlap none of the former, in
+    order."""
     found = set(before)
     for other in others:
         if other.first >= since and all(other.end <= one.first or one.end <= other.first for one in found):
@@ -124,7 +126,7 @@ class StreamPosition:
             raise ValueError(f"data_step is {self.data_step}; allowed: {expected}, as follows from what was skipped")
 
     def at(self, step: int, *, skipped: Skipped | None = None) -> "StreamPosition":
-        """The position of the same stream at `step`; `skipped`: as here, or these."""
+        """The position of the same stream at `step`. `skipped`: None keeps the data steps that are skipped."""
         skipped = self.skipped if skipped is None else skipped
         return replace(self, next_step=step, data_step=data_step_of(step, skipped), skipped=skipped)
 
@@ -134,7 +136,8 @@ class StreamPosition:
         return values
 
     def differences(self, now: "StreamPosition", *, allow_other_decoder: bool) -> list[Difference]:
-        """What `now` has instead, except for the step: two streams with no difference give the same batches."""
+        """The differences between this position and `now`, except for the step. Without any, both streams give the same
+        batches."""
         return differences_of(self.to_json(), now, allow_other_decoder=allow_other_decoder)
 
 
@@ -153,7 +156,7 @@ def position_from_json(values: Mapping[str, Any]) -> StreamPosition:
 
 
 def _whole(value: object) -> int:
-    """A whole number that JSON does not know, such as NumPy's."""
+    """Converts a whole number that JSON does not know, such as NumPy's."""
     if isinstance(value, Integral):
         return int(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
@@ -163,23 +166,27 @@ def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other
     """Like `StreamPosition.differences`, but from plain values that somebody stored and that may be no position at
     all."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
-    refused = [change for change in found if change.field not in _SAID]
+    refused = [change for change in found if not _is_without_effect(change)]
     return [change for change in refused if not (allow_other_decoder and is_of_decoder(change))]
 
 
 def said_differences(saved: Mapping[str, Any], now: StreamPosition) -> list[Difference]:
-    """What `now` has instead that changes no pixel: libjpeg-turbo, and what decodes Huffman codes."""
+    """The differences that change no pixel, so they are logged and not refused."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
-    return [change for change in found if change.field in _SAID]
+    return [change for change in found if _is_without_effect(change)]
+
+
+def _is_without_effect(change: Difference) -> bool:
+    return change.field.removeprefix("data.") in WITHOUT_EFFECT
 
 
 def is_of_decoder(change: Difference) -> bool:
-    """Whether only another version of a decoding library is behind a change."""
+    """Whether a difference is only in the version of a decoding library."""
     return change.field.startswith("data.decoder.")
 
 
 def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by the names of a job's fields, without where it stands."""
+    """The values by the names of the job's fields, without those that say where the stream stands."""
     outside = {name: value for name, value in values.items() if name in _OUTSIDE_DATA}
     inside = {name: value for name, value in values.items() if name not in (*_OUTSIDE_DATA, *_WHERE)}
     return outside | {"data": inside}

@@ -1,15 +1,14 @@
 /* A chunk of a batch: checks each sample's bytes, draws its crop, decodes it and augments the view, in one call.
  *
- * The random draws are those of shards/hashing.py, and the crops those of augment.py and view_plan.py, to the bit:
+ * The random draws are those of shards/hashing.py, and the crops those of augment.py, to the bit:
  * tests/pipeline/data compares. What cannot be drawn or decoded here is left to that Python code, sample by sample.
  */
 #include "sample_views.h"
 
-#include "huffman_decoder.h"
-
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
+
+#include "view_operations.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(PORTABLE)
 #include <immintrin.h>
@@ -18,57 +17,11 @@
 
 enum { NUM_TRIES = 10, NUM_DRAWS = 4 * NUM_TRIES + 1 };      /* as in augment.py */
 enum { DRAWS_PER_OP = 4, NUM_OPERATIONS = 16 };              /* as in config.py and randaugment.py */
-enum { LEAST_SCALED = 8 };                                   /* as in view_plan.py */
-enum { MOST_SIDE = 1 << 24, MOST_RESIZED = 1 << 28 };        /* beyond it, others draw the crop */
+enum { LEAST_SCALED = 8 };                                   /* as in augment.py */
+enum { MOST_IMAGE_SIDE = 1 << 24, MOST_RESIZED = 1 << 28 };  /* beyond it, others draw the crop */
 
 enum crop { WHOLE, INCEPTION, RANDOM_RESIZED };
 enum late_crop { NO_LATE_CROP, SQUARE, SHORT_SIDE };
-
-/* How the samples of a run are augmented: of AugmentConfig and RandAugmentConfig. */
-struct settings {
-    double min_area, max_area, min_ratio, max_ratio;
-    int32_t crop, late_crop;
-    int32_t size;          /* of the view: size x size */
-    int32_t resize_pixels; /* of a late crop */
-    int32_t flip, is_antialiased, scaled_decode, exif;
-    int32_t num_ops, magnitude;
-    int32_t leaves_huffman; /* as in struct request */
-};
-
-struct sample {
-    const uint8_t *data;
-    uint64_t num_bytes;
-    int64_t sample_id;
-    uint64_t crop_key, operation_key; /* of shards/hashing.py: CROPS, OPERATIONS */
-    uint32_t crc32;
-    int32_t height, width, orientation; /* as stored */
-};
-
-EXPORTED int32_t crop_decoder_sample_bytes(void)
-{
-    return (int32_t)sizeof(struct sample);
-}
-
-EXPORTED int32_t crop_decoder_settings_bytes(void)
-{
-    return (int32_t)sizeof(struct settings);
-}
-
-int scratch_has(struct scratch *scratch, size_t num_bytes)
-{
-    if (scratch->num_bytes >= num_bytes)
-        return 1;
-    free(scratch->bytes);
-    scratch->bytes = malloc(num_bytes);
-    scratch->num_bytes = scratch->bytes ? num_bytes : 0;
-    return scratch->bytes != NULL;
-}
-
-void free_scratch(struct scratch *scratch)
-{
-    free(scratch->bytes);
-    free_huffman_decoder(scratch->huffman);
-}
 
 #ifdef HAS_CARRYLESS
 /* Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), with its
@@ -114,8 +67,7 @@ static uint32_t crc_of_blocks(const uint8_t *data, size_t num_bytes)
 }
 #endif
 
-/* 1 if this processor computes CRC-32 fast. If not, the caller has checked the bytes. */
-EXPORTED int32_t crop_decoder_checks_crc32(void)
+int32_t sample_views_checks_crc32(void)
 {
 #ifdef HAS_CARRYLESS
     return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
@@ -124,12 +76,11 @@ EXPORTED int32_t crop_decoder_checks_crc32(void)
 #endif
 }
 
-/* zlib's CRC-32. */
-EXPORTED uint32_t crop_decoder_crc32(const uint8_t *data, size_t num_bytes)
+uint32_t sample_views_crc32(const uint8_t *data, size_t num_bytes)
 {
     uint32_t crc = 0xFFFFFFFF;
 #ifdef HAS_CARRYLESS
-    if (num_bytes >= 64 && crop_decoder_checks_crc32()) {
+    if (num_bytes >= 64 && sample_views_checks_crc32()) {
         crc = crc_of_blocks(data, num_bytes);
         data += num_bytes / 16 * 16;
         num_bytes %= 16;
@@ -175,7 +126,7 @@ struct rectangle {
 /* A number that Python's round and int could not take, or a side that no image has. */
 static int is_side(double value)
 {
-    return value >= -(double)MOST_SIDE * 4 && value <= (double)MOST_SIDE * 4;
+    return value >= -(double)MOST_IMAGE_SIDE * 4 && value <= (double)MOST_IMAGE_SIDE * 4;
 }
 
 /* 0: none fits. -1: others must draw. */
@@ -299,8 +250,8 @@ static void scale(struct rectangle *box, int64_t height, int64_t width, int64_t 
 static int plan_view(const struct sample *sample, const struct settings *settings, struct request *request)
 {
     int orientation = settings->exif ? sample->orientation : 1;
-    if (orientation < 1 || orientation > 8 || sample->height < 1 || sample->height > MOST_SIDE || sample->width < 1 ||
-        sample->width > MOST_SIDE)
+    if (orientation < 1 || orientation > 8 || sample->height < 1 || sample->height > MOST_IMAGE_SIDE || sample->width < 1 ||
+        sample->width > MOST_IMAGE_SIDE)
         return LEFT_TO_OTHERS;
     int is_exchanged = orientation >= 5;
     int is_upside_down = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
@@ -342,21 +293,6 @@ static int plan_view(const struct sample *sample, const struct settings *setting
     return DONE;
 }
 
-/* For tests: what is planned for a sample. */
-EXPORTED int32_t crop_decoder_plan(const struct sample *sample, const struct settings *settings, struct request *request)
-{
-    return plan_view(sample, settings, request);
-}
-
-/* For one operation on pixels in place, and for tests. */
-EXPORTED int32_t crop_decoder_operation(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation)
-{
-    struct scratch scratch = {0};
-    int result = apply_operation(pixels, height, width, operation, &scratch);
-    free_scratch(&scratch);
-    return result;
-}
-
 static int augment(const struct sample *sample, const struct settings *settings, struct scratch *scratch, uint8_t *out)
 {
     struct draws draws = draws_of(sample->sample_id, sample->operation_key);
@@ -377,16 +313,19 @@ static int fill_view(const struct sample *sample, const struct settings *setting
     struct request request;
     if (!sample->data || sample->num_bytes < sizeof JPEG || memcmp(sample->data, JPEG, sizeof JPEG) != 0)
         return LEFT_TO_OTHERS;
-    if (crop_decoder_checks_crc32() && crop_decoder_crc32(sample->data, (size_t)sample->num_bytes) != sample->crc32)
+    if (sample_views_checks_crc32() && sample_views_crc32(sample->data, (size_t)sample->num_bytes) != sample->crc32)
         return LEFT_TO_OTHERS;
     return plan_view(sample, settings, &request) &&
            decode_view(sample->data, (size_t)sample->num_bytes, &request, scratch, out) &&
            augment(sample, settings, scratch, out);
 }
 
-/* Fills the views of `count` samples, uint8[count, size, size, 3]. are_done[i] is 0, with anything in the view, for a
- * sample that the other decoder must try. */
-EXPORTED void crop_decoder_fill(const struct sample *samples, int32_t count, const struct settings *settings, uint8_t *views,
+int32_t sample_views_plan(const struct sample *sample, const struct settings *settings, struct request *request)
+{
+    return plan_view(sample, settings, request);
+}
+
+void sample_views_fill(const struct sample *samples, int32_t count, const struct settings *settings, uint8_t *views,
                        uint8_t *are_done)
 {
     struct scratch scratch = {0};

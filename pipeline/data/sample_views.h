@@ -1,51 +1,49 @@
-/* What the C files of the loader share: pixels, requests of views, and operations on a view. */
+/* Samples of a batch -> their augmented views. */
 #ifndef SAMPLE_VIEWS_H
 #define SAMPLE_VIEWS_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-#include "view_resize.h"
+#include "crop_decoder.h"
+#include "library.h"
 
-#define EXPORTED __attribute__((visibility("default"))) /* all other functions are hidden (hatch_build.py) */
-
-enum { LEFT_TO_OTHERS = 0, DONE = 1 };
-
-/* One view of a JPEG. */
-struct request {
-    int32_t stored_height, stored_width;                /* what the header must say */
-    int32_t denominator;                                /* 1, 2, 4 or 8: decode at 1 / denominator */
-    int32_t top, left, height, width;                   /* the crop, in the decoded image as stored */
-    int32_t is_exchanged, is_upside_down, is_leftright; /* how it is turned upright: exchange first, then mirror */
-    int32_t is_antialiased;
-    int32_t leaves_huffman; /* libjpeg-turbo decodes the Huffman codes, not huffman_decoder.c */
-    struct target target;
+/* How the samples of a run are augmented: the values of AugmentConfig and RandAugmentConfig. */
+struct settings {
+    double min_area, max_area, min_ratio, max_ratio;
+    int32_t crop, late_crop;
+    int32_t size;          /* of the view: size x size */
+    int32_t resize_pixels; /* of a late crop */
+    int32_t flip, is_antialiased, scaled_decode, exif;
+    int32_t num_ops, magnitude;
+    int32_t leaves_huffman; /* as in struct request */
 };
+_Static_assert(sizeof(struct settings) == 80, "as in crop_decoder.py");
 
-/* What the images of a chunk use in turn. Begins as zeros. */
-struct scratch {
-    uint8_t *bytes;
-    size_t num_bytes;
-    struct huffman_decoder *huffman;
+/* One sample as the index describes it. */
+struct sample {
+    const uint8_t *data;
+    uint64_t num_bytes;
+    int64_t sample_id;
+    uint64_t crop_key, operation_key; /* of shards/hashing.py: CROPS, OPERATIONS */
+    uint32_t crc32;
+    int32_t height, width, orientation; /* as stored */
 };
+_Static_assert(sizeof(struct sample) == 56, "as in crop_decoder.py");
 
-void free_scratch(struct scratch *scratch);
+/* Fills the views of `count` samples, uint8[count, size, size, 3]. are_done[i] is 0, with anything in the view, for a
+ * sample that the other decoder must try. */
+EXPORTED void sample_views_fill(const struct sample *samples, int32_t count, const struct settings *settings,
+                                uint8_t *views, uint8_t *are_done);
 
-/* At least num_bytes in scratch->bytes, with anything in them. 0 where memory runs out. */
-int scratch_has(struct scratch *scratch, size_t num_bytes);
+/* For tests: what is planned for a sample. */
+EXPORTED int32_t sample_views_plan(const struct sample *sample, const struct settings *settings,
+                                   struct request *request);
 
-/* DONE: `out` is filled. LEFT_TO_OTHERS: the other decoder has to say what is wrong, if anything. */
-int decode_view(const uint8_t *data, size_t num_bytes, const struct request *request, struct scratch *scratch,
-                uint8_t *out);
+/* 1 if this processor computes CRC-32 fast. If not, the caller has to check the bytes. */
+EXPORTED int32_t sample_views_checks_crc32(void);
 
-/* One RandAugment operation, by its place in randaugment.py's OPERATIONS. */
-struct operation {
-    int32_t number, magnitude, sign;
-    double row, column; /* the centre of Cutout, as shares of the image */
-};
-
-/* Changes uint8[height, width, 3] in place. LEFT_TO_OTHERS, with the pixels as they were, if it cannot. */
-int apply_operation(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation,
-                    struct scratch *scratch);
+/* zlib's CRC-32. */
+EXPORTED uint32_t sample_views_crc32(const uint8_t *data, size_t num_bytes);
 
 #endif

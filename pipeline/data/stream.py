@@ -47,11 +47,14 @@ def plan_stream(
     seed: int,
     image_size: int,
     share: Share,
+    num_cores: int,
     num_local_ranks: int = 1,
     ranks: LocalRanks | None = None,
 ) -> PlannedStream:
-    """Opens the data and checks that a stream of it fits. Raises UserError if it does not. `num_local_ranks`: the ranks
-    on this host; `ranks`: them, if they open the same data at the same time."""
+    """Opens the data and checks that a stream of it fits. Raises UserError if it does not. `num_cores`: those of this
+    rank, each of which gets a decoding thread unless the configuration says how many; `num_local_ranks`: the ranks on
+    this host; `ranks`: them, if they open the same data at the same time."""
+    config = replace(config, num_threads=config.num_threads or num_cores)
     data = open_training_data(config, ranks=ranks)
     orders = data.orders(config, seed=seed)
     most_read_ahead_bytes = check_memory(
@@ -82,13 +85,12 @@ class BatchStream:
 
     @property
     def typed_position(self) -> StreamPosition:
-        """The position at which the batch after the last one taken begins, and everything that determines which batch
-        that is."""
+        """The position after the last batch taken: where the next batch begins, and everything that determines it."""
         return self._position
 
     @property
     def position(self) -> dict[str, Any]:
-        """The same as plain values, which JSON and torch.save store and `train_batches` takes."""
+        """The position as plain values, which JSON and torch.save can store and `train_batches` accepts."""
         return self._position.to_json()
 
     @property
@@ -191,7 +193,8 @@ def train_batches(
     global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # NumPy's, too
     config = _resolved(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
-    planned = plan_stream(config, seed=seed, image_size=image_size, share=share)
+    cores = len(os.sched_getaffinity(0))
+    planned = plan_stream(config, seed=seed, image_size=image_size, share=share, num_cores=cores)
     at = planned.start
     if position is not None:
         at = _continued(position, planned.start, allow_other_decoder=config.allow_other_decoder)
@@ -211,7 +214,7 @@ def _refuse_unequal_shares(global_batch: int, *, num_ranks: int) -> None:
 
 
 def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> DataConfig:
-    """The configuration with nothing left to be chosen."""
+    """The configuration with the URL and the lanes filled in."""
     fitting = math.gcd(global_batch, _MOST_LANES)
     config = DataConfig(lanes=fitting) if config is None else config
     if config.mixup.is_on:
@@ -225,11 +228,11 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
             f"global_batch is {global_batch} and config.lanes {config.lanes}, but a batch takes equally many samples "
             f"of each lane; allowed: lanes that divide global_batch, for example DataConfig(lanes={fitting})"
         )
-    return replace(config, url=url or config.url, num_threads=config.num_threads or len(os.sched_getaffinity(0)))
+    return replace(config, url=url or config.url)
 
 
 def _continued(position: Mapping[str, Any], start: StreamPosition, *, allow_other_decoder: bool) -> StreamPosition:
-    """A stored position that continues. UserError if it is none, or belongs to other data or settings."""
+    """The stored position, checked. Raises UserError if it is not a position, or belongs to other data or settings."""
     advice = "give a stream's whole `position`, or None to begin"
     step = position.get(_NEXT_STEP)
     if type(step) is not int or step < 0:

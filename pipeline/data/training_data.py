@@ -27,7 +27,8 @@ _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """`quotas`: how many of every sum(quotas) samples are from each dataset. `held_out`: what is not trained on."""
+    """The datasets of a run. `quotas`: how many of every sum(quotas) samples are from each dataset. `held_out`: the
+    part that is not trained on."""
 
     datasets: tuple[Dataset, ...]
     quotas: tuple[int, ...]
@@ -50,7 +51,7 @@ class TrainingData:
 
     @property
     def num_classes(self) -> int:
-        """Classes of all datasets together."""
+        """The number of classes of all datasets together."""
         return len(self.label_names)
 
     @cached_property
@@ -73,14 +74,15 @@ class TrainingData:
 
     @property
     def part_text(self) -> str:
-        """Which part of the datasets it is, for people; empty if it is all."""
+        """Says which part of the datasets is trained on; empty if all of it is."""
         packed = sum(dataset.manifest.num_samples for dataset in self.datasets)
         used = sum(dataset.num_samples for dataset in self.datasets)
         held_out = f"; {self.held_out.num_samples:,} are held out" if self.held_out else ""
         return f"training on {used:,} of the {packed:,} samples of {self.url}{held_out}" if used < packed else ""
 
     def seed_of(self, dataset: int, seed: int) -> int:
-        """Each dataset is shuffled and augmented with a seed of its own; the first with the run's."""
+        """The seed that shuffles and augments a dataset: the run's own for the first, and another one for each other
+        dataset."""
         return seed if dataset == 0 else DATASETS.key(seed, dataset)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
@@ -107,8 +109,8 @@ class TrainingData:
 
 
 def open_training_data(config: DataConfig, *, ranks: LocalRanks | None = None) -> TrainingData:
-    """The datasets that a configuration names, or their parts. UserError if one is incomplete, if a part is none, or if
-    the weights cannot be exact. `ranks`: those of this host that open them, too."""
+    """Opens the datasets that a configuration names, or parts of them. Raises UserError if a dataset is incomplete, if
+    a part is empty, or if the weights cannot be exact. `ranks`: the ranks of this host that open the same data."""
     urls = [url for url, _ in config.mix] or [config.url]
     parts = [opened_parts(open_dataset(url, ranks=ranks), config.subset, config.held_out) for url in urls]
     return TrainingData(
@@ -152,7 +154,7 @@ def _decoder(config: DataConfig) -> dict[str, int | str]:
         "version": DECODER_VERSION,
         **{name: version(name) for name in _DECODERS},
         "libjpeg": decoder.name if decoder else "",
-        "huffman": config.huffman_decoder if decoder else "",
+        "huffman": ("libjpeg-turbo" if decoder.leaves_huffman else config.huffman_decoder) if decoder else "",
     }
 
 
@@ -165,7 +167,7 @@ def check_memory(
     num_ranks: int,
     num_local_ranks: int,
 ) -> int:
-    """The most bytes that the ranks of this host hold or are reading; UserError if they exceed the limit."""
+    """The most bytes that the ranks of this host hold or are reading. Raises UserError if they exceed the limit."""
     a_rank = sum(
         window_bound_bytes(
             dataset.blocks, order, batch_size=global_batch, num_ranks=num_ranks, batches_in_use=config.steps_ahead

@@ -1,8 +1,9 @@
 """A sample's bytes -> its training or evaluation view, decoding no more than the view shows.
 
-There are two paths to a view: the library of crop_decoder.c, if it was built, and simplejpeg with OpenCV or Pillow.
+There are two paths to a view: the library of crop_decoder.py, if it was built, and simplejpeg with OpenCV or Pillow.
 They give the same pixels and refuse the same images, so a run that began with one can continue with the other. The
-library must prove that when it is loaded.
+library must prove that when it is loaded. In training, the library makes the views of a chunk of a batch at once
+(`train_views`), and each view that it leaves takes the other path (`train_view`).
 """
 
 import hashlib
@@ -28,7 +29,7 @@ from pipeline.data.augment import (
     plan_view,
     training_viewport,
 )
-from pipeline.data.config import AugmentConfig, HuffmanDecoder
+from pipeline.data.config import AugmentConfig
 from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder, ViewSettings
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, is_jpeg, turn_of, turned
 from pipeline.data.randaugment import OPERATIONS, Strength
@@ -55,28 +56,28 @@ class Encoded(Protocol):
     def orientation(self) -> int: ...
 
 
+def training_plan(sample: Encoded, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> ViewPlan:
+    """The plan for the crop that the sample's draws choose, shown as size x size pixels."""
+    turn = _turn(sample, exif=config.exif)
+    height, width = _seen_size(sample, turn)
+    crop = draw_crop(height, width, draws, config=config)
+    viewport = training_viewport(crop, draws, config=config, size=size)
+    may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
+    denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
+    return plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
+
+
 def train_view(
     sample: Encoded,
     draws: NDArray[np.float64],
     *,
     config: AugmentConfig,
     out: Pixels,
-    use_library: bool = True,
-    huffman: HuffmanDecoder = "patchline",
     limits: ImageLimits = DEFAULT_LIMITS,
 ) -> None:
-    """The crop that the sample's draws choose, into `out`, uint8[size, size, 3]. Raises DecodeError, also for an image
-    whose decoding would cost more than `limits` allow."""
-    turn = _turn(sample, exif=config.exif)
-    height, width = _seen_size(sample, turn)
-    crop = draw_crop(height, width, draws, config=config)
-    viewport = training_viewport(crop, draws, config=config, size=out.shape[0])
-    may_scale = config.scaled_decode and sample.data is not None and is_jpeg(sample.data)
-    denominator = largest_denominator(crop, height=viewport.height, width=viewport.width) if may_scale else 1
-    plan = plan_view((sample.height, sample.width), turn, crop, viewport, denominator=denominator)
-    decoder = crop_decoder() if use_library else None
-    if not _fill_by(decoder, sample, plan, out=out, leaves_huffman=huffman == "libjpeg-turbo"):
-        _fill_from_all(sample.data, plan, out=out, limits=limits)
+    """The crop that the sample's draws choose, into `out`, uint8[size, size, 3], without the library. Raises
+    DecodeError, also for an image whose decoding would cost more than `limits` allow."""
+    _fill_from_all(sample.data, training_plan(sample, draws, config=config, size=out.shape[0]), out=out, limits=limits)
 
 
 def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -103,12 +104,13 @@ def evaluation_view(
     whole = _without_border(*_seen_size(sample, turn), border=transform.border)
     viewport = evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0])
     plan = plan_view((sample.height, sample.width), turn, whole, viewport, denominator=1)
-    if not _fill_by(crop_decoder() if use_library else None, sample, plan, out=out):
+    decoder = crop_decoder() if use_library else None
+    if decoder is None or sample.data is None or not decoder.fill(sample.data, plan, out=out):
         _fill_from_all(sample.data, plan, out=out, limits=limits)
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
-    """The same of an image that is decoded and upright, uint8[height, width, 3]."""
+    """The evaluation transform of a decoded, upright image, uint8[height, width, 3], into `out`."""
     whole = _without_border(pixels.shape[0], pixels.shape[1], border=transform.border)
     inner = pixels[whole.top : whole.top + whole.height, whole.left : whole.left + whole.width]
     show(inner, evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0]), out=out)
@@ -124,7 +126,9 @@ def _without_border(height: int, width: int, *, border: int) -> Crop:
 def decoder_name() -> str:
     """What makes the views of JPEGs, for logs: the crop decoder with its libjpeg-turbo, or simplejpeg."""
     decoder = crop_decoder()
-    return "simplejpeg" if decoder is None else f"crop decoder ({decoder.name})"
+    if decoder is None:
+        return "simplejpeg"
+    return f"crop decoder ({decoder.name}{', which also decodes the Huffman codes' if decoder.leaves_huffman else ''})"
 
 
 def crop_decoder() -> CropDecoder | None:
@@ -149,13 +153,22 @@ def _own_decoder() -> tuple[CropDecoder | None, str]:
 
 
 def checked_decoder(path: Path) -> tuple[CropDecoder | None, str]:
-    """The library at this path, or why it must not be used."""
+    """The library at this path, or why it must not be used. If it gives the right pixels only with libjpeg-turbo's own
+    decoder of Huffman codes, it uses that one from then on."""
     try:
         decoder = CropDecoder(path)
     except (OSError, ValueError) as error:
         return None, f"{error}; install patchline again to renew it (or: make setup)"
-    if not _gives_the_right_pixels(decoder):
+    is_unknown = decoder.leaves_huffman
+    is_right = _gives_the_right_pixels(decoder)
+    if not is_right and not is_unknown:
+        decoder.leaves_huffman = True
+        is_right = _gives_the_right_pixels(decoder)
+    if not is_right:
         return None, f"{path} gives other pixels ({decoder.name})"
+    if decoder.leaves_huffman:
+        why = "is newer than the versions that are known" if is_unknown else "gives other pixels with Patchline's"
+        _LOG.warning("data.huffman_decoder is libjpeg-turbo, whatever the job says: %s %s", decoder.name, why)
     return decoder, ""
 
 
@@ -168,20 +181,10 @@ def _seen_size(sample: Encoded, turn: Turn) -> tuple[int, int]:
     return (sample.width, sample.height) if turn.is_exchanged else (sample.height, sample.width)
 
 
-def _fill_by(
-    decoder: CropDecoder | None, sample: Encoded, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False
-) -> bool:
-    """Whether the library could make the view."""
-    data = sample.data
-    if decoder is None or data is None or not is_jpeg(data):
-        return False
-    return decoder.fill(data, plan, out=out, leaves_huffman=leaves_huffman)
-
-
 def _fill_from_all(
     data: bytes | memoryview | None, plan: ViewPlan, *, out: Pixels, limits: ImageLimits = DEFAULT_LIMITS
 ) -> None:
-    """Decodes the whole image."""
+    """Makes a planned view from the whole decoded image."""
     if data is None:
         raise DecodeError("there are no bytes to decode")
     stored = decode_stored(

@@ -2,13 +2,13 @@
  *
  * Sums and products are rounded to fp32 one by one, as NumPy does it (hatch_build.py forbids fused ones).
  */
-#include "sample_views.h"
+#include "view_operations.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { CHANNELS = 3, LEVELS = 256, FILL = 128 };
-enum { MOST_SIDE = 8192 }; /* places in a moved image fit 16 bits, counts of pixels 24 */
+enum { MOST_VIEW_SIDE = 8192 }; /* places in a moved image fit 16 bits, counts of pixels 24 */
 enum { MOST_MAGNITUDE = 20 };
 
 enum number { /* in the order of OPERATIONS */
@@ -204,7 +204,7 @@ int apply_operation(uint8_t *pixels, int32_t height, int32_t width, const struct
                     struct scratch *scratch)
 {
     int magnitude = operation->magnitude;
-    int is_known = height > 0 && width > 0 && height <= MOST_SIDE && width <= MOST_SIDE && magnitude >= 0 &&
+    int is_known = height > 0 && width > 0 && height <= MOST_VIEW_SIDE && width <= MOST_VIEW_SIDE && magnitude >= 0 &&
                    magnitude <= MOST_MAGNITUDE && (operation->sign == 1 || operation->sign == -1) &&
                    operation->row >= 0.0 && operation->row < 1.0 && operation->column >= 0.0 && operation->column < 1.0;
     size_t num_pixels = is_known ? (size_t)height * (size_t)width : 0;
@@ -254,4 +254,12 @@ int apply_operation(uint8_t *pixels, int32_t height, int32_t width, const struct
         return DONE;
     }
     return LEFT_TO_OTHERS;
+}
+
+int32_t view_operations_apply(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation)
+{
+    struct scratch scratch = {0};
+    int result = apply_operation(pixels, height, width, operation, &scratch);
+    free_scratch(&scratch);
+    return result;
 }

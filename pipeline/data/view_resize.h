@@ -1,4 +1,4 @@
-/* Bilinear resizing of a rectangle of RGB pixels into a view: shared by view_resize.c and crop_decoder.c. */
+/* Bilinear resizing of a rectangle of RGB pixels into a view: used by crop_decoder.c. */
 #ifndef VIEW_RESIZE_H
 #define VIEW_RESIZE_H
 

@@ -1,15 +1,20 @@
-"""Resizing that makes only the rows and columns that are shown, whatever the size of the whole resized image.
+"""Shows a crop through its viewport. Large resized images are made only as far as they are shown.
 
+- The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey
+  level (its weights have 11 bits: on average 0.13 below).
+- The antialiased resize is Pillow's crop and resize(BILINEAR): equal to the bit up to Pillow 12; Pillow 13 resizes the
+  height first if it shrinks more, and may differ by 1 grey level. Bicubic is Pillow's in the same way.
 - `area_resize`: each output pixel is the average of the input pixels that it covers, parts of pixels by their share.
   This is TensorFlow's tf.image.resize(method="area"), with which big_vision's resize_small (pp/ops_image.py) prepares
-  images for short_side_crop and for the central crop of its evaluations. There the average is computed in fp32 and cut
-  to whole grey levels; here it is exact, in whole numbers, and then cut: the same on any machine, and equal to
+  images for short_side_crop and for the central crop of its evaluations. TensorFlow computes the average in fp32 and
+  cuts it to whole grey levels; here it is exact, in whole numbers, and then cut: the same on any machine, and equal to
   TensorFlow's but for averages that lie within fp32's rounding of a whole number. Where an image is enlarged, an output
-  pixel that covers a part of one input pixel has its value: enlarged images get blocks. Antialiasing would change
+  pixel that covers a part of one input pixel has its value, so enlarged images get blocks. Antialiasing would change
   nothing.
 - `cut_off_resize` is the bilinear resize of big_vision's few-shot images (pp/ops_image.py): TensorFlow's kernel in
   fp32, in its order of operations (core/kernels/image/resize_bilinear_op.cc), then a cast to uint8, which cuts off.
-- `plain_resize` and `cover_resize` give OpenCV's and Pillow's pixels to the bit. augment.py uses them where the whole
+  big_vision cuts its training crops off, too; here those are rounded.
+- `plain_resize` and `cover_resize` give OpenCV's and Pillow's pixels to the bit. `show` uses them where the whole
   resized image would be large: a line of 1 x 65,500 pixels whose short side becomes 256 would take 13 GB. They repeat
   the arithmetic of view_resize.c, and are slower than either library.
 """
@@ -32,6 +37,68 @@ _PLAIN_BITS = 11  # of OpenCV's weights
 _COVER_BITS = 22  # of Pillow's weights
 _BICUBIC_A = -0.5  # Pillow's
 _MOST_WHOLE_PIXELS = 1 << 24  # of a resized image; of a larger one, only the part that is shown is made
+
+
+def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
+    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]. Raises DecodeError."""
+    with image_faults():
+        rows = _shown(viewport.top, out.shape[0], viewport.height, num_reflected=viewport.num_reflected)
+        columns = _shown(viewport.left, out.shape[1], viewport.width, num_reflected=viewport.num_reflected)
+        top, left = int(rows.min()), int(columns.min())
+        window = _resized(
+            pixels, viewport, rows=slice(top, int(rows.max()) + 1), columns=slice(left, int(columns.max()) + 1)
+        )
+        if viewport.num_reflected:
+            window = window[(rows - top)[:, None], columns - left]
+        if viewport.is_mirrored:
+            cv2.flip(window, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
+        else:
+            out[...] = window
+
+
+def _shown(first: int, count: int, num_pixels: int, *, num_reflected: int) -> NDArray[np.int64]:
+    """Which of an axis' `num_pixels` resized pixels are shown, int64[count]: those from `first` on, after
+    `num_reflected` were reflected at each end."""
+    places = np.arange(first - num_reflected, first - num_reflected + count)
+    for k in np.flatnonzero((places < 0) | (places >= num_pixels)).tolist():
+        places[k] = cv2.borderInterpolate(int(places[k]), num_pixels, cv2.BORDER_REFLECT_101)
+    return places
+
+
+def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
+    """These rows and columns of the resized pixels, before any are reflected."""
+    size = (viewport.height, viewport.width)
+    if viewport.is_area:
+        return area_resize(pixels, size, rows=rows, columns=columns)
+    is_pillow = viewport.is_bicubic or viewport.is_antialiased
+    # Pillow resizes the width first.
+    most_rows = max(viewport.height, pixels.shape[0]) if is_pillow else viewport.height
+    is_large = most_rows * viewport.width > max(_MOST_WHOLE_PIXELS, pixels.shape[0] * pixels.shape[1])
+    if is_pillow:
+        if is_large:
+            return cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=viewport.is_bicubic)
+        resampling = Image.Resampling.BICUBIC if viewport.is_bicubic else Image.Resampling.BILINEAR
+        return _resize_by_pillow(pixels, viewport, resampling)[rows, columns]
+    if viewport.is_cut_off:
+        return cut_off_resize(pixels, size, rows=rows, columns=columns)
+    if is_large:
+        return plain_resize(pixels, size, rows=rows, columns=columns)
+    return _resize_plain(pixels, viewport)[rows, columns]
+
+
+def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
+    if pixels.shape[:2] == (viewport.height, viewport.width):
+        return pixels
+    cv2.setNumThreads(1)  # parallelism is over images
+    size = (viewport.width, viewport.height)
+    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def _resize_by_pillow(pixels: Pixels, viewport: Viewport, resampling: Image.Resampling) -> Pixels:
+    # One direction at a time: Pillow 13 chooses which comes first, and rounds in between.
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    broad = image.resize((viewport.width, image.height), resampling)
+    return np.asarray(broad.resize((viewport.width, viewport.height), resampling), dtype=np.uint8)
 
 
 def area_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
@@ -241,65 +308,3 @@ def _cubic(distances: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 _TRIANGLE, _BICUBIC = _Curve(weight=_triangle, support=1.0), _Curve(weight=_cubic, support=2.0)
-
-
-def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
-    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]. Raises DecodeError."""
-    with image_faults():
-        rows = _shown(viewport.top, out.shape[0], viewport.height, num_reflected=viewport.num_reflected)
-        columns = _shown(viewport.left, out.shape[1], viewport.width, num_reflected=viewport.num_reflected)
-        top, left = int(rows.min()), int(columns.min())
-        window = _resized(
-            pixels, viewport, rows=slice(top, int(rows.max()) + 1), columns=slice(left, int(columns.max()) + 1)
-        )
-        if viewport.num_reflected:
-            window = window[(rows - top)[:, None], columns - left]
-        if viewport.is_mirrored:
-            cv2.flip(window, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
-        else:
-            out[...] = window
-
-
-def _shown(first: int, count: int, num_pixels: int, *, num_reflected: int) -> NDArray[np.int64]:
-    """Which of an axis' `num_pixels` resized pixels are shown, int64[count]: those from `first` on, after
-    `num_reflected` were reflected at each end."""
-    places = np.arange(first - num_reflected, first - num_reflected + count)
-    for k in np.flatnonzero((places < 0) | (places >= num_pixels)).tolist():
-        places[k] = cv2.borderInterpolate(int(places[k]), num_pixels, cv2.BORDER_REFLECT_101)
-    return places
-
-
-def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
-    """These rows and columns of the resized pixels, before any are reflected."""
-    size = (viewport.height, viewport.width)
-    if viewport.is_area:
-        return area_resize(pixels, size, rows=rows, columns=columns)
-    is_pillow = viewport.is_bicubic or viewport.is_antialiased
-    # Pillow resizes the width first.
-    most_rows = max(viewport.height, pixels.shape[0]) if is_pillow else viewport.height
-    is_large = most_rows * viewport.width > max(_MOST_WHOLE_PIXELS, pixels.shape[0] * pixels.shape[1])
-    if is_pillow:
-        if is_large:
-            return cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=viewport.is_bicubic)
-        resampling = Image.Resampling.BICUBIC if viewport.is_bicubic else Image.Resampling.BILINEAR
-        return _resize_by_pillow(pixels, viewport, resampling)[rows, columns]
-    if viewport.is_cut_off:
-        return cut_off_resize(pixels, size, rows=rows, columns=columns)
-    if is_large:
-        return plain_resize(pixels, size, rows=rows, columns=columns)
-    return _resize_plain(pixels, viewport)[rows, columns]
-
-
-def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
-    if pixels.shape[:2] == (viewport.height, viewport.width):
-        return pixels
-    cv2.setNumThreads(1)  # parallelism is over images
-    size = (viewport.width, viewport.height)
-    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
-
-
-def _resize_by_pillow(pixels: Pixels, viewport: Viewport, resampling: Image.Resampling) -> Pixels:
-    # One direction at a time: Pillow 13 chooses which comes first, and rounds in between.
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    broad = image.resize((viewport.width, image.height), resampling)
-    return np.asarray(broad.resize((viewport.width, viewport.height), resampling), dtype=np.uint8)

@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 
-from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
+from pipeline.data.stream import train_batches
 from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen

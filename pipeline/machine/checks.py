@@ -8,17 +8,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Literal
 
 from pipeline.ranks.host import available_bytes
 from pipeline.training.zero.loading import TESTED, deepspeed_version
+from shards.errors import Finding, judged
 from shards.output.quantities import size
 
-Status = Literal["ok", "warning", "fault"]
-STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
 _GB = 10**9
 _LEAST_MEMORY, _LEAST_DISK, _LEAST_SHARED = 4 * _GB, 10 * _GB, 1 * _GB
 _FEW_FILES = 4096
@@ -29,18 +26,8 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^\]]*\])?\s*(?P<bounds>[^;]*)(?
 _BOUND = re.compile(r"(>=|<|==)\s*([\w.*]+)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One line of the table. `found`: in words; `todo`: what to do, empty if nothing is to be done."""
-
-    name: str
-    status: Status
-    found: str
-    todo: str = ""
-
-
-def local_checks() -> list[Check]:
-    """Everything that answers at once."""
+def local_checks() -> list[Finding]:
+    """Returns the checks that answer at once."""
     return [
         judge_python(sys.version_info[:3]),
         judge_versions(_installed()),
@@ -52,8 +39,8 @@ def local_checks() -> list[Check]:
     ]
 
 
-def folder_check(folder: Path) -> Check:
-    """The disk of the folder, or of the nearest one above it that exists."""
+def folder_check(folder: Path) -> Finding:
+    """Checks the disk of the folder, or of the nearest folder above it that exists."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -65,95 +52,88 @@ def folder_check(folder: Path) -> Check:
     return judge_disk(str(there), shutil.disk_usage(there).free, fault)
 
 
-def judge_python(found: Sequence[int]) -> Check:
+def judge_python(found: Sequence[int]) -> Finding:
     """Whether this Python is supported."""
     least, below = _PYTHONS
-    words = ".".join(map(str, found))
-    if least <= tuple(found[:2]) < below:
-        return Check(name="Python", status="ok", found=words)
-    return Check(name="Python", status="fault", found=words, todo="install Python 3.11 to 3.14, then `make setup`")
+    is_ok = least <= tuple(found[:2]) < below
+    todo = "install Python 3.11 to 3.14, then `make setup`"
+    return judged("Python", ".".join(map(str, found)), is_ok=is_ok, todo=todo, otherwise="fault")
 
 
-def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Check:
-    """`installed`: each library with the bounds that it must keep, and its version; "" if it is missing."""
+def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
+    """Whether all libraries are there in versions that fit. `installed`: each library, the bounds that it must keep,
+    and its version; an empty version if it is missing."""
     every = list(installed)
     wrong = [
         f"{name} {found or 'is missing'}{f', needed: {bounds}' if bounds else ''}"
         for name, bounds, found in every
         if not found or not fits(found, bounds)
     ]
-    if wrong:
-        todo = "run `make setup`, or `pip install` the versions of constraints.txt"
-        return Check(name="libraries", status="fault", found="; ".join(wrong), todo=todo)
     shown = ", ".join(f"{name} {found}" for name, _, found in every if name in ("patchline", "torch", "numpy"))
-    return Check(name="libraries", status="ok", found=f"{shown} and {len(every) - 3} others fit")
+    found = "; ".join(wrong) or f"{shown} and {len(every) - 3} others fit"
+    todo = "run `make setup`, or `pip install` the versions of constraints.txt"
+    return judged("libraries", found, is_ok=not wrong, todo=todo, otherwise="fault")
 
 
-def judge_deepspeed(found: str) -> Check:
+def judge_deepspeed(found: str) -> Finding:
     """Whether a run trusts this version."""
-    if found in TESTED:
-        return Check(name="DeepSpeed", status="ok", found=f"{found}, which is tested")
+    is_ok = found in TESTED
+    words = f"{found}, which is tested" if is_ok else f"{found or 'missing'}; tested: {', '.join(TESTED)}"
     todo = f"pip install deepspeed=={TESTED[-1]}, or accept it by --engine.allow-deepspeed {found}"
-    return Check(
-        name="DeepSpeed", status="fault", found=f"{found or 'missing'}; tested: {', '.join(TESTED)}", todo=todo
+    return judged("DeepSpeed", words, is_ok=is_ok, todo=todo, otherwise="fault")
+
+
+def judge_cores(num_cores: int, limit: str) -> Finding:
+    """Whether a container's limit leaves all cores. `limit`: the text of the cgroup's cpu.max, such as `400000 100000`
+    for four cores, or `max 100000`."""
+    words = limit.split()
+    quota = int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else 0
+    is_ok = not 0 < quota < num_cores
+    found = f"{num_cores}" if is_ok else f"{num_cores} cores, of which this container may use {quota:.4g}"
+    todo = f"give --threads {max(1, int(quota))}, or OMP_NUM_THREADS: more threads would wait for each other"
+    return judged("cores", found, is_ok=is_ok, todo=todo)
+
+
+def judge_memory(free_bytes: int) -> Finding:
+    """Whether there is enough memory for a rank. `free_bytes`: what processes may still take."""
+    if free_bytes >= 1 << 60:
+        return Finding(name="memory", status="warning", found="not known", todo="mount /proc")
+    todo = "end other programs, or raise the container's limit: a rank needs 1 to 2 GB beside its model"
+    return judged("memory", f"{size(free_bytes)} are free", is_ok=free_bytes >= _LEAST_MEMORY, todo=todo)
+
+
+def judge_shared(free_bytes: int | None) -> Finding:
+    """Whether there is enough room in /dev/shm, through which ranks on one machine exchange gradients. None: there is
+    no /dev/shm."""
+    found = f"there is no {_SHARED}" if free_bytes is None else f"{size(free_bytes)} are free in {_SHARED}"
+    todo = "with several ranks per machine, give the container more (docker run --shm-size 8g, or --ipc host)"
+    return judged("shared memory", found, is_ok=free_bytes is not None and free_bytes >= _LEAST_SHARED, todo=todo)
+
+
+def judge_files(soft: int, hard: int) -> Finding:
+    """Whether this process may open enough files. -1: there is no limit."""
+    is_raisable = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
+    todo = f"run `ulimit -n {_FEW_FILES}` first" if is_raisable else "have the administrator raise the limit (nofile)"
+    return judged(
+        "open files",
+        "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}",
+        is_ok=soft == resource.RLIM_INFINITY or soft >= _FEW_FILES,
+        todo=f"for many ranks or connections, {todo}",
     )
 
 
-def judge_cores(num_cores: int, limit: str) -> Check:
-    """`limit`: the text of the cgroup's cpu.max, such as `400000 100000` for four cores, or `max 100000`."""
-    words = limit.split()
-    quota = int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else 0
-    if 0 < quota < num_cores:
-        found = f"{num_cores} cores, of which this container may use {quota:.4g}"
-        todo = f"give --threads {max(1, int(quota))}, or OMP_NUM_THREADS: more threads would wait for each other"
-        return Check(name="cores", status="warning", found=found, todo=todo)
-    return Check(name="cores", status="ok", found=f"{num_cores}")
-
-
-def judge_memory(free_bytes: int) -> Check:
-    """Bytes that processes may still take here."""
-    if free_bytes >= 1 << 60:
-        return Check(name="memory", status="warning", found="not known", todo="mount /proc")
-    found = f"{size(free_bytes)} are free"
-    if free_bytes >= _LEAST_MEMORY:
-        return Check(name="memory", status="ok", found=found)
-    todo = "end other programs, or raise the container's limit: a rank needs 1 to 2 GB beside its model"
-    return Check(name="memory", status="warning", found=found, todo=todo)
-
-
-def judge_shared(free_bytes: int | None) -> Check:
-    """Bytes free in /dev/shm, through which ranks on one machine exchange gradients; None: there is none."""
-    if free_bytes is not None and free_bytes >= _LEAST_SHARED:
-        return Check(name="shared memory", status="ok", found=f"{size(free_bytes)} are free in {_SHARED}")
-    found = f"there is no {_SHARED}" if free_bytes is None else f"{size(free_bytes)} are free in {_SHARED}"
-    todo = "with several ranks per machine, give the container more (docker run --shm-size 8g, or --ipc host)"
-    return Check(name="shared memory", status="warning", found=found, todo=todo)
-
-
-def judge_files(soft: int, hard: int) -> Check:
-    """The limits of this process on open files; -1: none."""
-    found = "no limit" if soft == resource.RLIM_INFINITY else f"{soft:,}"
-    if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
-        return Check(name="open files", status="ok", found=found)
-    is_raisable = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
-    todo = f"run `ulimit -n {_FEW_FILES}` first" if is_raisable else "have the administrator raise the limit (nofile)"
-    return Check(name="open files", status="warning", found=found, todo=f"for many ranks or connections, {todo}")
-
-
-def judge_disk(folder: str, free_bytes: int, fault: str) -> Check:
-    """`fault`: why nothing can be written there; empty if it can."""
+def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
+    """Whether there is enough room on a disk. `fault`: why nothing can be written there; empty if it can."""
     if fault:
         todo = "give --folder, --out and --run-dir a folder that this user may write to"
-        return Check(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
-    found = f"{size(free_bytes)} are free in {folder}"
-    if free_bytes >= _LEAST_DISK:
-        return Check(name="disk", status="ok", found=found)
+        return Finding(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
     todo = "make room; `patchline plan RECIPE --gpu h100` says how large a run's checkpoints are"
-    return Check(name="disk", status="warning", found=found, todo=todo)
+    return judged("disk", f"{size(free_bytes)} are free in {folder}", is_ok=free_bytes >= _LEAST_DISK, todo=todo)
 
 
 def fits(found: str, bounds: str) -> bool:
-    """Whether a version keeps bounds such as `<2.14,>=2.11`. What follows a plus sign is of the build."""
+    """Whether a version keeps bounds such as `<2.14,>=2.11`. What follows a plus sign names the build, and does not
+    count."""
     compare: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
         ">=": lambda one, other: one >= other,
         "<": lambda one, other: one < other,
@@ -167,7 +147,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _installed() -> list[tuple[str, str, str]]:
-    """Patchline and what it requires, without extras."""
+    """Returns Patchline and its requirements, without extras: name, bounds, version."""
     found = [("patchline", "", _version_of("patchline"))]
     for text in requires("patchline") or []:
         match = _REQUIREMENT.fullmatch(text)

@@ -23,9 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from pipeline.machine.checks import Check, folder_check
+from pipeline.machine.checks import folder_check
 from shards.config_values import shown_value
-from shards.errors import TransientError, UserError
+from shards.errors import Finding, TransientError, UserError
 from shards.files.typed_json import read_record
 from shards.output.quantities import duration, size
 from shards.store import MissingObjectError, open_store
@@ -48,7 +48,7 @@ _EXCHANGE_LIMIT = timedelta(seconds=60)
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What is looked at (`name`, for the table), the words for it, and what to do if it crashes or does not answer."""
+    """A probe: its `name` in the table, the words that start it, and what to do if it crashes or does not answer."""
 
     name: str
     words: tuple[str, ...]
@@ -63,9 +63,9 @@ class _Running:
     errors: IO[bytes]
 
 
-def run_probes(probes: Sequence[Probe], *, seconds: float) -> Iterator[Check]:
-    """The checks of all probes, in their order. One that fails, or is not done in `seconds`, adds a fault to those that
-    it has made."""
+def run_probes(probes: Sequence[Probe], *, seconds: float) -> Iterator[Finding]:
+    """Yields the checks of all probes, in order. A probe that crashes, or does not end within `seconds`, adds a fault
+    to the checks that it has made."""
     until = time.monotonic() + seconds
     running = [_started(probe) for probe in probes]
     try:
@@ -85,29 +85,29 @@ def _started(probe: Probe) -> _Running:
 
 
 def _code(process: "subprocess.Popen[bytes]", until: float) -> int | None:
-    """The exit code; None if the process still runs when its time is over."""
+    """Returns the exit code; None if the process still runs when its time is over."""
     try:
         return process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return None
 
 
-def _checks(one: _Running, code: int | None, *, seconds: float) -> Iterator[Check]:
+def _checks(one: _Running, code: int | None, *, seconds: float) -> Iterator[Finding]:
     lines = _text(one.output).splitlines(keepends=True)
     for line in lines:
         if line.endswith("\n"):
             try:
-                yield read_record(Check, line)
+                yield read_record(Finding, line)
             except ValueError:  # printed by a library
                 continue
     if code is None:
         found = f"no answer within {duration(seconds)}"
-        yield Check(name=one.probe.name, status="fault", found=found, todo=one.probe.todo)
+        yield Finding(name=one.probe.name, status="fault", found=found, todo=one.probe.todo)
     elif code != 0:
         said = [line.strip() for line in _text(one.errors).splitlines() if line.strip()]
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         found = f"the check ended with {how}: {said[-1][:_MOST_SAID]}" if said else f"the check ended with {how}"
-        yield Check(name=one.probe.name, status="fault", found=found, todo=one.probe.todo)
+        yield Finding(name=one.probe.name, status="fault", found=found, todo=one.probe.todo)
 
 
 def _text(file: IO[bytes]) -> str:
@@ -126,8 +126,8 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def torch_checks() -> Iterator[Check]:
-    """GPU, driver, bf16 and threads, as a run on one rank finds them; then torch.compile, if there is a GPU."""
+def torch_checks() -> Iterator[Finding]:
+    """Checks GPU, driver, bf16 and threads, as a run on one rank finds them; then torch.compile, if there is a GPU."""
     import torch  # noqa: PLC0415 - seconds, and what is probed here
 
     from pipeline.ranks.world import bf16_of, current_world  # noqa: PLC0415
@@ -136,25 +136,25 @@ def torch_checks() -> Iterator[Check]:
     try:
         world = current_world("auto")
     except UserError as error:
-        yield Check(name="GPU", status="fault", found=str(error).partition(";")[0], todo=_SETUP)
-        yield Check(name="driver", status="warning", found=f"{driver_words(_driver_text())}; {build}", todo=_SETUP)
+        yield Finding(name="GPU", status="fault", found=str(error).partition(";")[0], todo=_SETUP)
+        yield Finding(name="driver", status="warning", found=f"{driver_words(_driver_text())}; {build}", todo=_SETUP)
         return
     if world.device.type == "cpu":
-        yield Check(name="GPU", status="ok", found="none, and nothing announces one; runs compute on the CPU")
-        yield Check(name="driver", status="ok", found=f"not needed; {build}")
+        yield Finding(name="GPU", status="ok", found="none, and nothing announces one; runs compute on the CPU")
+        yield Finding(name="driver", status="ok", found=f"not needed; {build}")
     else:
         yield from _gpus()
-        yield Check(name="driver", status="ok", found=f"{driver_words(_driver_text())}; {build}")
+        yield Finding(name="driver", status="ok", found=f"{driver_words(_driver_text())}; {build}")
     bf16 = bf16_of(world.device)
     todo = "" if bf16.is_native else "keep --engine.precision auto, which takes fp32 here"
-    yield Check(name="bf16", status="ok" if bf16.is_native else "warning", found=bf16.reason, todo=todo)
-    yield Check(name="threads", status="ok", found=f"{world.num_threads} for a run of one rank")
+    yield Finding(name="bf16", status="ok" if bf16.is_native else "warning", found=bf16.reason, todo=todo)
+    yield Finding(name="threads", status="ok", found=f"{world.num_threads} for a run of one rank")
     if world.device.type == "cuda":
         yield _compile_check(world.device)
 
 
-def _gpus() -> Iterator[Check]:
-    """One check per GPU: its memory, and a product of matrices."""
+def _gpus() -> Iterator[Finding]:
+    """Checks each GPU: its memory, and a product of matrices."""
     import torch  # noqa: PLC0415
 
     for number in range(torch.cuda.device_count()):
@@ -166,21 +166,22 @@ def _gpus() -> Iterator[Check]:
         except RuntimeError as failed:
             what = " ".join(str(failed).split())[:200]
             todo = "see `nvidia-smi` and `dmesg`; leave this GPU out with CUDA_VISIBLE_DEVICES"
-            yield Check(name=name, status="fault", found=f"it does not compute: {what}", todo=todo)
+            yield Finding(name=name, status="fault", found=f"it does not compute: {what}", todo=todo)
             continue
         found = f"{properties.name}, {size(total)}, of which {size(free)} are free"
         yield judge_gpu(name, found, error=error, free_share=free / total)
 
 
-def judge_gpu(name: str, found: str, *, error: float, free_share: float) -> Check:
-    """`error`: of a product in bf16. `free_share`: of its memory, before anything of ours is there."""
+def judge_gpu(name: str, found: str, *, error: float, free_share: float) -> Finding:
+    """`error`: of a product in bf16, relative to fp32. `free_share`: the share of memory that was free before we used
+    any."""
     if not error <= _MOST_ERROR:
         todo = "it computes wrong numbers: have it tested, and leave it out with CUDA_VISIBLE_DEVICES"
-        return Check(name=name, status="fault", found=f"{found}; a product is wrong by {error:.2g}", todo=todo)
+        return Finding(name=name, status="fault", found=f"{found}; a product is wrong by {error:.2g}", todo=todo)
     if free_share < 0.9:
         todo = "another process uses it: see `nvidia-smi`"
-        return Check(name=name, status="warning", found=found, todo=todo)
-    return Check(name=name, status="ok", found=found)
+        return Finding(name=name, status="warning", found=found, todo=todo)
+    return Finding(name=name, status="ok", found=found)
 
 
 def _product_error(device: "torch.device") -> float:
@@ -193,18 +194,18 @@ def _product_error(device: "torch.device") -> float:
     return float((product - exact).norm() / exact.norm())
 
 
-def _compile_check(device: "torch.device") -> Check:
+def _compile_check(device: "torch.device") -> Finding:
     from pipeline.models.build import compile_fault  # noqa: PLC0415
 
     fault = compile_fault(device)
     if not fault:
-        return Check(name="torch.compile", status="ok", found="works")
+        return Finding(name="torch.compile", status="ok", found="works")
     todo = "apt-get install g++ python3-dev (Debian), or train without it, more slowly: --engine.compile off"
-    return Check(name="torch.compile", status="warning", found=f"does not work: {fault}", todo=todo)
+    return Finding(name="torch.compile", status="warning", found=f"does not work: {fault}", todo=todo)
 
 
 def driver_words(text: str) -> str:
-    """The driver's name and version, from /proc/driver/nvidia/version."""
+    """Returns the driver's name and version, from the text of /proc/driver/nvidia/version."""
     found = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", text)
     return (
         f"NVIDIA driver {found[1]}" if found else "an NVIDIA driver of unknown version" if text else "no driver found"
@@ -218,21 +219,21 @@ def _driver_text() -> str:
         return ""
 
 
-def decoder_checks() -> Iterator[Check]:
-    """Which JPEG decoder a run takes, and why it is not the crop decoder."""
+def decoder_checks() -> Iterator[Finding]:
+    """Says which JPEG decoder a run uses, and why it is not the crop decoder."""
     from pipeline.data.transform import crop_decoder, why_no_crop_decoder  # noqa: PLC0415
 
     decoder = crop_decoder()
     if decoder:
-        yield Check(name="JPEG decoder", status="ok", found=f"crop decoder with {decoder.name}")
+        yield Finding(name="JPEG decoder", status="ok", found=f"crop decoder with {decoder.name}")
         return
     found = f"simplejpeg: {why_no_crop_decoder()}"
     todo = "for more images/s: apt-get install gcc libjpeg62-turbo-dev (Debian), then `make setup`; pixels are the same"
-    yield Check(name="JPEG decoder", status="warning", found=found, todo=todo)
+    yield Finding(name="JPEG decoder", status="warning", found=found, todo=todo)
 
 
-def s3_check(url: str) -> Check:
-    """Whether the objects of a prefix can be listed, and the first of them read."""
+def s3_check(url: str) -> Finding:
+    """Checks that the objects of a prefix can be listed, and the first of them read."""
     try:
         store = open_store(url)
         found = list(islice(store.list_sizes(), 1))
@@ -240,11 +241,11 @@ def s3_check(url: str) -> Check:
             store.read_range(path, 0, min(num_bytes, 1))
     except (UserError, TransientError, MissingObjectError, EOFError) as error:
         what, _, todo = str(error).rpartition("; ")
-        return Check(name="S3", status="fault", found=what or str(error), todo=todo if what else "see the message")
+        return Finding(name="S3", status="fault", found=what or str(error), todo=todo if what else "see the message")
     if not found:
         todo = "check the prefix, if something should be there"
-        return Check(name="S3", status="warning", found=f"{shown_value(url)} answers; it has no objects", todo=todo)
-    return Check(name="S3", status="ok", found=f"{shown_value(url)} can be listed and read")
+        return Finding(name="S3", status="warning", found=f"{shown_value(url)} answers; it has no objects", todo=todo)
+    return Finding(name="S3", status="ok", found=f"{shown_value(url)} can be listed and read")
 
 
 def product_seconds(device: "torch.device") -> float:
@@ -268,10 +269,12 @@ def exchange(world: "World", *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
+    from pipeline.ranks.environment import TimeLimits  # noqa: PLC0415
     from pipeline.ranks.world import joined  # noqa: PLC0415
 
+    seconds = limit.total_seconds()
     try:
-        with joined(world, timeout=limit, join_timeout=limit):
+        with joined(world, limits=TimeLimits(join_seconds=seconds, exchange_seconds=seconds)):
             total = torch.ones(1, device=world.device)
             dist.all_reduce(total)
             found = int(total.item())

@@ -78,7 +78,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
-    """What is wrong, empty if nothing is; `num_ranks`: those that have arrived."""
+    """The verdict of rank 0: what is wrong, empty if nothing is. `num_ranks`: the ranks that have arrived."""
 
     fault: str
     num_ranks: Annotated[int, Range(0)]
@@ -157,9 +157,9 @@ def _key(rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """GPUs as this process finds them. `num_visible`: that torch can use. `names_one`: CUDA_VISIBLE_DEVICES has one
-    entry. `announced`: what says that there is one, such as `/dev/nvidia0 is there`; empty if nothing does. `build`:
-    torch's CUDA version, empty if it was built without CUDA."""
+    """The GPUs that this process finds. `num_visible`: those that torch can use. `names_one`: CUDA_VISIBLE_DEVICES has
+    one entry. `announced`: what says that there is one, such as `/dev/nvidia0 is there`; empty if nothing does.
+    `build`: torch's CUDA version, empty if it was built without CUDA."""
 
     num_visible: int
     names_one: bool = False

@@ -23,6 +23,16 @@ _ADVICE = "torchrun, srun and --processes set it: start with one of them, or uns
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimeLimits:
+    """How long ranks wait for each other. A training run sets both by its HangConfig."""
+
+    join_seconds: float = 300.0
+    """Until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
+    exchange_seconds: float = 1800.0
+    """After which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankPlace:
     """Which rank this is, and where it meets the others. Alone, the port is 0."""
 
@@ -78,7 +88,7 @@ def numbers_from(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def contradictions(environ: Mapping[str, str], *, rank: int, num_ranks: int) -> list[str]:
-    """What an environment says otherwise of this process, such as `RANK is '1'`."""
+    """The variables that contradict these numbers, such as `RANK is '1'`."""
     launcher = _launcher(environ) or _TORCHRUN
     known = {launcher.rank: str(rank), launcher.num_ranks: str(num_ranks)}
     return [
@@ -123,8 +133,8 @@ _SRUN = _Launcher(
 
 
 def _launcher(environ: Mapping[str, str]) -> _Launcher | None:
-    """What has started this process as one of several, the innermost first: mpirun inside a Slurm job starts one task
-    per node through srun. None if nothing has."""
+    """The launcher that has started this process as one of several, or None. The innermost counts: mpirun inside a
+    Slurm job starts one task per node through srun."""
     for launcher in (_TORCHRUN, _OPEN_MPI, _SRUN, _MPICH):
         if environ.get(launcher.rank) and environ.get(launcher.num_ranks):  # empty is as good as unset
             return launcher
@@ -143,7 +153,7 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """What tells this start from others on the same host, the same for all of its ranks."""
+    """An identifier of this start of the run, equal on all of its ranks and different from other starts on the host."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 
@@ -196,7 +206,8 @@ def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -
 
 
 def _tasks_on_this_node(environ: Mapping[str, str], num_ranks: int) -> int:
-    """Slurm writes `4(x2),3`: four tasks on each of two nodes, three on the third. 0 if it is not set."""
+    """The number of tasks on this node; 0 if Slurm does not say. Slurm writes `4(x2),3` for four tasks on each of two
+    nodes and three on the third."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = environ.get(name, "")
     counts: list[int] = []

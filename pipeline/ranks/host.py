@@ -77,7 +77,8 @@ def _text(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bf16:
-    """`reason`: a sentence that explains it, such as "this CPU computes bf16 natively (AVX512-BF16)"."""
+    """Whether a device computes bf16 natively. `reason`: a clause that explains it, such as "this CPU computes bf16
+    natively (AVX512-BF16)"."""
 
     is_native: bool
     reason: str
@@ -121,7 +122,7 @@ def flags_of(cpuinfo: str) -> frozenset[str]:
 
 
 def _used(flags: frozenset[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """oneDNN reads its own name before the older one, in any case of letters."""
+    """The flags that PyTorch and oneDNN use. oneDNN reads its own name before the older one, in any case of letters."""
     isa = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").lower()
     if "sse2" not in flags:  # Arm: these words are of x86
         return flags

@@ -61,8 +61,9 @@ class _Done(dist.Work):
 
 
 class _Alone(dist.ProcessGroup):
-    """What each collective leaves in a rank's tensors if there is no other rank. Sums, means, minima and maxima over
-    one rank are its own values. Names that torch 2.13 has replaced are those of earlier versions."""
+    """A process group of one rank: each collective leaves in its tensors what it would leave without another rank.
+    Sums, means, minima and maxima over one rank are its own values. Names that torch 2.13 has replaced are those of
+    earlier versions."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return _NAME
@@ -251,12 +252,9 @@ def ranks_words(ranks: Sequence[int]) -> str:
 
 
 def hosts_of(environ: Mapping[str, str], place: RankPlace, arrived: Mapping[int, str]) -> list[str]:
-    """The host of each rank: as it says itself if it has arrived, else where its launcher has put it, UNKNOWN if that
-    cannot be told. Pure. `arrived`: hosts by rank.
-
-    Slurm lists the nodes of a step, and fills them one after another unless it is told otherwise. torchrun and
-    `--processes` start equally many ranks on each host.
-    """
+    """The host of each rank: as the rank itself reports if it has arrived, else where its launcher has put it; UNKNOWN
+    if that cannot be told. Pure. `arrived`: hosts by rank. Slurm lists the nodes of a step, and fills them one after
+    another unless it is told otherwise. torchrun and `--processes` start equally many ranks on each host."""
     hosts = [UNKNOWN] * place.num_ranks
     if "RANK" not in environ:
         found = _slurms(environ)

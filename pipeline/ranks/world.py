@@ -19,6 +19,7 @@ from pipeline.ranks.devices import Claim, agree_on_device, choose_device, gpus_f
 from pipeline.ranks.environment import (
     LOOPBACK,
     RankPlace,
+    TimeLimits,
     contradictions,
     launch_from,
     numbers_from,
@@ -32,8 +33,7 @@ from pipeline.shared_settings import Device
 from shards.errors import TransientError, UserError
 
 log = logging.getLogger(__name__)
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)  # of ranks without a heartbeat; training has its own
-JOIN_TIMEOUT = timedelta(minutes=5)
+_LIMITS = TimeLimits()
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
 _CPUINFO = Path("/proc/cpuinfo")
@@ -155,24 +155,16 @@ def set_defaults(values: Mapping[str, str]) -> None:
 
 
 def fix_kernels(world: World) -> None:
-    """Makes this process, from now on, take only kernels of its GPU that compute the same bits again; CPUs always
-    do."""
+    """From now on, this process uses only GPU kernels that compute the same bits again; CPUs always do."""
     if world.device.type == "cuda":
         use_deterministic_kernels(os.environ)
 
 
-def enter(
-    world: World,
-    *,
-    timeout: timedelta = COLLECTIVE_TIMEOUT,
-    join_timeout: timedelta = JOIN_TIMEOUT,
-    has_backend: bool = False,
-) -> None:
+def enter(world: World, *, limits: TimeLimits = _LIMITS, has_backend: bool = False) -> None:
     """Joins the process group and sets the number of threads, which torchrun and srun would set differently.
 
-    `timeout`: after which an exchange between ranks fails; `join_timeout`: after which a rank that has not arrived is
-    given up; `has_backend`: even a rank that is alone exchanges with itself through NCCL or gloo. UserError if the
-    ranks do not fit together, TransientError if one is missing.
+    `has_backend`: even a rank that is alone exchanges with itself through NCCL or gloo. Raises UserError if the ranks
+    do not fit together, TransientError if one is missing.
     """
     torch.set_num_threads(world.num_threads)
     if world.device.type == "cpu":
@@ -184,25 +176,26 @@ def enter(
     if world.num_ranks == 1 and not has_backend:
         join_alone()
     else:
-        _meet(world, timeout, join_timeout)
+        _meet(world, limits)
 
 
-def _meet(world: World, timeout: timedelta, join_timeout: timedelta) -> None:
+def _meet(world: World, limits: TimeLimits) -> None:
     """Joins the other ranks. Only the addresses that they share are listened on (pipeline/ranks/rendezvous.py)."""
     address, port = world.master_address, world.master_port
+    join, exchange = timedelta(seconds=limits.join_seconds), timedelta(seconds=limits.exchange_seconds)
     choose_interface(world)
     # Under torchrun its agent serves the store: rank 0 is a client, too.
     serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     open_store = serve_store if serves else reach_store
     store = PrefixStore(  # torchrun's store outlives the ranks that it restarts
         f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
-        open_store(address, port, num_ranks=world.num_ranks, timeout=join_timeout),
+        open_store(address, port, num_ranks=world.num_ranks, timeout=join),
     )
     agree_on_device(
         store,
         _claim(world),
         num_ranks=world.num_ranks,
-        limit=join_timeout,
+        limit=join,
         hosts=lambda arrived: hosts_of(os.environ, world, arrived),
     )
     # Rank and size are arguments: in the environment, processes started from here would take them for their own.
@@ -211,11 +204,11 @@ def _meet(world: World, timeout: timedelta, join_timeout: timedelta) -> None:
         store=store,
         rank=world.rank,
         world_size=world.num_ranks,
-        timeout=join_timeout,  # it connects the ranks; a later exchange may take longer
+        timeout=join,  # it connects the ranks; a later exchange may take longer
         device_id=world.device if world.device.type == "cuda" else None,
     )
-    dist.distributed_c10d._set_pg_timeout(timeout)
-    store.set_timeout(timeout)  # later groups meet at it, too
+    dist.distributed_c10d._set_pg_timeout(exchange)
+    store.set_timeout(exchange)  # later groups meet at it, too
 
 
 def choose_interface(world: World) -> None:
@@ -246,18 +239,14 @@ def leave() -> None:
 
 
 @contextmanager
-def joined(
-    world: World, *, timeout: timedelta = COLLECTIVE_TIMEOUT, join_timeout: timedelta = JOIN_TIMEOUT
-) -> Iterator[None]:
-    """A member of the process group inside. TransientError if an exchange with the other ranks fails.
-
-    After an error, several ranks do not leave it: NCCL's teardown may wait for the others for ever, while they wait for
-    this rank. The process ends, and with it the group.
-    """
+def joined(world: World, *, limits: TimeLimits = _LIMITS) -> Iterator[None]:
+    """Joins the process group inside the `with` block. Raises TransientError if an exchange with the other ranks fails.
+    After an error, several ranks do not leave the group: NCCL's teardown may wait for ever for the others, which wait
+    for this rank. The process ends, and the group with it."""
     unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
     is_whole = world.num_ranks == 1
     try:
-        enter(world, timeout=timeout, join_timeout=join_timeout)
+        enter(world, limits=limits)
         yield
         is_whole = True
     except RuntimeError as error:
@@ -275,13 +264,14 @@ def joined(
 
 
 def _fault_of(error: RuntimeError) -> str:
-    """Its first line, of gloo's without the place in its source and its advice."""
+    """The first line of an error, without the place in gloo's source and gloo's advice."""
     line = str(error).partition("\n")[0].partition(" This is typically caused by")[0]
     return _GLOO_PLACE.sub("", line).rstrip(".")
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
-    """Whether torch.distributed has raised it. With gloo it has no type of its own, but a place."""
+    """Whether torch.distributed has raised the error. An error of gloo has no type of its own, but a place in the
+    source."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

@@ -14,7 +14,6 @@ process decides; elsewhere only what it writes.
 """
 
 import math
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.runs.starts import FILE_NAME as STARTS
-from pipeline.runs.starts import NO_ORIGIN, Origin, is_start, origin_in, start_in
+from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
 from shards.config_values import whole_number
 from shards.errors import InvalidDataError
@@ -411,7 +410,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
         place = Place(phase=Phase(beat.phase), step=beat.step, batch=beat.batch)
         hanging = reader.small(f"{FOLDER}/hanging", most_bytes=_MOST_BEAT_BYTES)
         is_hanging = beat.has_dumped or hanging == beat.attempt.encode()
-        is_gone = beat.host == socket.gethostname() and not _is_here(beat.pid)
+        is_gone = beat.host == socket.gethostname() and not has_process(beat.pid)
         return LastBeat(
             place=place,
             age_seconds=age,
@@ -426,14 +425,3 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
 
 def _number_of(attempt: str) -> int:
     return whole_number(attempt.partition("-")[0]) or 0
-
-
-def _is_here(pid: int) -> bool:
-    """Whether this host has a process of this number, even another user's."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True

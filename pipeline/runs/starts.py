@@ -66,17 +66,24 @@ class ProcessMark:
         is_known = self.pid and self.began and self.kernel
         if not is_known or (self.host, self.kernel) != (socket.gethostname(), _kernel()):
             return None
-        try:
-            os.kill(self.pid, 0)
-        except PermissionError:  # another user's
-            pass
-        except (OSError, OverflowError):
+        if not has_process(self.pid):
             return False
         found = _stat(self.pid)
         if found is None:
             return None
         state, began = found
         return began == self.began and state not in _ENDED
+
+
+def has_process(pid: int) -> bool:
+    """Whether this host has a process of this number, even another user's."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def own_mark() -> ProcessMark:

@@ -16,7 +16,6 @@ from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
-from pipeline.checkpoints.writer_messages import Retention
 from pipeline.data.batches import Batch
 from pipeline.data.quarantine import quarantine_path
 from pipeline.data.stream import BatchStream, open_stream
@@ -336,12 +335,7 @@ def _saves(
         num_bytes=state_bytes(job, gradients.engine),
         training_bytes=_bytes_to_come(job, gradients.plan, world, is_filled=found is not None),
     )
-    retention = Retention(
-        keep_newest=job.checkpoint.keep_newest,
-        keep_every=job.checkpoint.keep_every,
-        rewind_steps=job.guard.rewind_steps,
-    )
-    return Saves(checkpoints, chosen, retention)
+    return Saves(checkpoints, chosen, job.checkpoint.retention(rewind_steps=job.guard.rewind_steps))
 
 
 def _bytes_to_come(job: TrainingJob, plan: BatchPlan, world: World, *, is_filled: bool) -> int:

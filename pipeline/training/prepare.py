@@ -22,6 +22,7 @@ import torch
 
 from pipeline.checkpoints.attempts import list_committed
 from pipeline.data.config import Share
+from pipeline.data.position import WITHOUT_EFFECT
 from pipeline.data.stream import PlannedStream, plan_stream
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
@@ -48,17 +49,9 @@ from shards.host_copy import LocalRanks
 from shards.store import Store, open_store
 
 log = logging.getLogger(__name__)
-
-
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
-
-
 _ROOMS = ("shards", "pipeline", "jobs", "patchline")
-
-
 _CODE = "code "
-
-
 _MISSING = "missing"
 
 
@@ -128,10 +121,11 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     )
     ranks = LocalRanks(launch=world.launch, num_ranks=world.num_local_ranks)
     stream = plan_stream(
-        replace(job.data, num_threads=job.data.num_threads or world.num_threads),
+        job.data,
         seed=job.seed,
         image_size=job.model.image_size,
         share=Share(global_batch=job.global_batch, rank=world.rank, num_ranks=world.num_ranks),
+        num_cores=world.num_threads,
         num_local_ranks=world.num_local_ranks,
         ranks=ranks,
     )
@@ -150,7 +144,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     if world.is_first and (slow := slow_stage_3(job, num_ranks=world.num_ranks)):
         log.warning("%s", slow)
     if job.initial.weights and not list_committed(store):
-        _refuse_unsuitable_weights(job, stream.data)
+        refuse_other_head(job, stream.data)
+        starting_weights(job)  # refuses those that do not fit the model
     fewshot = _fewshot(job.fewshot, ranks)
     ranks.is_starting = False
     return Prepared(
@@ -167,11 +162,6 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         extend=extend,
         decisions=(classes,),
     )
-
-
-def _refuse_unsuitable_weights(job: TrainingJob, data: TrainingData) -> None:
-    refuse_other_head(job, data)
-    starting_weights(job)
 
 
 def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
@@ -310,7 +300,7 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
 
 def _is_of_data(name: str) -> bool:
     """Whether a field of a position describes the data. All other fields are also in the job."""
-    return name not in ("decoder.libjpeg", "decoder.huffman") and name.partition(".")[0] in (
+    return name not in WITHOUT_EFFECT and name.partition(".")[0] in (
         "dataset",
         "subset",
         "held_out",

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 
@@ -44,7 +43,7 @@ from pipeline.training.saving.finish import Done, done_from_json, done_to_json, 
 from pipeline.training.saving.may_continue import extension, refuse_changes
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.summary import closing_words
-from pipeline.training.watchdog.heartbeat import Heartbeat, collective_timeout
+from pipeline.training.watchdog.heartbeat import Heartbeat, time_limits
 from pipeline.training.watchdog.heartbeat_files import Phase
 from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Signals, Stopping
 from pipeline.training.zero.step_times import StepTimes, StepTrace, marks_of, say_untraced
@@ -102,13 +101,12 @@ def train(
             stopping.progress.stopped_writer = lambda: writer.stopped_pid
         try:
             stopping.progress.enters(Phase.JOINING)
-            join_timeout = timedelta(seconds=job.hang.join_seconds)
-            with joined(world, timeout=collective_timeout(job.hang), join_timeout=join_timeout):
+            with joined(world, limits=time_limits(job.hang)):
                 refuse_other_runs(prepared)
                 stopping.progress.enters(Phase.STARTING)
                 start_times.ends("rendezvous")
                 if _is_done(prepared):
-                    say_untraced(profile, world)
+                    say_untraced(profile if world.is_first else NO_STEPS)
                     return RunEnding.DONE
                 controls = _controls(prepared, signals, stopping, stack, profile=profile, start_times=start_times)
                 ending = _start_to_end(prepared, writer, controls, record)

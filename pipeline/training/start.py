@@ -31,8 +31,6 @@ from pipeline.training.zero.optimizer import freeze, is_trained, moments_of
 from shards.errors import InvalidDataError
 
 log = logging.getLogger(__name__)
-
-
 _CPU = torch.device("cpu")
 
 
@@ -157,7 +155,7 @@ def fill_from_checkpoint(
         wanted.append((fragment, slot))
 
     def filled() -> None:
-        checkpoints.load_all(manifest, wanted)
+        checkpoints.load(manifest, wanted)
 
     engine.load(fill, moments=list(manifest.moments), num_updates=manifest.num_updates, filled=filled)
     checkpoints.loaded()

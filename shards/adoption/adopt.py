@@ -10,7 +10,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -310,20 +310,9 @@ def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, .
     refused = pa.concat_tables(quarantine)
     merged.write_tables(store, names, refused)
     is_elsewhere = open_store(adoption.index_url) != open_store(adoption.tars_url)
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        plan_hash=plan_hash,
-        split=adoption.spec.split,
-        num_samples=merged.num_samples,
-        num_classes=len(names),
-        num_quarantined=refused.num_rows,
-        samples_per_block=adoption.spec.samples_per_block,
-        shards=tuple(merged.shards),
-        files=merged.files,
-        shards_url=_lasting(adoption.tars_url) if is_elsewhere else "",
-        adopted=True,
-        limits=adoption.spec.limits,
-    )
+    manifest = merged.manifest(adoption.spec, plan_hash=plan_hash, num_quarantined=refused.num_rows)
+    shards_url = _lasting(adoption.tars_url) if is_elsewhere else ""
+    manifest = replace(manifest, shards_url=shards_url, adopted=True)
     if is_elsewhere:
         store.discard_unfinished()
     manifest = write_manifest(store, manifest)

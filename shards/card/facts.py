@@ -16,11 +16,10 @@ from shards.hashing import derive_key, hash_array
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.images.resize import Thumbnail, picture, thumbnail
 from shards.index import QUARANTINE_RULES, QUARANTINE_SCHEMA, general_reasons, read_index, read_sample_rows
-from shards.manifest import QUARANTINE_PATH, index_path
-from shards.order import ORDER_VERSION
+from shards.manifest import QUARANTINE_PATH, Manifest, index_path
 from shards.output.progress import Progress
 from shards.packing.evaluation_sets import MOST_MATCHES
-from shards.packing.plan import MATCHES_PATH, PLAN_PATH, AdoptedRecord, Plan
+from shards.packing.plan import MATCHES_PATH, PLAN_PATH, AdoptedRecord, Plan, plan_record
 from shards.sample_rows import refuse_rows
 from shards.storage.ahead import in_order
 from shards.storage.objects import MissingObjectError, StoreFile
@@ -203,19 +202,6 @@ class QuarantineGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanFacts:
-    """Facts of the plan; for adopted tars, only the settings of their index are known.
-
-    `num_relabelled` duplicates had other labels than the image that stayed.
-    """
-
-    settings: dict[str, object]
-    versions: dict[str, str]
-    evaluation_sets: dict[str, str]
-    num_relabelled: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class CardFacts:
     """Everything that the card shows. `url` is as the user gave it.
 
@@ -224,15 +210,9 @@ class CardFacts:
 
     url: str
     fingerprint: str
-    split: str
-    plan_hash: str
-    format_version: int
-    order_version: int
-    num_shards: int
+    manifest: Manifest
+    plan: Plan | AdoptedRecord
     num_blocks: int
-    samples_per_block: int
-    shard_bytes: int
-    num_quarantined: int
     class_names: tuple[str, ...]
     class_counts: NDArray[np.int64]
     tally: Tally
@@ -240,10 +220,6 @@ class CardFacts:
     tiles: tuple[Tile, ...]
     quarantine: tuple[QuarantineGroup, ...]
     matches: tuple[CardMatch, ...]
-    plan: PlanFacts
-    is_adopted: bool
-    description: str
-    licence: str
 
 
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
@@ -256,18 +232,14 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
     sizes = manifest.shard_column("num_samples")
     mosaic = Mosaic(sizes, num_tiles=num_tiles, num_classes=len(counts))
     _look_at_samples(dataset, tally, mosaic)
+    with dataset.naming(PLAN_PATH):
+        plan = plan_record(dataset.checked_file(PLAN_PATH), is_adopted=manifest.adopted)
     return CardFacts(
         url=dataset.url,
         fingerprint=dataset.fingerprint,
-        split=manifest.split,
-        plan_hash=manifest.plan_hash,
-        format_version=manifest.format_version,
-        order_version=ORDER_VERSION,
-        num_shards=len(manifest.shards),
+        manifest=manifest,
+        plan=plan,
         num_blocks=dataset.blocks.shard.size,
-        samples_per_block=manifest.samples_per_block,
-        shard_bytes=int(manifest.shard_column("num_bytes").sum()),
-        num_quarantined=manifest.num_quarantined,
         class_names=tuple(labels.column("name").to_pylist()),
         class_counts=counts,
         tally=tally,
@@ -275,10 +247,6 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
         tiles=tuple(read_tiles(dataset, mosaic.picks())),
         quarantine=_quarantine(dataset),
         matches=read_matches(dataset),
-        plan=_plan(dataset),
-        is_adopted=manifest.adopted,
-        description=manifest.description,
-        licence=manifest.licence,
     )
 
 
@@ -325,21 +293,6 @@ def _modes(dataset: Dataset) -> Counter[str]:
             for item in pc.value_counts(table.column("mode")).to_pylist():
                 modes[item["values"] or ""] += item["counts"]
     return modes
-
-
-def _plan(dataset: Dataset) -> PlanFacts:
-    data = dataset.checked_file(PLAN_PATH)
-    with dataset.naming(PLAN_PATH):
-        if dataset.manifest.adopted:
-            settings = AdoptedRecord.from_bytes(data).settings
-            return PlanFacts(settings=settings, versions={}, evaluation_sets={}, num_relabelled=0)
-        plan = Plan.from_bytes(data)
-    return PlanFacts(
-        settings=plan.settings,
-        versions=plan.versions,
-        evaluation_sets=plan.evaluation_sets,
-        num_relabelled=plan.num_relabelled,
-    )
 
 
 def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:

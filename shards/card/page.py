@@ -11,6 +11,7 @@ from shards.card import plots
 from shards.card.facts import CardFacts
 from shards.card.tally import SIDE_STEPS, Tally, quantile
 from shards.index import KINDS
+from shards.order import ORDER_VERSION
 from shards.output.quantities import plural
 from shards.pages.page import page, shown, without_users_and_queries
 
@@ -67,6 +68,8 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
         "facts": facts,
         "tally": facts.tally,
         "title": title_of(facts.url),
+        "shard_bytes": int(facts.manifest.shard_column("num_bytes").sum()),
+        "order_version": ORDER_VERSION,
         "classes": class_facts(facts),
         "images": _images(facts.tally),
         "image_words": image_words(facts.tally, facts.modes),

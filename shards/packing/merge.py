@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -54,7 +54,7 @@ from shards.manifest_table import write_manifest
 from shards.output.progress import Progress
 from shards.output.quantities import duration, plural, size
 from shards.output.terminal import printable_name
-from shards.packing.config import About, PackSpec
+from shards.packing.config import About, DatasetSettings, PackSpec
 from shards.packing.deal import quarantine_table, read_dropped
 from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
 from shards.sample_rows import SampleRows
@@ -179,6 +179,21 @@ class Merged:
             store.write(path, data)
             self.files[path] = sha256_hex(data)
 
+    def manifest(self, settings: DatasetSettings, *, plan_hash: str, num_quarantined: int) -> Manifest:
+        """The manifest of these shards and tables."""
+        return Manifest(
+            format_version=FORMAT_VERSION,
+            plan_hash=plan_hash,
+            split=settings.split,
+            num_samples=self.num_samples,
+            num_classes=self.num_classes,
+            num_quarantined=num_quarantined,
+            samples_per_block=settings.samples_per_block,
+            shards=tuple(self.shards),
+            files=self.files,
+            limits=settings.limits,
+        )
+
 
 def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -> Manifest:
     """Writes the tables and, last, the manifest. Every shard must be committed."""
@@ -203,20 +218,8 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     if not merged.rows:
         store.delete(ROWS_PATH)
     store.discard_unfinished(is_dataset_file)
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        plan_hash=plan.hash,
-        split=spec.split,
-        num_samples=merged.num_samples,
-        num_classes=len(plan.label_names),
-        num_quarantined=quarantine.num_rows,
-        samples_per_block=spec.samples_per_block,
-        shards=tuple(merged.shards),
-        files=merged.files,
-        unlabeled=spec.unlabeled == "keep",
-        limits=spec.limits,
-    )
-    manifest = write_manifest(store, manifest)
+    manifest = merged.manifest(spec, plan_hash=plan.hash, num_quarantined=quarantine.num_rows)
+    manifest = write_manifest(store, replace(manifest, unlabeled=spec.unlabeled == "keep"))
     if SHARDS_PATH not in manifest.files:
         store.delete(SHARDS_PATH)  # of an earlier packing with more shards
     discard_work(store)

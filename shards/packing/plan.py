@@ -5,7 +5,7 @@ records.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -76,12 +76,15 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptedRecord:
-    """The part of plan.json of existing tars that others than `patchline index` read."""
+    """The part of plan.json of existing tars that others than `patchline index` read, in the terms of a plan."""
 
     settings: dict[str, object]
     label_names: tuple[str, ...]
     num_samples: Count
     num_quarantined: Count
+    versions: dict[str, str] = field(default_factory=dict)
+    evaluation_sets: dict[str, str] = field(default_factory=dict)
+    num_relabelled: Count = 0
 
     @staticmethod
     def from_bytes(data: bytes) -> "AdoptedRecord":
@@ -90,6 +93,11 @@ class AdoptedRecord:
         refuse_other_format(found)
         known = {field.name for field in fields(AdoptedRecord)}
         return record_from(AdoptedRecord, {name: value for name, value in found.items() if name in known})
+
+
+def plan_record(data: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
+    """Reads plan.json. Raises ValueError if it is not a plan, or not a record of adopted tars."""
+    return AdoptedRecord.from_bytes(data) if is_adopted else Plan.from_bytes(data)
 
 
 def refuse_other_format(found: Any) -> None:

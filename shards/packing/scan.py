@@ -224,11 +224,7 @@ def _facts(image: ImageBytes, spec: PackSpec) -> dict[str, object]:
         kind = "PNG" if header.ext == "png" else "JPEG"
         raise ImageRefusedError(f"truncated: a part of the {kind} is missing ({damage})")
     return {
-        "ext": header.ext,
-        "height": header.height,
-        "width": header.width,
-        "mode": header.mode,
-        "orientation": header.orientation,
+        **vars(header),
         "size": len(image),
         "crc32": crc32(image),
         "sha256": hashlib.sha256(image).digest(),

@@ -13,7 +13,7 @@ from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA, IndexRow, LeftOut, Sh
 from shards.manifest import Manifest
 from shards.orientation import UPRIGHT
 from shards.packing.deal import quarantine_table
-from shards.packing.plan import DROPPED_PATH, AdoptedRecord, Plan
+from shards.packing.plan import DROPPED_PATH, AdoptedRecord, Plan, plan_record
 from shards.packing.write_shard import PlannedSample
 from shards.storage.objects import StoreFile
 from shards.store import MissingObjectError, Store
@@ -108,11 +108,6 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
     for path, sha256 in record.files.items():
         if manifest.files.get(path) != sha256:
             yield f"the sha256 of {path} is not the plan's"
-
-
-def plan_record(plan: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
-    """Reads plan.json. Raises ValueError if it is not a plan, or not a record of adopted tars."""
-    return AdoptedRecord.from_bytes(plan) if is_adopted else Plan.from_bytes(plan)
 
 
 def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from shards.errors import TransientError, UserError
+from shards.errors import Finding, TransientError, UserError
 from shards.output.quantities import size
 from shards.output.terminal import printable
 from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
-from shards.verifying.verdict import Verdict
 
 _LEAST_PART = 5 << 20  # bytes that S3 allows of a part that is not the last
 _DATA = bytes(range(256)) * 16
@@ -34,7 +33,7 @@ class _Place:
         return {"Bucket": self.bucket, "Key": self.prefix + name}
 
 
-def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Verdict]:
+def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Finding]:
     """Returns what the store does, and deletes what the probe wrote. UserError if `url` is no s3:// URL."""
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:
@@ -49,13 +48,13 @@ def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Verd
         client=probing_client(endpoint=endpoint, profile=profile),
     )
     try:
-        verdicts = list(_verdicts(place))
+        findings = list(_findings(place))
     finally:
         cleaned = _cleaned(place)
-    return [*verdicts, cleaned]
+    return [*findings, cleaned]
 
 
-def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Verdict | None:
+def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Finding | None:
     """Says why the bucket of a URL cannot be used: no server, no credentials, no bucket, no access. None if it can
     be."""
     bucket = urlsplit(url).netloc
@@ -64,43 +63,43 @@ def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Verdict |
         with storage_errors("", bucket=bucket, url=url, clients=GivenClient(client)):
             client.head_bucket(Bucket=bucket)
     except (UserError, TransientError) as error:
-        return Verdict(
-            name="S3", status="failed", value=printable(str(error.what)), allowed="an answer", todo=error.todo
+        return Finding(
+            name="S3", status="fault", found=printable(str(error.what)), allowed="an answer", todo=error.todo
         )
     return None
 
 
-def _verdicts(place: _Place) -> Iterator[Verdict]:
+def _findings(place: _Place) -> Iterator[Finding]:
     for step in (_write, _ranges, _parts, _list):
         try:
             yield step(place)
         except REQUEST_ERRORS as error:
             name = step.__name__.removeprefix("_")
             todo = "give credentials that may read, write, list and delete there, or see the server's log"
-            yield Verdict(
-                name=f"S3 {name}", status="failed", value=_said(error), allowed="the request succeeds", todo=todo
+            yield Finding(
+                name=f"S3 {name}", status="fault", found=_said(error), allowed="the request succeeds", todo=todo
             )
 
 
-def _write(place: _Place) -> Verdict:
+def _write(place: _Place) -> Finding:
     place.client.put_object(**place.key("written"), Body=_DATA)
     if place.client.get_object(**place.key("written"))["Body"].read() == _DATA:
-        return Verdict(name="S3 write", status="ok", value="an upload arrives as it was sent")
+        return Finding(name="S3 write", status="ok", found="an upload arrives as it was sent")
     value, todo = "an upload does not arrive as it was sent", "have the server updated, or use another store"
-    return Verdict(name="S3 write", status="failed", value=value, allowed="the same bytes", todo=todo)
+    return Finding(name="S3 write", status="fault", found=value, allowed="the same bytes", todo=todo)
 
 
-def _ranges(place: _Place) -> Verdict:
+def _ranges(place: _Place) -> Finding:
     answer = place.client.get_object(**place.key("written"), Range="bytes=300-1299")
     status = answer["ResponseMetadata"]["HTTPStatusCode"]
     if status == 206 and answer["Body"].read() == _DATA[300:1300]:
-        return Verdict(name="S3 ranges", status="ok", value="the bytes that were asked for")
+        return Finding(name="S3 ranges", status="ok", found="the bytes that were asked for")
     todo = "training reads ranges: use another store, or a proxy that passes Range on"
     value = f"status {status}, and other bytes than those that were asked for"
-    return Verdict(name="S3 ranges", status="failed", value=value, allowed="206 and those bytes", todo=todo)
+    return Finding(name="S3 ranges", status="fault", found=value, allowed="206 and those bytes", todo=todo)
 
 
-def _parts(place: _Place) -> Verdict:
+def _parts(place: _Place) -> Finding:
     """Uploads a file in two parts, the first as small as the specification allows."""
     where, client, ours = place.key("parts"), place.client, f"Patchline's are {size(PART_BYTES)}"
     upload = client.create_multipart_upload(**where)["UploadId"]
@@ -114,24 +113,24 @@ def _parts(place: _Place) -> Verdict:
     except REQUEST_ERRORS:
         client.abort_multipart_upload(**where, UploadId=upload)
         todo = "have uploads in parts of 5 MiB allowed: large files are uploaded in parts"
-        return Verdict(name="S3 parts", status="failed", value=f"parts of 5 MiB are refused; {ours}", todo=todo)
+        return Finding(name="S3 parts", status="fault", found=f"parts of 5 MiB are refused; {ours}", todo=todo)
     if (num_bytes := client.head_object(**where)["ContentLength"]) == _LEAST_PART + 3:
-        return Verdict(name="S3 parts", status="ok", value=f"parts of 5 MiB are accepted; {ours}")
+        return Finding(name="S3 parts", status="ok", found=f"parts of 5 MiB are accepted; {ours}")
     value, todo = f"a file of {_LEAST_PART + 3} bytes has {num_bytes} after its upload in parts", "use another store"
-    return Verdict(name="S3 parts", status="failed", value=value, allowed="all its bytes", todo=todo)
+    return Finding(name="S3 parts", status="fault", found=value, allowed="all its bytes", todo=todo)
 
 
-def _list(place: _Place) -> Verdict:
+def _list(place: _Place) -> Finding:
     where = place.key("listed")
     place.client.put_object(**where, Body=b"")
     is_there = where["Key"] in _keys(place)
     place.client.delete_object(**where)
     is_gone = where["Key"] not in _keys(place)
     if is_there and is_gone:
-        return Verdict(name="S3 list", status="ok", value="a list shows at once what was written and deleted")
+        return Finding(name="S3 list", status="ok", found="a list shows at once what was written and deleted")
     value = "a list does not show at once what was " + ("deleted" if is_there else "written")
     todo = "a resume may take an older checkpoint: wait before you resubmit, or use a consistent store"
-    return Verdict(name="S3 list", status="warning", value=value, allowed="at once", todo=todo)
+    return Finding(name="S3 list", status="warning", found=value, allowed="at once", todo=todo)
 
 
 def _keys(place: _Place) -> list[str]:
@@ -139,7 +138,7 @@ def _keys(place: _Place) -> list[str]:
     return [one["Key"] for page in pages for one in page.get("Contents", ())]
 
 
-def _cleaned(place: _Place) -> Verdict:
+def _cleaned(place: _Place) -> Finding:
     """Deletes what the probe has written, one by one: not every server knows DeleteObjects."""
     try:
         for key in _keys(place):
@@ -148,9 +147,9 @@ def _cleaned(place: _Place) -> Verdict:
     except REQUEST_ERRORS as error:
         left = [_said(error)]
     if not left:
-        return Verdict(name="S3 delete", status="ok", value="nothing of the probe is left")
+        return Finding(name="S3 delete", status="ok", found="nothing of the probe is left")
     todo = f"delete s3://{place.bucket}/{place.prefix} by hand, and allow deleting: old checkpoints are deleted, too"
-    return Verdict(name="S3 delete", status="warning", value=f"left: {left[0]}", allowed="nothing", todo=todo)
+    return Finding(name="S3 delete", status="warning", found=f"left: {left[0]}", allowed="nothing", todo=todo)
 
 
 def _said(error: Exception) -> str:

@@ -44,7 +44,7 @@ from shards.manifest import (
 )
 from shards.output.progress import Progress
 from shards.packing.deal import read_dropped
-from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan
+from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan, plan_record
 from shards.packing.write_shard import planned_samples
 from shards.reading.parallel import run_tasks
 from shards.sample_rows import BlockTable, refuse_blocks, refuse_labels
@@ -315,7 +315,7 @@ def _label_table(dataset: Dataset, plan: bytes, shards: list[ShardFacts]) -> Ite
     for found in shards:
         counts.update(found.label_counts or {})
     with suppress(*_REPORTED):
-        names = plan_checks.plan_record(plan, is_adopted=dataset.manifest.adopted).label_names
+        names = plan_record(plan, is_adopted=dataset.manifest.adopted).label_names
         yield from plan_checks.check_label_table(read_labels(dataset.store.read(LABELS_PATH)), names, counts)
 
 

@@ -21,7 +21,8 @@ from typing import Any
 
 from jobs.cli import main
 from jobs.ranks import start_ranks
-from pipeline.data import AugmentConfig, DataConfig, RandAugmentConfig, train_batches
+from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig
+from pipeline.data.stream import train_batches
 from pipeline.training.reporting.metrics import read_metrics
 
 FOLDER = Path(__file__).resolve().parent

@@ -27,7 +27,7 @@ from benchmarks.order_arms import BATCH as ORDER_BATCH
 from benchmarks.order_arms import LARGE, OURS, ours
 from benchmarks.s3_arms import epochs, position, start
 from benchmarks.torchvision_operators import import_torchvision
-from pipeline.data import DataConfig
+from pipeline.data.config import DataConfig
 from tests.rigs.images import image_bytes
 
 IMAGES, BATCH, SIZE = 48, 8, 16

@@ -10,8 +10,8 @@ from jobs.data.pack import PackJob
 from jobs.data.pack import run as pack
 from pipeline.checkpoints.attempts import ATTEMPTS, Attempt, attempt_to_json, list_committed
 from pipeline.checkpoints.commit import retire
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.writer_messages import Retention
 from shards.sources.kinds import FolderSource
 from shards.store import open_store
 from shards.verifying.verify import verify_dataset

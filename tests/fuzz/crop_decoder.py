@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from hatch_build import FOLDER, SOURCES
+from hatch_build import FOLDER, sources_digest, sources_in
 from tests.pipeline.data.test_crop_decoder import DENSE, dense_jpeg
 from tests.rigs.coded_jpegs import SAMPLINGS, coded_jpeg
 from tests.rigs.jpegs import KINDS, jpeg_of
@@ -67,7 +67,7 @@ def compiler() -> str:
 def build(folder: Path, *, sanitizer: str, libjpeg: Path | None) -> Path:
     """The fuzzer as a program in `folder`. Raises CalledProcessError, with the compiler's words, if it is none."""
     program = folder / "fuzzer"
-    sources = [str(CHECKOUT / FOLDER / name) for name in SOURCES if name.endswith(".c")]
+    sources = [str(source) for source in sources_in(CHECKOUT / FOLDER) if source.suffix == ".c"]
     linked = (
         [f"-I{libjpeg}/include", f"-L{libjpeg}/lib", f"-L{libjpeg}/lib64", "-l:libjpeg.a"] if libjpeg else ["-ljpeg"]
     )
@@ -165,7 +165,7 @@ def main() -> int:
         "command": f"python -m tests.fuzz.crop_decoder {shlex.join(arguments)}".strip(),
         "libjpeg-turbo": version,
         "sanitizers": SANITIZERS[options.sanitizer],
-        "sources": hashlib.sha256(b"".join((CHECKOUT / FOLDER / name).read_bytes() for name in SOURCES)).hexdigest(),
+        "sources": sources_digest(CHECKOUT / FOLDER),
         "seconds": round(time.monotonic() - began),
         "processes": jobs,
         "executions": sum(executions for executions, *_ in found),

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "sample_views.h"
+#include "view_operations.h"
 
 #if defined(__has_feature)
 #if __has_feature(memory_sanitizer)
@@ -24,29 +25,8 @@
 #define REFUSE_UNWRITTEN(bytes, count) ((void)(bytes), (void)(count))
 #endif
 
-enum { NUM_PLAN_BYTES = 64, MOST_SIDE = 40, MOST_PIXELS = 1 << 18, NUM_SAMPLES = 2 };
+enum { NUM_PLAN_BYTES = 64, MOST_TRIED_SIDE = 40, MOST_TRIED_PIXELS = 1 << 18, NUM_SAMPLES = 2 };
 
-/* As in sample_views.c, which declares them for Python alone. */
-struct settings {
-    double min_area, max_area, min_ratio, max_ratio;
-    int32_t crop, late_crop, size, resize_pixels, flip, is_antialiased, scaled_decode, exif, num_ops, magnitude;
-    int32_t leaves_huffman;
-};
-struct sample {
-    const uint8_t *data;
-    uint64_t num_bytes;
-    int64_t sample_id;
-    uint64_t crop_key, operation_key;
-    uint32_t crc32;
-    int32_t height, width, orientation;
-};
-int32_t crop_decoder_view(const uint8_t *data, size_t num_bytes, const struct request *request, uint8_t *out);
-void crop_decoder_fill(const struct sample *samples, int32_t count, const struct settings *settings, uint8_t *views,
-                       uint8_t *are_done);
-int32_t crop_decoder_operation(uint8_t *pixels, int32_t height, int32_t width, const struct operation *operation);
-uint32_t crop_decoder_crc32(const uint8_t *data, size_t num_bytes);
-int32_t crop_decoder_sample_bytes(void);
-int32_t crop_decoder_settings_bytes(void);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most);
 
 struct plan {
@@ -93,7 +73,7 @@ static uint8_t *decode_all(const uint8_t *data, size_t size, int denominator, in
         jpeg_mem_src(&jpeg, data, size);
         jpeg_read_header(&jpeg, TRUE);
         stored[0] = (int32_t)jpeg.image_height, stored[1] = (int32_t)jpeg.image_width;
-        if ((uint64_t)jpeg.image_height * jpeg.image_width <= MOST_PIXELS) {
+        if ((uint64_t)jpeg.image_height * jpeg.image_width <= MOST_TRIED_PIXELS) {
             jpeg.out_color_space = JCS_RGB;
             jpeg.scale_num = 1, jpeg.scale_denom = (unsigned)denominator;
             jpeg.dct_method = JDCT_ISLOW;
@@ -118,7 +98,7 @@ static void try_view(struct plan *plan, const uint8_t *data, size_t size)
 {
     int32_t stored[2], decoded[2] = {0, 0}, denominator = 1 << chosen(plan, 4);
     uint8_t *all = decode_all(data, size, denominator, stored, decoded);
-    if ((uint64_t)stored[0] * (uint64_t)stored[1] > MOST_PIXELS || stored[0] == 0)
+    if ((uint64_t)stored[0] * (uint64_t)stored[1] > MOST_TRIED_PIXELS || stored[0] == 0)
         return;
     struct request request = {0};
     int32_t tall = (stored[0] + denominator - 1) / denominator, broad = (stored[1] + denominator - 1) / denominator;
@@ -132,7 +112,7 @@ static void try_view(struct plan *plan, const uint8_t *data, size_t size)
     request.is_leftright = (int32_t)chosen(plan, 2), request.is_antialiased = (int32_t)chosen(plan, 2);
     request.leaves_huffman = (int32_t)chosen(plan, 2);
     struct target *target = &request.target;
-    target->height = 1 + (int32_t)chosen(plan, MOST_SIDE), target->width = 1 + (int32_t)chosen(plan, MOST_SIDE);
+    target->height = 1 + (int32_t)chosen(plan, MOST_TRIED_SIDE), target->width = 1 + (int32_t)chosen(plan, MOST_TRIED_SIDE);
     target->resized_height = target->height + (int32_t)chosen(plan, 300);
     target->resized_width = target->width + (int32_t)chosen(plan, 300);
     target->top = (int32_t)chosen(plan, (uint32_t)(target->resized_height - target->height + 1));
@@ -177,7 +157,7 @@ static void try_samples(struct plan *plan, const uint8_t *data, size_t size)
     static const double AREAS[] = {1e-6, 0.05, 0.5, 1.0}, RATIOS[] = {0.01, 0.75, 1.0, 4.0 / 3, 100.0};
     int32_t stored[2], decoded[2];
     free(decode_all(data, size, 8, stored, decoded));
-    if ((uint64_t)stored[0] * (uint64_t)stored[1] > MOST_PIXELS)
+    if ((uint64_t)stored[0] * (uint64_t)stored[1] > MOST_TRIED_PIXELS)
         return;
     struct settings settings = {0};
     uint32_t least = chosen(plan, 4), narrow = chosen(plan, 5);
@@ -185,7 +165,7 @@ static void try_samples(struct plan *plan, const uint8_t *data, size_t size)
     settings.min_ratio = RATIOS[narrow], settings.max_ratio = RATIOS[narrow + chosen(plan, 5 - narrow)];
     settings.crop = (int32_t)chosen(plan, 3);
     settings.late_crop = settings.crop ? 0 : (int32_t)chosen(plan, 3);
-    settings.size = 1 + (int32_t)chosen(plan, MOST_SIDE);
+    settings.size = 1 + (int32_t)chosen(plan, MOST_TRIED_SIDE);
     settings.resize_pixels = settings.size + (int32_t)chosen(plan, 40);
     settings.flip = (int32_t)chosen(plan, 2), settings.is_antialiased = (int32_t)chosen(plan, 2);
     settings.scaled_decode = (int32_t)chosen(plan, 2), settings.exif = (int32_t)chosen(plan, 2);
@@ -196,13 +176,13 @@ static void try_samples(struct plan *plan, const uint8_t *data, size_t size)
         samples[i].data = data, samples[i].num_bytes = i == 0 ? size : size - size / 3;
         samples[i].sample_id = (int64_t)chosen(plan, 1000);
         samples[i].crop_key = chosen(plan, 1000), samples[i].operation_key = chosen(plan, 1000);
-        samples[i].crc32 = crop_decoder_crc32(data, (size_t)samples[i].num_bytes);
+        samples[i].crc32 = sample_views_crc32(data, (size_t)samples[i].num_bytes);
         samples[i].height = stored[0], samples[i].width = stored[1];
         samples[i].orientation = (int32_t)chosen(plan, 10);
     }
     size_t view_bytes = 3 * (size_t)settings.size * (size_t)settings.size;
     uint8_t *views = malloc(NUM_SAMPLES * view_bytes), are_done[NUM_SAMPLES];
-    crop_decoder_fill(samples, NUM_SAMPLES, &settings, views, are_done);
+    sample_views_fill(samples, NUM_SAMPLES, &settings, views, are_done);
     for (int i = 0; i < NUM_SAMPLES; i++)
         if (are_done[i])
             REFUSE_UNWRITTEN(views + view_bytes * (size_t)i, view_bytes);
@@ -211,22 +191,20 @@ static void try_samples(struct plan *plan, const uint8_t *data, size_t size)
 
 static void try_operation(struct plan *plan, const uint8_t *data, size_t size)
 {
-    int32_t height = 1 + (int32_t)chosen(plan, MOST_SIDE), width = 1 + (int32_t)chosen(plan, MOST_SIDE);
+    int32_t height = 1 + (int32_t)chosen(plan, MOST_TRIED_SIDE), width = 1 + (int32_t)chosen(plan, MOST_TRIED_SIDE);
     size_t num_bytes = 3 * (size_t)height * (size_t)width;
     uint8_t *pixels = malloc(num_bytes);
     for (size_t i = 0; i < num_bytes; i++)
         pixels[i] = size ? data[i % size] : (uint8_t)i;
     struct operation operation = {(int32_t)chosen(plan, 18) - 1, (int32_t)chosen(plan, 21), chosen(plan, 2) ? 1 : -1,
                                   chosen(plan, 1000) / 1000.0, chosen(plan, 1000) / 1000.0};
-    crop_decoder_operation(pixels, height, width, &operation);
+    view_operations_apply(pixels, height, width, &operation);
     REFUSE_UNWRITTEN(pixels, num_bytes);
     free(pixels);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 {
-    if (crop_decoder_settings_bytes() != sizeof(struct settings) || crop_decoder_sample_bytes() != sizeof(struct sample))
-        abort(); /* the structures above are of another version */
     if (size < NUM_PLAN_BYTES)
         return 0;
     struct plan plan = {input, 0};

@@ -127,7 +127,7 @@ def resume(folder: Path, *, is_authentic: bool = True) -> str:
         length = math.prod(tensor.shape)
         for slot in ("master", *manifest.moments):
             fragment = Fragment(name=name, start=0, length=length, slots={slot: torch.full((length,), torch.nan)})
-            checkpoints.load(manifest, fragment, slot)
+            checkpoints.load(manifest, [(fragment, slot)])
             if is_authentic:
                 expected = saved_fragment(name, tensor.shape, seed=manifest.id.step).slots[slot]
                 require(torch.equal(fragment.slots[slot], expected), "other tensors than were saved")

@@ -49,6 +49,7 @@ NOT_GIVEN = {
     "ChainJob",
     "_Source",
     "Architecture",
+    "CheckedJob",
     "SumSource",
 }
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from jobs import output
 from jobs.output import fitted, has_no_reader, refuse_no_page, table_of_checks, wrapped, write_out, write_page
-from shards.errors import UserError
+from shards.errors import Finding, UserError
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,13 @@ def test_a_pipe_without_a_reader() -> None:
 
 
 def test_a_table_of_checks_fits_and_nothing_in_it_acts() -> None:
-    long = ("FAULT", "GPU 0", "a\x1b[2J\n" + "word " * 40 + "(allowed: 2)", "do " * 60)
-    text = table_of_checks([long, ("ok", "shared memory", "8 GB", "")], columns=80)
+    found = "a\x1b[2J\n" + "word " * 40
+    long = Finding(name="GPU 0", status="fault", found=found, allowed="2", todo="do " * 60)
+    text = table_of_checks([long, Finding(name="shared memory", found="8 GB")], columns=80)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert text.splitlines()[-1] == "ok       shared memory  8 GB"
+    assert text.splitlines()[0].startswith("FAULT    GPU 0          a")
+    assert text.splitlines()[-3:] == ["ok       shared memory  8 GB", "", "1 fault, 0 warnings"]
 
 
 def test_a_page_is_whole_and_replaces_the_one_before(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import webdataset
 
 import patchline
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.data import train_batches
 from pipeline.data.image_dataset import open_dataset
+from pipeline.data.stream import train_batches
 from pipeline.evaluation.predictor import load_model
 from pipeline.models import ModelConfig, build_model
 from shards.errors import UserError

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.saves import Saves, lay_out
 from pipeline.checkpoints.writer.copies import InlineWriter
-from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.world import World
 from pipeline.training.reporting.ledger import last_line, last_saved
 from shards.store import Store, open_store

@@ -22,7 +22,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.data import DataConfig, RandAugmentConfig, train_batches
+from pipeline.data.config import DataConfig, RandAugmentConfig
+from pipeline.data.stream import train_batches
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is looked at, not written to

@@ -16,11 +16,11 @@ from tests.slurm.test_stage import ENDED, JOB_SECONDS, SCRIPT, program, wait_unt
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 RANKS_SAVE = (
-    "trap 'sleep 1; touch $SLURM_JOB_NAME-saved-$SLURM_PROCID; exit 75' USR2 TERM",
-    "touch $SLURM_JOB_NAME-up-$SLURM_PROCID",
-    "while [[ ! -e $SLURM_JOB_NAME-saved-$SLURM_PROCID ]]; do sleep 0.1; done",
+    "trap 'sleep 1; touch $WHICH-saved-$SLURM_PROCID; exit 75' USR2 TERM",
+    "touch $WHICH-up-$SLURM_PROCID",
+    "while [[ ! -e $WHICH-saved-$SLURM_PROCID ]]; do sleep 0.1; done",
 )
-FAILS_ONCE = ("[[ -e $SLURM_JOB_NAME-failed ]] || { touch $SLURM_JOB_NAME-failed; exit 9; }",)
+FAILS_ONCE = ("[[ -e $WHICH-failed ]] || { touch $WHICH-failed; exit 9; }",)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ class Both:
 
     def _submit(self, script: Path, name: str, options: tuple[str, ...], words: tuple[str, ...]) -> int:
         own = [f"--chdir={self.folder}", f"--job-name={name}", f"--output={self.folder}/{name}.out", *options]
-        return self.cluster.sbatch(script, *words, options=own, env={"PATCHLINE": str(self.program)})
+        return self.cluster.sbatch(script, *words, options=own, env={"PATCHLINE": str(self.program), "WHICH": name})
 
     def there(self, pattern: str) -> list[str]:
         return sorted(path.name for path in self.folder.glob(pattern))
@@ -109,10 +109,10 @@ def is_given_up(cluster: SlurmCluster, job: int) -> bool:
 def test_7_requeueing_by_the_jobs_number_restarts_a_whole_array(cluster: SlurmCluster, tmp_path: Path) -> None:
     """The last task has the number of the array."""
     lines = (
-        "echo x >>$SLURM_JOB_NAME-began-$SLURM_ARRAY_TASK_ID",
-        "[[ $SLURM_ARRAY_TASK_ID == 0 ]] || until [[ -e $SLURM_JOB_NAME-began-0 ]]; do sleep 0.1; done",
-        "[[ $SLURM_ARRAY_TASK_ID == 1 && ! -e $SLURM_JOB_NAME-failed ]] && touch $SLURM_JOB_NAME-failed && exit 9",
-        "[[ $SLURM_ARRAY_TASK_ID == 1 ]] || until [[ -e go-$SLURM_JOB_NAME ]]; do sleep 0.1; done",
+        "echo x >>$WHICH-began-$SLURM_ARRAY_TASK_ID",
+        "[[ $SLURM_ARRAY_TASK_ID == 0 ]] || until [[ -e $WHICH-began-0 ]]; do sleep 0.1; done",
+        "[[ $SLURM_ARRAY_TASK_ID == 1 && ! -e $WHICH-failed ]] && touch $WHICH-failed && exit 9",
+        "[[ $SLURM_ARRAY_TASK_ID == 1 ]] || until [[ -e go-$WHICH ]]; do sleep 0.1; done",
         "exit 0",
     )
     both = Both(cluster, tmp_path, *lines, naive="srun PROGRAM || scontrol requeue $SLURM_JOB_ID")
@@ -137,9 +137,9 @@ def test_8_and_9_a_rank_dies_and_the_others_wait(cluster: SlurmCluster, tmp_path
     """By default, srun leaves the others running, as ranks do in a collective; and a requeued job waits until its old
     credential has expired, 2 minutes by default and 5 s here. Ours ends them and starts again where it is."""
     lines = (
-        "date +%s.%N >>$SLURM_JOB_NAME-began-$SLURM_PROCID",
-        "[[ -e $SLURM_JOB_NAME-died ]] && exit 0",
-        "[[ $SLURM_PROCID == 1 ]] && { sleep 1; touch $SLURM_JOB_NAME-died; date +%s.%N >$SLURM_JOB_NAME-at; exit 9; }",
+        "date +%s.%N >>$WHICH-began-$SLURM_PROCID",
+        "[[ -e $WHICH-died ]] && exit 0",
+        "[[ $SLURM_PROCID == 1 ]] && { sleep 1; touch $WHICH-died; date +%s.%N >$WHICH-at; exit 9; }",
         "exec sleep 40",
     )
     naive = 'srun PROGRAM || [[ $SLURM_RESTART_COUNT ]] || scontrol requeue "$SLURM_JOB_ID"'
@@ -202,10 +202,10 @@ def test_6_srun_returns_0_after_losing_a_node(cluster: SlurmCluster, tmp_path: P
     """The last one, since a node is gone for a while. Half of the work is missing, and the job is COMPLETED. Ours does
     not ask to keep a job that has lost a node, and is requeued."""
     lines = (
-        "touch $SLURM_JOB_NAME-up-$SLURM_PROCID",
-        "[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || { touch $SLURM_JOB_NAME-finished-$SLURM_PROCID; exit 0; }",
+        "touch $WHICH-up-$SLURM_PROCID",
+        "[[ ${SLURM_RESTART_COUNT:-0} == 0 ]] || { touch $WHICH-finished-$SLURM_PROCID; exit 0; }",
         "until [[ -e go ]]; do sleep 0.2; done",
-        "[[ $SLURM_PROCID == 0 ]] && touch $SLURM_JOB_NAME-finished-0",
+        "[[ $SLURM_PROCID == 0 ]] && touch $WHICH-finished-0",
         "exit 0",
     )
     both = Both(cluster, tmp_path, *lines, naive="srun --no-kill PROGRAM")

@@ -1,8 +1,6 @@
 """slurm/stage.sbatch on a real Slurm of three nodes: sick nodes are left out, a spare takes the place of a lost one."""
 
-import os
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -136,34 +134,6 @@ def test_a_step_whose_srun_was_killed_holds_up_no_other(three_nodes: SlurmCluste
     assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.parametrize(
-    ("codes", "node"),
-    [
-        pytest.param({0: 139, 1: 74, 2: 74, 3: 74}, "n1", id="others have lost it"),
-        pytest.param({2: 70, 3: 70, 0: 74}, "n2", id="both ranks of a node, and one was killed"),
-        pytest.param({2: 137, 0: 137, 1: 143}, "n2", id="out of memory; srun kills the others later"),
-        pytest.param({0: 70, 1: 70, 2: 70, 3: 70}, "", id="a bug"),
-        pytest.param({0: 74, 1: 74, 2: 75, 3: 0}, "", id="a fault outside"),
-        pytest.param({}, "", id="a node was lost"),
-    ],
-)
-def test_the_node_whose_ranks_crash_by_themselves(tmp_path: Path, codes: dict[int, int], node: str) -> None:
-    """Of two nodes with two ranks each; the codes are written in this order."""
-    found = re.search(r"^crashed_node\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found
-    for number, (rank, code) in enumerate(codes.items()):
-        (tmp_path / f"rank-{rank}").write_text(f"{code}\n")
-        os.utime(tmp_path / f"rank-{rank}", (number, number))
-    lines = [
-        "set -euo pipefail",
-        f"nodes=(n1 n2) num_nodes=2 ranks_per_node=2 exits={tmp_path}",
-        found[0],
-        "crashed_node",
-    ]
-    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == node
-
-
 @pytest.mark.long
 def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     job, log = evaluate(
@@ -186,89 +156,6 @@ def test_a_sick_node_is_avoided_where_there_are_others(three_nodes: SlurmCluster
     assert "node n2 is left out: no-scratch" in log
     assert "it will avoid n2" in log
     assert sorted((tmp_path / "began").read_text().split()) == ["n1", "n3"]
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"AWS_ENDPOINT_URL": "http://store:7480/x"}, "store:7480"),
-        ({"AWS_ENDPOINT_URL": "https://store"}, "store:443"),
-        ({"AWS_ENDPOINT_URL": "http://[::1]:7480"}, "::1:7480"),
-        ({"AWS_ENDPOINT_URL": "https://[fe80::1]"}, "fe80::1:443"),
-        ({"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"}, "b:80"),
-        ({"AWS_REGION": "eu-north-1"}, "s3.eu-north-1.amazonaws.com:443"),
-        ({"AWS_ENDPOINT_URL": "http://store", "HTTP_PROXY": "http://proxy"}, ""),
-        ({"AWS_ENDPOINT_URL": "http://store", "https_proxy": "http://proxy"}, ""),
-    ],
-)
-def test_the_address_of_the_store(environ: dict[str, str], expected: str) -> None:
-    found = re.search(r"^s3_host\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found
-    words = ["bash", "-c", f"{found[0]}\ns3_host --data.url s3://bucket/x"]
-    plain = {"PATH": os.environ["PATH"], "AWS_CONFIG_FILE": "/nowhere"} | environ
-    done = subprocess.run(words, env=plain, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == expected
-
-
-@pytest.mark.parametrize(
-    ("clocks", "server", "odd", "said"),
-    [
-        pytest.param((1000, 1001, 1040), 1000, [], False, id="alike"),
-        pytest.param((5000, 1001, 1000), 1000, ["n1"], False, id="that of the first node, where the script runs"),
-        pytest.param((0, 1001, 1000), 1000, ["n1"], False, id="behind"),
-        pytest.param((1000, 1001, 1000), 9000, [], False, id="that of the file server"),
-        pytest.param((5000, 1000), 1000, ["n1"], False, id="the file server decides between two"),
-        pytest.param((5000,), 1000, [], True, id="one against the file server"),
-        pytest.param((5000, 5000, 1000), 1000, [], True, id="two against two"),
-        pytest.param((5000, 1000, 1000, 9000), 1001, ["n1", "n4"], False, id="two different ones"),
-    ],
-)
-def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: list[str], said: bool) -> None:
-    """A wrong clock on the first node condemned all others."""
-    found = re.search(r"^odd_clocks\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found
-    answers = "\n".join(f"checked n{number} {clock} " for number, clock in enumerate(clocks, 1))
-    lines = "\n".join(['say() { echo "$@" >&2; }', "set -euo pipefail", found[0], f"odd_clocks {server} 60"])
-    done = subprocess.run(["bash", "-c", lines], input=answers, capture_output=True, text=True, check=True)
-    assert (done.stdout.split(), "set them" in done.stderr) == (odd, said)
-
-
-ALIKE = "n1 mixed h100,ib 64/1000/gpu:8\nn2 mixed h100,ib 64/1000/gpu:8\nn3 idle h100,ib 64/1000/gpu:8"
-
-
-@pytest.mark.parametrize(
-    ("job", "nodes", "avoided"),
-    [
-        ("gpu|(null)||(null)|", ALIKE, "n2"),
-        ("gpu|h100||(null)|", ALIKE, "n2"),
-        ("gpu|(null)||(null)|", f"{ALIKE}\n{ALIKE}", "n2"),
-        ("gpu|(null)||(null)|n9", ALIKE, "n2,n9"),
-        ("gpu|a100||(null)|", ALIKE, ""),
-        ("gpu|h100&ib||(null)|", ALIKE, ""),
-        ("gpu|(null)|n2|(null)|", ALIKE, ""),
-        ("gpu|(null)||vit|", ALIKE, ""),
-        ("gpu|(null)||(null)|n3", ALIKE, ""),
-        ("gpu|(null)||(null)|", ALIKE.replace("idle", "drained"), ""),
-        ("gpu|(null)||(null)|", ALIKE.replace("n3 idle h100,ib 64", "n3 idle h100,ib 32"), ""),
-        ("gpu|(null)||(null)|", "", ""),
-    ],
-    ids=lambda value: value.splitlines()[0] if value else "none",
-)
-def test_nodes_are_avoided_only_if_others_can_take_their_place(job: str, nodes: str, avoided: str) -> None:
-    """A job of two nodes, of which the second was sick. With too few others like its own it would wait for ever."""
-    found = re.search(r"^nodes_to_avoid\(\) \{\n.*?^\}$", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
-    assert found
-    lines = [
-        found[0],
-        f"of_job() {{ echo '{job}'; }}",
-        f"sinfo() {{ printf '%s\\n' '{nodes}'; }}",
-        "scontrol() { tr ',' '\\n' <<<\"$3\"; }",
-        "SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=2 SLURM_JOB_NODELIST=n1,n2 left_out=n2",
-        "set -euo pipefail",
-        "nodes_to_avoid",
-    ]
-    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120, check=True)
-    assert set(filter(None, done.stdout.strip().split(","))) == set(filter(None, avoided.split(",")))
 
 
 @pytest.mark.long

@@ -169,7 +169,9 @@ def test_other_stages_use_the_same_script(
 
 
 def program(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(["#!/usr/bin/env bash", *lines, ""]))
+    """An executable script, also in the place of `patchline`: what the batch script asks of it is answered."""
+    judge = f'[[ ${{1-}} != __judge ]] || exec {PATCHLINE} "$@"'
+    path.write_text("\n".join(["#!/usr/bin/env bash", judge, *lines, ""]))
     path.chmod(0o755)
     return path
 
@@ -195,6 +197,40 @@ def test_a_crash_loop_ends_after_three_tries_in_all(slurm_cluster: SlurmCluster,
     assert not (tmp_path / "executed").exists()
     again = wait_until_ended(slurm_cluster, submit(slurm_cluster, "digits_smoke", run_dir=run_dir, env=crashes))
     assert (again["ExitCode"], again["Restarts"]) == ("78:0", "1"), "submitted again, it is tried again"
+
+
+def without_code(path: Path, *lines: str, when: str) -> Path:
+    """A command that does not answer the batch script any more when this condition of bash is true."""
+    program(path, *lines)
+    path.write_text(path.read_text().replace("\n", f"\n[[ $1 != __judge ]] || ! {when} || exit 127\n", 1))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "ends"), [(2, "2:0", ["at fault"]), (9, "78:0", ["crashed"] * 2 + ["gave up"])]
+)
+def test_a_job_whose_code_was_removed_decides_by_the_exit_codes(
+    slurm_cluster: SlurmCluster, tmp_path: Path, code: int, expected: str, ends: list[str]
+) -> None:
+    """Bash then chooses the nodes, and counts the tries that saved nothing."""
+    gone = tmp_path / "gone"
+    removed = without_code(tmp_path / "removed", f"touch {gone}; exit {code}", when=f"[[ -e {gone} ]]")
+    job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", env={"PATCHLINE": str(removed)})
+    job = wait_until_ended(slurm_cluster, job_id)
+    log = output_of(slurm_cluster, tmp_path / "run").read_text()
+    assert (job["ExitCode"], job["Restarts"]) == (expected, "0"), log
+    assert "does not start (exit code 127): this script decides by itself" in log
+    assert [each["end"] for each in tries_of(tmp_path / "run")] == ends, log
+
+
+@pytest.mark.long
+def test_a_job_without_code_is_requeued_three_times(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Another node may have it."""
+    never = without_code(tmp_path / "never", f"touch {tmp_path}/ran", when="true")
+    job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", env={"PATCHLINE": str(never)})
+    job = wait_until_ended(slurm_cluster, job_id)
+    assert (job["ExitCode"], job["Restarts"]) == ("78:0", "3"), slurm_cluster.log_tail()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
@@ -327,10 +363,9 @@ def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster
     ("words", "options", "env", "message"),
     [
         (["pretrain"], [], {}, "usage: sbatch"),
-        (["pretrain", "digits_smoke"], [], {}, "--run-dir is ''"),
-        (["pretrain", "digits_smoke", "--run-dir=s3://bucket/run"], [], {}, "a folder that all nodes share"),
         (["evaluate", "weights"], ["--time=2"], {}, "the time limit is 120 s"),
         (["evaluate", "weights"], [], {"PATCHLINE_RETRIES": "a[$(id)]"}, "PATCHLINE_RETRIES is 'a[$(id)]'; allowed: 0"),
+        (["evaluate", "weights"], [], {"PATCHLINE_LAUNCHER": "mpirun"}, "allowed: srun, torchrun"),
         (["evaluate", "weights"], [], {"PATCHLINE": "/nowhere/patchline"}, "no command /nowhere/patchline"),
     ],
 )

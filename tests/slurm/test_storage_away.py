@@ -81,18 +81,6 @@ def test_the_last_try_gives_a_server_two_minutes(slurm_cluster: SlurmCluster, tm
     assert (tmp_path / "sleeps").read_text().split() == ["120"]
 
 
-@pytest.mark.long
-def test_an_endpoint_of_awss_own_configuration_is_not_guessed(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Amazon's servers need not be within reach of a cluster with a store of its own."""
-    (tmp_path / "config").write_text(
-        "[profile own]\nservices = own\n[services own]\ns3 =\n  endpoint_url = http://s3:1\n"
-    )
-    ends = program(tmp_path / "ends", "exit 2")
-    job_id, log = submit(slurm_cluster, tmp_path, ends, "s3://bucket/x", AWS_CONFIG_FILE=str(tmp_path / "config"))
-    assert wait_until_ended(slurm_cluster, job_id)["ExitCode"] == "2:0"
-    assert "waiting for it" not in log.read_text()
-
-
 def says(log: Path, words: str) -> bool:
     return log.exists() and words in log.read_text()
 

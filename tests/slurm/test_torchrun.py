@@ -77,15 +77,6 @@ def test_a_mistake_under_torchrun_is_not_tried_again(slurm_cluster: SlurmCluster
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "2:0", "0"), slurm_cluster.log_tail()
 
 
-def test_an_unknown_launcher_is_refused(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    never = program(tmp_path / "never", f"touch {tmp_path}/ran")
-    env = {"PATCHLINE_LAUNCHER": "mpirun", "PATCHLINE": str(never)}
-    job = wait_until_ended(slurm_cluster, submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", env=env))
-    assert job["ExitCode"] == "2:0"
-    assert "allowed: srun, torchrun" in output_of(slurm_cluster, tmp_path / "run").read_text()
-    assert not (tmp_path / "ran").exists()
-
-
 TWO_RANKS = r"""
 for word; do case $word in --node-rank=*) node=${word#*=} ;; esac; done
 while [[ $1 != --no-python ]]; do shift; done

@@ -123,28 +123,28 @@ BUILT = tuple(cell for cell in CELLS if not cell.why_not)
 
 
 _AGAIN = "all ranks start again in the same allocation"
-_KEPT = "goes on once it passes; lines and checkpoints that found no room are written then"
+_KEPT = "continues when the fault is over, and then writes the lines and checkpoints for which there was no room"
 WHAT_HAPPENS = {
     ("kill", "rank"): _AGAIN,
-    ("kill", "writer"): "its rank starts another one, and saves the checkpoint again",
+    ("kill", "writer"): "its rank starts another writer, and saves the checkpoint again",
     ("kill", "launcher"): _AGAIN,
     ("kill", "batch script"): "Slurm ends the job as failed; the same `submit` continues the run",
-    ("kill", "gate"): "is tried again",
-    ("kill", "evaluation"): "is tried again in the same allocation",
-    ("kill", "packing task"): "is tried again; whole shards stay",
+    ("kill", "gate"): "the gate is restarted",
+    ("kill", "evaluation"): "the evaluation is restarted in the same allocation",
+    ("kill", "packing task"): "the task is restarted; finished shards are kept",
     ("stop", "rank"): "the others wait for `--hang.step-seconds` (20 here), then " + _AGAIN,
     ("stop", "writer"): "its rank waits for `--hang.other-seconds` (40 here), then " + _AGAIN,
     ("full", ""): _KEPT,
     ("read-only", ""): _KEPT,
-    ("frozen", ""): "everything waits, then goes on",
-    ("503", ""): "requests are repeated until the store is well",
+    ("frozen", ""): "everything waits, then continues",
+    ("503", ""): "requests are repeated until the store answers again",
     ("broken bodies", ""): "reads go on from the last good byte",
-    ("expired credentials", ""): "they are read again until they are accepted",
+    ("expired credentials", ""): "they are read again until the store accepts them",
     ("lost node", ""): "Slurm notices after SlurmdTimeout (30 s here), and requeues the job on other nodes",
     ("wrong clock", ""): "the node is left out",
-    ("crashed controller", ""): "the job goes on; what is asked of Slurm is asked again",
+    ("crashed controller", ""): "the job continues; questions to Slurm are repeated",
     ("out of memory", ""): "as after a kill",
-    ("stop", ""): "everything waits, then goes on",
+    ("stop", ""): "everything waits, then continues",
 }
 """What happens, by fault and place; "" for all other places."""
 
@@ -158,7 +158,7 @@ def table(result: dict[str, Any]) -> str:
         seconds.setdefault(key, []).append(row["seconds"])
         if row["place"] not in places.setdefault(key, []):
             places[key].append(row["place"])
-    lines = ["| Fault | Met by | What happens | Seconds lost: median, most | Cells |", "|---|---|---|---|---|"]
+    lines = ["| Fault | Hits | What happens | Seconds lost: median, most | Cells |", "|---|---|---|---|---|"]
     for key, found in seconds.items():
         lost = f"{median(found):.0f}, {max(found):.0f}"
         lines.append(f"| {key[0]} | {', '.join(places[key])} | {WHAT_HAPPENS[key]} | {lost} | {len(found)} |")

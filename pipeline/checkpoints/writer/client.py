@@ -88,8 +88,8 @@ class Writer:
         self._ask(order, "commit")
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
-        """What has been answered since; waits for the first up to `seconds`. A writer that has died, or was silent for
-        too long, fails what it was asked."""
+        """The answers since the last call; waits up to `seconds` for the first. A writer that has died, or was silent
+        for too long, fails what it was asked."""
         found: list[SaveResult] = []
         if seconds:
             self._hurry()

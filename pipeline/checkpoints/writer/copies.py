@@ -11,8 +11,8 @@ import logging
 import mmap
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -33,48 +33,25 @@ log = logging.getLogger(__name__)
 _MOST_SHARE = 0.9  # of what the host has left
 
 
-class Copies(Protocol):
-    """Copies that may still be running."""
+class Copies:
+    """Copies into host memory. `event`: tells when the GPU has made them; None if they were made at once."""
 
-    def is_done(self) -> bool:
-        """Whether all bytes have arrived; asking costs nothing."""
-        ...
-
-    def wait(self) -> None:
-        """Returns once they have."""
-        ...
-
-    def order(self) -> None:
-        """What the device is asked from now on comes after the copies. The host waits for nothing."""
-        ...
-
-
-class DoneCopies:
-    """Copies that were made at once."""
-
-    def is_done(self) -> bool:
-        """Always."""
-        return True
-
-    def wait(self) -> None:
-        """Returns at once, because the copies were already made."""
-
-    def order(self) -> None:
-        """Nothing is left to come first."""
-
-
-class _CudaCopies:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self._event = event
 
     def is_done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        """Whether all bytes have arrived; asking costs nothing."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        self._event.synchronize()
+        """Returns once all bytes have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
 
     def order(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        """Has the device finish the copies before anything that it is asked from now on. The host does not wait."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
 
 
 def copy_out(
@@ -85,22 +62,24 @@ def copy_out(
     if stream is None:
         for view, target in zip(views, targets, strict=True):
             target.copy_(view)
-        return DoneCopies()
+        return Copies()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for view, target in zip(views, targets, strict=True):
             target.copy_(view, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
-    return _CudaCopies(event)
+    return Copies(event)
 
 
 class HostBuffer:
-    """Memory of `descriptor` (memfd_create(2)), for rank files of one size; a file of another size makes it anew."""
+    """The memory of `descriptor` (memfd_create(2)), which holds a rank file; it is allocated again for a file of
+    another size."""
 
     def __init__(self, descriptor: int, device: torch.device) -> None:
         self._descriptor = descriptor
-        self._stream = _stream_of(device)
+        is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._head = b""
         self._is_pinned = False
@@ -111,8 +90,8 @@ class HostBuffer:
         return self._bytes.numel()
 
     def fit(self, num_bytes: int) -> None:
-        """Takes this much memory, all of it now. Ask `available_bytes` first: if the host has less, the kernel ends a
-        process. OSError if it cannot be mapped or pinned."""
+        """Allocates this much memory, all of it now. Ask `available_bytes` first: if the host has less, the kernel ends
+        a process. Raises OSError if the memory cannot be mapped or pinned."""
         if num_bytes == self.num_bytes:
             return
         self._unpin()
@@ -125,7 +104,8 @@ class HostBuffer:
             self._is_pinned = True
 
     def fill(self, file: RankFile) -> tuple[Copies, bool]:
-        """Copies a rank's state in; True if the head differs from that of the file before, and so the pieces."""
+        """Copies a rank's state in. Also returns whether the head, and so the pieces, differ from those of the file
+        before."""
         self.fit(file.head.num_bytes)
         is_new = self._head != file.head.data
         if is_new:
@@ -145,10 +125,6 @@ class HostBuffer:
         if self._is_pinned:
             self._is_pinned = False
             _check(_cudart().cudaHostUnregister(self._bytes.data_ptr()))
-
-
-def _stream_of(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _cudart() -> Any:
@@ -172,12 +148,12 @@ class _Streamed:
         return self._laid_out.parts()
 
     def file(self) -> None:
-        """It is nowhere as a whole."""
+        """None: the file does not exist as a whole."""
         return
 
 
 class InlineWriter:
-    """Does each thing when it is asked, and keeps the answers."""
+    """Does everything at once when it is asked, and keeps the answers."""
 
     is_waited_for = True  # a save ends before training continues
 
@@ -195,7 +171,7 @@ class InlineWriter:
         do_commit(order, self._answers.append, store=self._store)
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:  # noqa: ARG002 - all is done already
-        """What was answered since."""
+        """The answers since the last call."""
         found, self._answers = self._answers, []
         return found
 
@@ -212,13 +188,13 @@ class InlineWriter:
 
 
 class BackgroundWriter:
-    """A writer process with a buffer in which a copy of this rank's state has room."""
+    """A writer process with a buffer that holds a copy of this rank's state."""
 
     is_waited_for = False
 
     def __init__(self, writer: Writer, buffer: HostBuffer) -> None:
         self._writer, self._buffer = writer, buffer
-        self._copies: Copies = DoneCopies()
+        self._copies = Copies()
         self._after_copies: Write | None = None
         self._failed: list[SaveResult] = []
 
@@ -235,14 +211,14 @@ class BackgroundWriter:
         self._begin()
 
     def commit(self, order: CommitOrder) -> None:
-        """Commits, in the background, too."""
+        """Has the checkpoint committed in the background."""
         try:
             self._writer.commit(order)
         except StorageError as error:
             self._failed.append(SaveResult(save=order.save, what="failed", message=f"manifest: {error}"))
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
-        """What was answered since; waits for the first up to `seconds`."""
+        """The answers since the last call; waits up to `seconds` for the first."""
         if self._after_copies and seconds:
             self._copies.wait()
         self._begin()
@@ -255,9 +231,9 @@ class BackgroundWriter:
         return bool(self._after_copies or self._failed) or self._writer.is_busy
 
     def order_update(self) -> None:
-        """What the device is asked from now on comes after the copies."""
+        """Has the device finish the copies before anything that it is asked from now on."""
         self._copies.order()
-        self._copies = DoneCopies() if self._copies.is_done() else self._copies
+        self._copies = Copies() if self._copies.is_done() else self._copies
 
     def close(self) -> None:
         """Ends the process, and frees the memory."""
@@ -277,8 +253,8 @@ class BackgroundWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What one rank's host has: bytes for a copy of each of its ranks' state, those that they will still take to train,
-    and bytes that it can spare."""
+    """The memory of one rank's host: the bytes that a copy of each of its ranks' state needs, those that the ranks will
+    still take to train, and those that are available."""
 
     rank: int
     needed_bytes: int
@@ -309,8 +285,9 @@ def choose_writer(
     num_bytes: int,
     training_bytes: int = 0,
 ) -> RankWriter:
-    """How this rank saves. `num_bytes`: of its file. `training_bytes`: of host memory that it will still take to train.
-    `writer`: None if the job wants none. UserError if the job needs one, and a host has no room. Collective."""
+    """Chooses how this rank saves. `num_bytes`: the size of its file. `training_bytes`: the host memory that it will
+    still take to train. `writer`: None if the job wants none. Raises UserError if the job requires a writer and a host
+    has no room. Collective."""
     if writer is None:
         return InlineWriter(store)
     ranks = world.num_local_ranks
@@ -339,11 +316,11 @@ def choose_writer(
 
 
 def _taken(buffer: HostBuffer, mine: Room, num_bytes: int) -> Room:
-    """Takes the memory."""
+    """Takes the memory. The room that it returns has a fault if that failed."""
     try:
         buffer.fit(num_bytes)
     except OSError as error:
-        return Room(**{**vars(mine), "fault": f"it could not be taken: {error.strerror or error}"})
+        return replace(mine, fault=f"it could not be taken: {error.strerror or error}")
     return mine
 
 

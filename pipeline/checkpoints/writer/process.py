@@ -53,7 +53,7 @@ _READ_BYTES = 1 << 20
 
 
 def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None = None) -> Iterator[None]:
-    """Writes the rank's file and report, step by step; says written, failed or overtaken."""
+    """Writes the rank's file and report, step by step; reports written, failed or overtaken."""
     store = store or open_store(order.url, was_let_in=True)
     try:
         if not store.exists(order.record):  # or a run directory that was deleted would be made again
@@ -73,8 +73,8 @@ def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None
 
 
 def _signs(save: int, say: Say) -> Callable[[], None]:
-    """Says that a save makes progress, whenever it is called, but seldom: a trainer that evaluates reads nothing for
-    minutes, and a writer whose pipe is full stands still."""
+    """Returns a function that reports progress of a save, at most once per second however often it is called: a trainer
+    that evaluates reads nothing for minutes, and a writer whose pipe is full would block."""
     said_at = -math.inf
 
     def sign() -> None:
@@ -99,7 +99,7 @@ def _discard(order: Write, store: Store) -> None:
 
 
 def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> None:
-    """Commits the checkpoint, says so (or failed, or overtaken), deletes old ones, and says retired."""
+    """Commits the checkpoint, reports committed, failed or overtaken, deletes old checkpoints, and reports retired."""
     # Only rank 0 needs it, and only now: it loads pydantic.
     from pipeline.checkpoints.attempts import attempt_from_json  # noqa: PLC0415
     from pipeline.checkpoints.commit import OvertakenError, commit, retire  # noqa: PLC0415
@@ -139,7 +139,7 @@ class SharedBuffer:
         self.pieces: tuple[Piece, ...] = ()
 
     def fit(self, order: BufferFit) -> Iterator[None]:
-        """Maps it again, since its size or what is in it has changed: a single step."""
+        """Maps the memory again, since its size or content has changed: a single step."""
         self._map = mmap.mmap(self._descriptor, order.num_bytes, prot=mmap.PROT_READ)
         self.pieces = order.pieces
         yield

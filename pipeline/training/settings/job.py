@@ -8,6 +8,7 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
+from pipeline.ranks.environment import TimeLimits
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from shards.config_values import Range, refuse_wrong_values, shown_value
@@ -218,7 +219,7 @@ class HangConfig:
     other_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS)] = 3600.0
     """Most seconds for starting, for the first step and the first batch of an evaluation, which may compile, and for
     saving and finishing; at least the seconds of a step."""
-    join_seconds: Annotated[float, Range(1, _MOST_HANG_SECONDS)] = 300.0
+    join_seconds: Annotated[float, Range(1, _MOST_HANG_SECONDS)] = TimeLimits.join_seconds
     """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
 
     def __post_init__(self) -> None:

@@ -13,12 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pipeline.ranks.world import COLLECTIVE_TIMEOUT, World
+from pipeline.ranks.environment import TimeLimits
+from pipeline.ranks.world import World
 from pipeline.training.settings.job import HangConfig
 from pipeline.training.watchdog.hang import FOLDER, disk_words, hang_message, is_silent, stacks_path, write_stacks
 from pipeline.training.watchdog.heartbeat_files import FOLDER as BEATS
@@ -43,12 +43,11 @@ _FLUSH_SECONDS = 10.0  # in which a beat is written, if its storage answers
 _GRACE_SECONDS = (2.0, 60.0)  # in which the ranks write their stacks, at least and at most
 
 
-def collective_timeout(config: HangConfig) -> timedelta:
-    """The time after which an exchange between ranks fails: the last resort if a heartbeat does not end a hung run.
-    Twice the longest limit, so that the heartbeat, which can name a rank, comes first, also while a rank saves
-    alone."""
+def time_limits(config: HangConfig) -> TimeLimits:
+    """How long the ranks of a run wait for each other. An exchange fails after twice the longest limit, so that the
+    heartbeat, which can name a rank, comes first, also while a rank saves alone."""
     longest = max(config.step_seconds, config.other_seconds, 2 * config.join_seconds)
-    return max(COLLECTIVE_TIMEOUT, timedelta(seconds=2 * longest))
+    return TimeLimits(join_seconds=config.join_seconds, exchange_seconds=max(TimeLimits.exchange_seconds, 2 * longest))
 
 
 class Heartbeat:

@@ -48,8 +48,6 @@ class Phase(StrEnum):
 
 
 ORDER = tuple(Phase)
-
-
 _OF_A_STEP = (Phase.WAITING_FOR_DATA, Phase.COMPUTING, Phase.EVALUATING)
 
 

@@ -33,7 +33,6 @@ from shards.output.terminal import message_text
 _LEAVE = b"\0"
 log = logging.getLogger(__name__)
 _File = tuple[int, int]  # inode, and nanoseconds of its last change
-_SLURMS = (signal.SIGUSR1, signal.SIGUSR2)
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # As in jobs/exit_codes.py, which may not be imported from here.
 CONTINUE, NOTHING_SAVED, INTERRUPTED = 75, 74, 130
@@ -94,7 +93,7 @@ def install(
     Outside the main thread nothing is set, as Python allows no handlers there."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    caught = [number for number in numbers if number in _SLURMS or signal.getsignal(number) is not signal.SIG_IGN]
+    caught = [number for number in numbers if number in _WARNINGS or signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in caught}
 
 

@@ -27,7 +27,7 @@ from typing import Literal, Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pipeline.ranks.world import QUIET_PROFILER, World, set_defaults
+from pipeline.ranks.world import QUIET_PROFILER, set_defaults
 from shards.errors import UserError
 
 Part = Literal[
@@ -265,7 +265,7 @@ class StepTrace:
         if self._profiler:
             self._write(self._profiler)
         elif not self._traced:
-            _say_untraced(self._steps)
+            say_untraced(self._steps)
 
     def _started(self) -> profile:
         set_defaults(QUIET_PROFILER)
@@ -301,13 +301,8 @@ def refuse_later_steps(steps: range, *, num_steps: int) -> None:
         )
 
 
-def say_untraced(steps: range, world: World) -> None:
-    """Says on rank 0, once the run is done, that steps were to be traced and were not."""
-    if world.is_first:
-        _say_untraced(steps)
-
-
-def _say_untraced(steps: range) -> None:
+def say_untraced(steps: range) -> None:
+    """Says, once the run is done, that steps were to be traced and were not; `steps` may be empty."""
     if steps:
         log.warning("--profile %s: none of these steps was trained, so there is no trace", _words(steps))
 

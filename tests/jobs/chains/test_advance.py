@@ -17,7 +17,6 @@ from jobs.chains.state import (
     add_line,
     begin,
     plan_json,
-    read_plan_of,
     read_record_of,
     state_folder,
 )
@@ -174,7 +173,8 @@ def test_the_runs_of_an_array_are_in_its_comment(state: Path) -> None:
     words = tuple(("finetune", "r", f"--run-dir=r{number}") for number in range(30))
     names = tuple(f"patchline-{number:016}" for number in range(30))
     unit = Unit(name="a" * 32, step="a", stage="finetune", words=words, names=names, at_once=2)
-    made = requests_of(unit, [1, *range(3, 30)], read_plan_of(state), state=state, tag=f"{'a' * 32}.e10.r10", most=1001)
+    chain = advance.open_chain(state, environ={}, override=lambda job, _words, _command: job)
+    made = requests_of(chain, unit, [1, *range(3, 30)], tag=f"{'a' * 32}.e10.r10", most=1001)
     assert [piece.array for _, piece in made] == ["1,3-23%1", "0-5%1"]
     comments = [request.comment.split(",") for request, _ in made]
     assert comments[0][:2] == [f"{names[1]}@1", f"{names[3]}@3"]

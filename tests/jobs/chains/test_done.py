@@ -107,14 +107,14 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (["--extend"], 0, "is done; nothing was submitted"),
         (["--schedule.learning-rate=0.5"], 2, "schedule.learning_rate: before 0.001, now 0.5"),
         (["--seed=7"], 2, "seed: before 0, now 7"),
-        (["--data.window-blocks=3"], 0, "job 12"),
+        (["--data.window-blocks=3"], 2, "data.window_blocks: before 2, now 3"),
         (["--data.num-threads=1"], 0, "is done; nothing was submitted"),
     ],
 )
 def test_a_run_that_is_done(
     finished_runs: FinishedRuns, tmp_path: Path, slurm: dict[str, str], more: list[str], code: int, said: str
 ) -> None:
-    """More steps are submitted as ever; what cannot be told without the data is left to training."""
+    """More steps are submitted only with --extend; other values are refused as a chain refuses them."""
     run_dir = tmp_path / "run"
     shutil.copytree(finished_runs.get(1), run_dir)
     words = ["submit", *pretrain_words(finished_runs.url, run_dir), f"--cluster={tmp_path}/cluster.yaml", *more]

@@ -1,4 +1,4 @@
-"""What nodes print, and the verdict on it; tests/slurm has it on a real Slurm."""
+"""What nodes print, and the finding about it; tests/slurm has it on a real Slurm."""
 
 import json
 
@@ -22,17 +22,17 @@ def done(node: str, rank: int, seconds: float = 0.1, fault: str = "") -> str:
     ("text", "statuses", "words"),
     [
         (BOTH, ["ok", "ok"], "written and read on n1 and n2"),
-        (BOTH.replace("n2 shared", "n2 unseen 0 login"), ["failed", "ok"], "n2 does not see what n1 wrote"),
-        (BOTH.replace("n2 shared", "n2 missing"), ["failed", "ok"], "n2 has no such folder"),
-        (BOTH.replace("n1 shared", "n1 unwritable"), ["failed", "ok"], "n1 cannot write there"),
-        (BOTH.replace("n2 answers", "n2 silent 127"), ["ok", "failed"], "written and read"),
-        ("preflight n1 shared\npreflight n1 answers\n", ["failed", "ok"], "only n1 answered"),
+        (BOTH.replace("n2 shared", "n2 unseen 0 login"), ["fault", "ok"], "n2 does not see what n1 wrote"),
+        (BOTH.replace("n2 shared", "n2 missing"), ["fault", "ok"], "n2 has no such folder"),
+        (BOTH.replace("n1 shared", "n1 unwritable"), ["fault", "ok"], "n1 cannot write there"),
+        (BOTH.replace("n2 answers", "n2 silent 127"), ["ok", "fault"], "written and read"),
+        ("preflight n1 shared\npreflight n1 answers\n", ["fault", "ok"], "only n1 answered"),
     ],
 )
 def test_a_run_directory(text: str, statuses: list[str], words: str) -> None:
     found = judge_shared(text, where="/shared", command="patchline")
     assert [one.status for one in found] == statuses
-    assert words in found[0].value
+    assert words in found[0].found
 
 
 def test_nodes_that_are_well() -> None:
@@ -49,13 +49,13 @@ def test_a_slow_environment_is_said(first: float, cached: float, status: str) ->
     )
     imports = judge_deep(text, nodes=1)[0]
     assert (imports.name, imports.status) == ("imports", status)
-    assert f"in {first:.1f} s on the slowest node, {cached:.1f} s once cached; from nfs4" in imports.value
+    assert f"in {first:.1f} s on the slowest node, {cached:.1f} s once cached; from nfs4" in imports.found
 
 
 def test_a_slow_node_is_named_by_its_slowest_rank() -> None:
     text = done("n1", 0) + done("n1", 1) + done("n2", 2) + done("n2", 3, 0.12) + done("n3", 4)
     _, speed, _ = judge_deep(text, nodes=3)
-    assert (speed.status, "n2 20 % slower" in speed.value, "--exclude=n2" in speed.todo) == ("warning", True, True)
+    assert (speed.status, "n2 20 % slower" in speed.found, "--exclude=n2" in speed.todo) == ("warning", True, True)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_a_slow_node_is_named_by_its_slowest_rank() -> None:
 )
 def test_an_exchange_that_fails_is_named_by_node(text: str, words: str) -> None:
     *_, exchange = judge_deep(text, nodes=2)
-    assert (exchange.status, words in exchange.value) == ("failed", True), exchange
+    assert (exchange.status, words in exchange.found) == ("fault", True), exchange
 
 
 def test_nothing_printed() -> None:
-    assert [one.status for one in judge_deep("{not json}\n", nodes=2)] == ["failed"]
+    assert [one.status for one in judge_deep("{not json}\n", nodes=2)] == ["fault"]
 
 
 @pytest.mark.long

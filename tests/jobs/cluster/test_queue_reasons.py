@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from jobs.cluster.queue_reasons import QueueFinding, finding_of, findings_of_nodes, findings_of_tasks, num_tasks
+from jobs.cluster.queue_reasons import finding_of, findings_of_nodes, findings_of_tasks, num_tasks
 from jobs.cluster.slurm import JobFacts, NodeFacts
+from shards.errors import Finding
 
 JOB = JobFacts(
     job="12",
@@ -43,7 +44,7 @@ JOB = JobFacts(
 )
 def test_waiting(reason: str, words: str, todo: str) -> None:
     found = finding_of(replace(JOB, reason=reason))
-    assert words in found.words
+    assert words in found.found
     assert todo in found.todo
     assert bool(found.todo) is bool(todo)
 
@@ -51,13 +52,13 @@ def test_waiting(reason: str, words: str, todo: str) -> None:
 def test_what_it_waits_for() -> None:
     never = finding_of(replace(JOB, reason="DependencyNeverSatisfied", dependency="afterok:1(failed)"))
     expected = "will never start: it waited for the success of job 1, which failed"
-    assert never == QueueFinding(words=expected, todo="scancel 12, then submit again")
+    assert never == Finding(found=expected, todo="scancel 12, then submit again")
     after = replace(JOB, reason="Dependency", dependency="afterany:2(unfulfilled),afterany:3_*(unfulfilled)")
-    assert finding_of(after).words == "waits for job 2 and job 3_*"
+    assert finding_of(after).found == "waits for job 2 and job 3_*"
     chain = finding_of(replace(JOB, reason="Dependency", dependency="singleton(unfulfilled)"))
-    assert chain.words == "waits for its earlier jobs of the same name"
+    assert chain.found == "waits for its earlier jobs of the same name"
     begins = finding_of(replace(JOB, reason="BeginTime", start_time="2026-11-23T11:45:43"))
-    assert begins.words.startswith("may start again from 2026-11-23 11:45:43 on")
+    assert begins.found.startswith("may start again from 2026-11-23 11:45:43 on")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_it_waits_for() -> None:
     ],
 )
 def test_other_states(state: str, exit_code: str, words: str) -> None:
-    assert finding_of(replace(JOB, state=state, exit_code=exit_code, nodes="n1")).words.startswith(words)
+    assert finding_of(replace(JOB, state=state, exit_code=exit_code, nodes="n1")).found.startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_job_whose_log_the_node_could_not_open(reason: str, exit_code: str) ->
     """There is no log to look at."""
     job = replace(JOB, state="FAILED", reason=reason, exit_code=exit_code, log="/runs/my run/submit/x-12.out")
     found = finding_of(job, run_dir="/runs/my run")
-    assert found.words.startswith("could not start: its node could not open its log /runs/my run/submit/x-12.out, or")
+    assert found.found.startswith("could not start: its node could not open its log /runs/my run/submit/x-12.out, or")
     assert "patchline preflight --cluster FILE --run-dir '/runs/my run'" in found.todo
     assert "--run-dir '/runs/my run/submit'" in finding_of(job).todo, "of a job without a run, the folder of its log"
     assert "log" not in found.todo
@@ -109,7 +110,7 @@ def test_nodes_that_are_not_well() -> None:
     states = ("allocated", "mixed", "idle", "down*", "draining", "allocated*", "planned")
     nodes = [NodeFacts(name=f"n{at}", state=state, reason="none") for at, state in enumerate(states)]
     found = findings_of_nodes([*nodes, NodeFacts(name="n9", state="drained", reason="Duplicate jobid")])
-    assert [finding.words for finding in found] == [
+    assert [finding.found for finding in found] == [
         "node n3 is down, does not answer",
         "node n4 is draining",
         "node n5 is allocated, does not answer",
@@ -138,7 +139,7 @@ def test_an_array() -> None:
             ("PENDING", "BeginTime", 1),
         )
     )
-    assert [one.words.partition(" on")[0] for one in found] == [
+    assert [one.found.partition(" on")[0] for one in found] == [
         *(f"task 12_R{number}: runs for 00:00:00 of 01:00:00" for number in range(4)),
         "2 more tasks running",
         "900 tasks 12_[0-899]: waits for nodes to become free",
@@ -150,15 +151,15 @@ def test_an_array() -> None:
 
 def test_one_job_and_many_states() -> None:
     running = findings_of_tasks([replace(JOB, job=f"12_{number}", state="RUNNING") for number in (10, 9, 2)])
-    assert [one.words[:10].strip(":") for one in running] == ["task 12_2", "task 12_9", "task 12_10"]
-    assert findings_of_tasks([JOB])[0].words == "job 12: waits; Slurm has not said yet why"
+    assert [one.found[:10].strip(":") for one in running] == ["task 12_2", "task 12_9", "task 12_10"]
+    assert findings_of_tasks([JOB])[0].found == "job 12: waits; Slurm has not said yet why"
     found = findings_of_tasks(tasks(*(("PENDING", f"Reason{number}", 2) for number in range(9))))
-    assert [one.words for one in found][3:] == [
+    assert [one.found for one in found][3:] == [
         "2 tasks, such as 12_P0: waits: Reason3",
         "10 more tasks in other states",
     ]
     held = findings_of_tasks(tasks(("PENDING", "JobHeldUser", 1), ("RUNNING", "", 1)))
-    assert (held[0].words[:9], held[1].todo) == ("task 12_R", "scontrol release 12_P0")
+    assert (held[0].found[:9], held[1].todo) == ("task 12_R", "scontrol release 12_P0")
 
 
 @pytest.mark.parametrize(

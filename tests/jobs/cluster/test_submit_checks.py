@@ -5,25 +5,25 @@ import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jobs.cluster import submit_checks
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.submit_checks import (
+    AskedJob,
     PartitionLimits,
     file_system,
     gate_minutes,
+    judge_margin,
+    judge_most_nodes,
+    judge_time,
     limits_of,
     planned_save_seconds,
-    refuse_local,
-    refuse_over_limits,
-    refuse_short_limit,
-    refuse_short_margin,
-    refuse_uneven,
+    refuse_job,
     refuse_unprintable,
     refuse_unreachable,
-    refuse_wrong_place,
     urls_of,
 )
 from jobs.recipes.pretrain import RECIPES
@@ -40,6 +40,20 @@ SHOWN = (
     "PartitionName=main Default=YES DefaultTime=NONE MaxNodes=4 MaxTime=2-00:00:00 State=UP\\n"
     "PartitionName=tiny Default=NO DefaultTime=NONE MaxNodes=8 MaxTime=00:10:00 State=UP\\n"
 )
+
+
+def check(
+    run_dir: str = "",
+    *,
+    nodes: int = 1,
+    job: object = None,
+    cluster: ClusterConfig = ClusterConfig(),  # noqa: B008 - frozen
+    environ: dict[str, str] = {"PATH": ""},  # noqa: B006 - not changed
+) -> None:
+    """Checks a job for a partition without limits, by default without Slurm."""
+    own = SimpleNamespace(run_dir=run_dir) if job is None else replace(job, run_dir=run_dir) if run_dir else job  # type: ignore[type-var]
+    asked = AskedJob(job=own, nodes=nodes, time_limit="", has_ranks=True)
+    refuse_job(asked, cluster, PartitionLimits(name="x"), environ)
 
 
 def test_one_url_for_each_bucket() -> None:
@@ -75,18 +89,20 @@ def test_buckets_that_cannot_be_used_are_refused_or_in_a_dry_run_named(caplog: p
     ("path", "kind"),
     [("/run/x", "tmpfs"), ("/shared/runs/new", "nfs4"), ("/home/x", "overlay"), ("/my runs/x", "tmpfs")],
 )
-def test_file_systems(path: str, kind: str) -> None:
-    assert file_system(Path(path), MOUNTS) == kind
+def test_file_systems(path: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr(submit_checks, "_MOUNTS", tmp_path / "mounts")
+    assert file_system(Path(path)) == kind
 
 
 def test_a_run_directory_in_memory_is_refused_on_several_nodes(caplog: pytest.LogCaptureFixture) -> None:
     shared = "/dev/shm/run"  # noqa: S108 - nothing is written there
-    refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=1, limit="")
+    check(shared)
     assert "a requeue that lands on another node starts from scratch there; choose another folder" in caplog.text
     with pytest.raises(
         UserError, match="on tmpfs, in the memory of this machine; allowed: storage that all nodes share"
     ):
-        refuse_wrong_place(ClusterConfig(), run_dir=shared, nodes=2, limit="")
+        check(shared, nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -104,20 +120,13 @@ def test_ranks_that_the_stage_would_refuse_are_refused_before_anything_is_queued
 ) -> None:
     job = replace(RECIPES["vit_h14_jft"](), **changes)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
-        refuse_uneven(ClusterConfig(gpus_per_node=gpus), nodes=nodes, job=job)
+        check(nodes=nodes, job=job, cluster=ClusterConfig(gpus_per_node=gpus))
 
 
 def test_a_run_that_has_begun_may_have_more_ranks_than_lanes(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").touch()
     job = replace(RECIPES["vit_h14_jft"](), run_dir=str(tmp_path))
-    refuse_uneven(ClusterConfig(gpus_per_node=8), nodes=128, job=job)
-
-
-def test_time_limits() -> None:
-    refuse_short_limit(0.0, "", margin=120)
-    refuse_short_limit(10.0, "3", margin=120)
-    with pytest.raises(UserError, match="the ranks are asked to save 120 s before it; raise --time"):
-        refuse_short_limit(0.0, "2", margin=120)
+    check(nodes=128, job=job, cluster=ClusterConfig(gpus_per_node=8))
 
 
 def test_a_margin_shorter_than_the_saves_of_the_run(tmp_path: Path) -> None:
@@ -128,7 +137,7 @@ def test_a_margin_shorter_than_the_saves_of_the_run(tmp_path: Path) -> None:
     ]
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UserError, match="held this run up for 150 s so far, and margin_seconds is 120"):
-        refuse_wrong_place(ClusterConfig(), run_dir=str(tmp_path), nodes=1, limit="")
+        check(str(tmp_path))
 
 
 def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
@@ -138,13 +147,13 @@ def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
     one, two = (planned_save_seconds(job, nodes=nodes, gpus=8) for nodes in (1, 2))
     assert one == pytest.approx(0.631 * 12, rel=0.02)
     assert two == pytest.approx(one / 2, rel=0.02)
-    refuse_short_margin(one, 10)
-    with pytest.raises(UserError, match="a save would take about 12 s at 1 GB/s per node, and margin_seconds is 10"):
-        refuse_short_margin(12.0, 10)
+    assert judge_margin(10, planned_seconds=one).status == "ok"
+    short = judge_margin(10, planned_seconds=12.0)
+    assert short.found == "a save would take about 12 s at 1 GB/s per node, and margin_seconds is 10"
     slow = replace(job, model=replace(job.model, depth=128))
     cluster = ClusterConfig(gpus_per_node=8, margin_seconds=20)
     with pytest.raises(UserError, match="a save would take about"):
-        refuse_wrong_place(cluster, run_dir=str(tmp_path), nodes=1, limit="", job=slow)
+        check(str(tmp_path), job=slow, cluster=cluster)
 
 
 def test_what_cannot_be_planned_is_left_to_the_stage() -> None:
@@ -159,7 +168,7 @@ ON_A_DISK = "/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n"
 def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose root is a disk, and that shares nothing; its /proc/mounts and its list of exports."""
     (tmp_path / "mounts").write_text(ON_A_DISK)
-    monkeypatch.setattr(submit_checks, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(submit_checks, "_MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(submit_checks, "_EXPORTS", tmp_path / "etab")
     return tmp_path
 
@@ -181,17 +190,17 @@ def test_a_disk_that_other_machines_do_not_see_is_refused(
     environ = programs(on_a_disk, sinfo=f"echo {known}")
     expected = pytest.raises(UserError, match=r"is on a disk of this machine \(ext4\), which the nodes, such as gpu1,")
     with expected if refused else nullcontext():
-        refuse_local(run_dir, nodes=nodes, partition="gpu", environ=environ)
+        check(run_dir, nodes=nodes, environ=environ)
     assert ("a requeue that lands on another node" in caplog.text) == (nodes == 1)
-    refuse_local(run_dir, nodes=nodes, partition="gpu", environ={"PATH": str(on_a_disk / "none")})
+    check(run_dir, nodes=nodes, environ={"PATH": str(on_a_disk / "none")})
 
 
 def test_a_head_node_that_shares_its_disk_passes(on_a_disk: Path) -> None:
     (on_a_disk / "etab").write_text("/home\t*(rw,sync)\n/opt/my\\040tools\t10.0.0.0/8(ro)\n")
     environ = programs(on_a_disk, sinfo="echo gpu1 gpu1")
-    refuse_local("/home/me/run", nodes=2, partition="", environ=environ)
+    check("/home/me/run", nodes=2, environ=environ)
     with pytest.raises(UserError, match="is on a disk of this machine"):
-        refuse_local("/homes/me/run", nodes=2, partition="", environ=environ)
+        check("/homes/me/run", nodes=2, environ=environ)
 
 
 @pytest.mark.parametrize("run_dir", ["/run\n#SBATCH --uid=0", "/run\udcff"])
@@ -255,26 +264,51 @@ def test_no_limits_if_slurm_does_not_say(tmp_path: Path) -> None:
     assert limits_of("main", {"PATH": ""}) == PartitionLimits(name="main")
 
 
+TINY = PartitionLimits(name="tiny", seconds=600, default_seconds=90, nodes=8)
+
+
 @pytest.mark.parametrize(
-    ("nodes", "time_limit", "message"),
+    ("limits", "time_limit", "found", "todo"),
     [
-        (1, "11", r"the time limit is 11 min 0 s, and partition tiny allows 10 min 0 s.*lower --time"),
-        (1, "1-00", "would wait for ever"),
-        (9, "5", "9 nodes are asked for.*allows 8.*lower --nodes"),
-        (1, "", "partition tiny ends a job without a time limit after 1 min 30 s.*give --time"),
+        (
+            TINY,
+            "11",
+            "the time limit is 11 min 0 s, and partition tiny allows 10 min 0 s: the job would",
+            "lower --time",
+        ),
+        (
+            TINY,
+            "1-00",
+            "the time limit is 1 d 0 h, and partition tiny allows 10 min 0 s: the job would wait for ever",
+            "",
+        ),
+        (TINY, "", "partition tiny ends a job without a time limit after 1 min 30 s, and the ranks are", "give --time"),
+        (TINY, "2", "the time limit is 2 min 0 s, and the ranks are asked to save 120 s before it", "raise --time"),
+        (TINY, "10", "10 min 0 s, asked for: 10 min 0 s, of which 120 s are to save", ""),
+        (TINY, "10:00", "10 min 0 s, asked for: 10 min 0 s", ""),
+        (replace(TINY, default_seconds=600), "", "10 min 0 s, asked for: the default", ""),
+        (PartitionLimits(name="x"), "365-00", "no limit, asked for: ", ""),
     ],
 )
-def test_what_would_wait_for_ever_is_refused(nodes: int, time_limit: str, message: str) -> None:
-    limits = PartitionLimits(name="tiny", seconds=600, default_seconds=90, nodes=8)
-    with pytest.raises(UserError, match=message):
-        refuse_over_limits(limits, nodes=nodes, time_limit=time_limit, margin=120)
+def test_a_time_limit_that_waits_for_ever_or_saves_nothing_is_a_fault(
+    limits: PartitionLimits, time_limit: str, found: str, todo: str
+) -> None:
+    one = judge_time(limits, time_limit, margin=120)
+    assert (one.found[: len(found)], one.todo[: len(todo)]) == (found, todo)
+    assert (one.status == "fault") == bool(one.todo)
 
 
-def test_what_fits_passes() -> None:
-    limits = PartitionLimits(name="tiny", seconds=600, default_seconds=600, nodes=8)
-    for time_limit in ("10", "10:00", ""):
-        refuse_over_limits(limits, nodes=8, time_limit=time_limit, margin=120)
-    refuse_over_limits(PartitionLimits(name="x"), nodes=10_000, time_limit="365-00", margin=120)
+def test_more_nodes_than_a_partition_allows_are_a_fault() -> None:
+    assert [judge_most_nodes(TINY, num_nodes).status for num_nodes in (8, 9)] == ["ok", "fault"]
+    assert "9 nodes are asked for, spares with them, and partition tiny allows 8" in judge_most_nodes(TINY, 9).found
+    assert judge_most_nodes(PartitionLimits(name="x"), 10_000).status == "ok"
+
+
+def test_a_fault_is_an_error_that_names_the_way_around() -> None:
+    asked = AskedJob(job=None, nodes=7, time_limit="5", has_ranks=True)
+    with pytest.raises(UserError, match=r"^9 nodes are asked for.*; lower --nodes, or choose another .*--no-check$"):
+        refuse_job(asked, ClusterConfig(spares=2), TINY, {"PATH": ""})
+    refuse_job(replace(asked, has_ranks=False, time_limit="1"), ClusterConfig(spares=2), TINY, {"PATH": ""})
 
 
 def test_gates_fit_the_partition() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
-from pipeline.data import DataConfig, train_batches
-from pipeline.data.config import Share
+from pipeline.data.config import DataConfig, Share
 from pipeline.data.evaluation import evaluation_batches
 from pipeline.data.image_dataset import ImageDataset
+from pipeline.data.stream import train_batches
 from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, WillNotSucceedError

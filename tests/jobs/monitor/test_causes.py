@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from jobs.cluster.slurm import NodeFacts, parsed
-from jobs.monitor.causes import OURS, PYTHON, SIGNS, causes_of
+from jobs.monitor.causes import causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
+from jobs.monitor.logs import OURS, PYTHON, SIGNS
 from pipeline.training.reporting.ledger import ACCOUNTS
 from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from tests.jobs.monitor.test_evidence import NO_SLURM, write_exits, write_log
@@ -50,7 +51,7 @@ def failed(tmp_path: Path) -> Path:
 
 def first_of(found: Evidence) -> tuple[str, str, str]:
     one = causes_of(found)[0]
-    return one.words, one.evidence, one.todo
+    return one.found, one.seen, one.todo
 
 
 def test_what_torchrun_says_of_its_ranks_is_no_cause(failed: Path) -> None:
@@ -161,8 +162,8 @@ def test_a_held_job_and_a_drained_node_come_first(failed: Path) -> None:
     node = NodeFacts(name="n2", state="drained", reason="bad disk")
     found = replace(evidence_of(failed, NO_SLURM), jobs=(job,), nodes=(node,), has_slurm=True)
     first, second = causes_of(found)[:2]
-    assert (first.words[:11], first.todo[:18]) == ("job 7 is he", "scontrol release 7")
-    assert (second.words, "State=resume" in second.todo) == ("node n2 is drained: bad disk", True)
+    assert (first.found[:11], first.todo[:18]) == ("job 7 is he", "scontrol release 7")
+    assert (second.found, "State=resume" in second.todo) == ("node n2 is drained: bad disk", True)
 
 
 def test_what_the_folder_says(failed: Path) -> None:
@@ -171,7 +172,7 @@ def test_what_the_folder_says(failed: Path) -> None:
     (failed / "STOP").touch()
     line = {"step": 9, "kind": "spike", "action": "rewind"}
     (failed / "guard.jsonl").write_text(json.dumps(line) + "\n")
-    found = [cause.words for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.is_fault]
+    found = [cause.found for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.status == "fault"]
     assert found[0].startswith("it was asked to stop")
     assert any(words.startswith("the guard found a spike of the loss at step 9") for words in found)
     assert any(words.startswith("it has given up") for words in found)
@@ -179,14 +180,14 @@ def test_what_the_folder_says(failed: Path) -> None:
 
 def test_a_dataset_that_is_gone_and_a_full_disk(failed: Path) -> None:
     found = evidence_of(failed, NO_SLURM)
-    words = [cause.words for cause in causes_of(replace(found, missing=(("data.url", "/d"),), free_bytes=5 << 20))]
+    words = [cause.found for cause in causes_of(replace(found, missing=(("data.url", "/d"),), free_bytes=5 << 20))]
     assert words[0] == "--data.url is '/d', and nothing is there"
     assert any(one == "the disk of its folder has 5 MB left" for one in words)
 
 
 def test_an_end_without_a_word_is_still_a_fault(failed: Path) -> None:
-    (one,) = [cause for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.is_fault]
-    assert one.words.startswith("ended in step 9; step 5 is saved")
+    (one,) = [cause for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.status == "fault"]
+    assert one.found.startswith("ended in step 9; step 5 is saved")
 
 
 @pytest.mark.parametrize("label", ["", "0: ", " 3: ", "1: [rank3]: ", "1: [rank3]: [rank3]: "])
@@ -195,21 +196,19 @@ def test_a_line_with_and_without_labels(label: str) -> None:
     python = PYTHON.match(f"{label}torch.cuda.OutOfMemoryError: no")
     assert ours
     assert python
-    assert (ours[1], python[1]) == ("error: no dataset in 'd'", "torch.cuda.OutOfMemoryError: no")
+    assert (ours[1], python[1]) == ("no dataset in 'd'", "torch.cuda.OutOfMemoryError: no")
 
 
 @pytest.mark.parametrize("line", ["0: torch.x.ChildFailedError: ", "0: an error: no", "0: all is well", "error"])
 def test_what_is_no_cause(line: str) -> None:
     assert not OURS.match(line)
     assert not PYTHON.match(line)
-    assert not any(sign.pattern.search(line) for sign in SIGNS)
+    assert not any(pattern.search(line) for pattern, *_ in SIGNS)
 
 
 def test_an_evaluation_that_failed_is_told_and_is_no_fault(failed: Path) -> None:
     line = {"step": 9, "kind": "evaluation_failed", "action": "skipped", "reason": "data/test: gone"}
     (failed / "guard.jsonl").write_text(json.dumps(line) + "\n")
-    (cause,) = [
-        cause for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.evidence == "guard.jsonl: last line"
-    ]
-    assert cause.words == "the guard found an evaluation that failed at step 9, the last of 1 (did: skipped)"
-    assert not cause.is_fault
+    (cause,) = [cause for cause in causes_of(evidence_of(failed, NO_SLURM)) if cause.seen == "guard.jsonl: last line"]
+    assert cause.found == "the guard found an evaluation that failed at step 9, the last of 1 (did: skipped)"
+    assert cause.status == "ok"

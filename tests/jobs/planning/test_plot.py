@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def drawn(out: Path, **changes: object) -> str:
-    job = replace(JOB, out=str(out), **changes)  # type: ignore[arg-type]
+    job = replace(JOB, out=str(out), **changes)
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     write_plot(job, node_rows(job, cost))
     return out.read_text()

@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from jobs.reports.facts import gather
-from jobs.reports.report import summary
+from jobs.reports.report import Kind, curve_plot, kind_of, summary, time_bar
+from pipeline.runs.curves import Curve
+from shards.output.quantities import percent
 from tests.jobs.reports.test_ls import make
 from tests.pipeline.training.test_rewind import POISON, REWIND, STEPS, words_of
 from tests.rigs.browser import CHROMIUM, browser
@@ -21,6 +24,7 @@ from tests.rigs.processes import patchline
 from tests.rigs.training import AT_ONCE, losses, run
 
 pytestmark = pytest.mark.slow
+KIND = Kind(title="A curve", unit="<i>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +167,39 @@ def test_half_a_ledger_no_metrics_and_no_tensorboard_are_notes(made: Made, tmp_p
     assert "metrics.jsonl has no line yet" in said
     assert "no file of TensorBoard" in said
     assert "unknown: starts.jsonl is missing" in said
+
+
+@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [1e-9, 1e9], [-5.0, 0.0, 3.0], [0.0, 0.0], [1e299, -1e299]])
+def test_any_values_have_a_picture(values: list[float]) -> None:
+    steps = array("q", range(1, len(values) + 1))
+    curve = Curve(name="time/<b>", steps=steps, values=array("d", values), num_not_finite=0)
+    plot = curve_plot(curve, KIND, marks=(1, 2))
+    assert "time/&lt;b&gt; over steps" in plot
+    assert "<b>" not in plot
+    assert "&lt;i&gt;" in plot
+    assert "<i>" not in plot
+    assert "nan" not in plot
+
+
+def test_a_schedule_keeps_its_shape() -> None:
+    curve = Curve(name="rate", steps=array("q", [1, 2, 3]), values=array("d", [1e-6, 1.0, 0.5]), num_not_finite=0)
+    assert "log scale" in curve_plot(curve, KIND)
+    assert "log scale" not in curve_plot(curve, replace(KIND, may_be_log=False))
+
+
+def test_the_bar_is_described() -> None:
+    assert 'aria-label="Where the time went: a 25.0 %, b 75.0 %."' in time_bar({"x": 1, "y": 3}, {"x": "a", "y": "b"})
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("test_accuracy", "Accuracy on the held-out dataset"),
+        ("eval/digits-test/accuracy", "Accuracy on digits-test"),
+        ("eval/digits-test/ema_accuracy", "Accuracy on digits-test of the averaged weights"),
+        ("fewshot/5_shots", "5-shot accuracy"),
+    ],
+)
+def test_scores_are_shown_in_percent_beside_the_loss(name: str, title: str) -> None:
+    kind = kind_of(name)
+    assert (kind.title, kind.text, kind.is_cost) == (title, percent, False)

@@ -18,8 +18,8 @@ from jobs.reports.worth import worth_of
 from jobs.train import sweep
 from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from shards.errors import UserError
-from tests.jobs.reports.test_compare_facts import written
 from tests.jobs.reports.test_ls import CHECKOUT
+from tests.jobs.reports.test_points import written
 from tests.rigs.fake_runs import finish, override, runs_are_over_at_once
 from tests.rigs.forks import ONE_THREAD
 from tests.rigs.processes import patchline

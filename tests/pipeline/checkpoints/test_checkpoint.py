@@ -64,7 +64,7 @@ def test_a_fragment_is_filled_from_the_files_that_hold_it(finished_runs: Finishe
     name = "blocks.0.mlp.dense1.weight"
     expected = RankFiles(store, manifest).tensor(name, slot="master").flatten()
     fragment = Fragment(name=name, start=5, length=900, slots={"master": torch.zeros(900)})
-    reader.load(manifest, fragment, "master")
+    reader.load(manifest, [(fragment, "master")])
     assert torch.equal(fragment.slots["master"], expected[5:905])
 
 

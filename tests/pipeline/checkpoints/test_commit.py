@@ -10,6 +10,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import OvertakenError, commit, draft_manifest, retire, with_reports
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
@@ -19,7 +20,7 @@ from pipeline.checkpoints.manifest import (
 )
 from pipeline.checkpoints.rank_file_out import FileRecord, RankReport, file_name, report_name, report_to_json
 from pipeline.checkpoints.saves import lay_out
-from pipeline.checkpoints.writer_messages import CommitOrder, Retention
+from pipeline.checkpoints.writer_messages import CommitOrder
 from pipeline.training.saving.save import saved_job
 from shards.errors import StorageError
 from shards.store import LocalStore, Store

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.checkpoints.attempts import ATTEMPTS, Attempt, attempt_to_json, record_path
 from pipeline.checkpoints.commit import retire
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
-from pipeline.checkpoints.writer_messages import Retention
 from shards.store import open_store
 
 OLD, OWN = "0001-aaaaaaaa", "0002-bbbbbbbb"

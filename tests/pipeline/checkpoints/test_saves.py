@@ -16,7 +16,7 @@ from safetensors.torch import load
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.commit import draft_manifest
-from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.config import CheckpointConfig, Retention
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest
 from pipeline.checkpoints.rank_file_out import Piece
 from pipeline.checkpoints.saves import (
@@ -35,7 +35,6 @@ from pipeline.checkpoints.saves import (
 )
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
-from pipeline.checkpoints.writer_messages import Retention
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from pipeline.ranks.collectives import sums
 from pipeline.ranks.world import World

@@ -166,7 +166,7 @@ def resume(world: World, folder: Path, stage: int, gathered_bytes: int) -> tuple
     manifest = checkpoints.newest()
     assert manifest
     own = fragments_of(list(owned(SMALL, stage=stage, num_ranks=world.num_ranks))[world.rank], is_filled=False)
-    checkpoints.load_all(manifest, [(fragment, slot) for fragment in own for slot in fragment.slots])
+    checkpoints.load(manifest, [(fragment, slot) for fragment in own for slot in fragment.slots])
     wrong = [
         f"{slot} of {one.name}"
         for one in own

@@ -3,13 +3,13 @@
 import pytest
 
 from pipeline.checkpoints import writer_messages
+from pipeline.checkpoints.config import Retention
 from pipeline.checkpoints.writer_messages import (
     BufferFit,
     Command,
     CommitOrder,
     Hurry,
     LineSplitter,
-    Retention,
     SaveResult,
     Write,
     from_line,

@@ -504,7 +504,8 @@ def test_a_folder_that_vanishes_is_no_damaged_dataset(packed: Path, tmp_path: Pa
 
 LEFT_OPEN = """
 import sys
-from pipeline.data import DataConfig, train_batches
+from pipeline.data.config import DataConfig
+from pipeline.data.stream import train_batches
 def taken(url):
     config = DataConfig(lanes=4, window_blocks=2, num_threads=2)
     with train_batches(url, global_batch=12, image_size=16, config=config) as batches:

@@ -34,7 +34,15 @@ from pipeline.data.augment import (
     training_viewport,
 )
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig
-from pipeline.data.crop_decoder import LIBRARY_NAME, SAMPLE, SOURCES, CropDecoder, view_settings
+from pipeline.data.crop_decoder import (
+    LIBRARY_NAME,
+    SAMPLE,
+    CropDecoder,
+    ViewSettings,
+    is_newer_than_known,
+    sources_in,
+    view_settings,
+)
 from pipeline.data.decode import DecodeError, Pixels, turn_of
 from pipeline.data.transform import checked_decoder, crop_decoder, train_view
 from pipeline.machine.probes import decoder_checks
@@ -326,10 +334,10 @@ def test_one_wrong_number_is_found_when_it_is_loaded(
 @pytest.mark.usefixtures("decoder")
 def test_a_stale_library_is_not_used(tmp_path: Path) -> None:
     folder = Path(transform.__file__).parent
-    for name in (LIBRARY_NAME, *SOURCES):
-        shutil.copy(folder / name, tmp_path)
+    for path in (folder / LIBRARY_NAME, *sources_in(folder)):
+        shutil.copy(path, tmp_path)
     assert checked_decoder(tmp_path / LIBRARY_NAME)[0] is not None
-    with (tmp_path / SOURCES[0]).open("a") as source:
+    with (tmp_path / "crop_decoder.c").open("a") as source:
         source.write("/* a newer one */\n")
     stale, reason = checked_decoder(tmp_path / LIBRARY_NAME)
     assert stale is None
@@ -392,6 +400,73 @@ def test_the_libjpeg_that_was_loaded_is_asked_for_its_version(
             module.loaded_libjpeg(1)
     else:
         assert module.loaded_libjpeg(1) == says.decode().split(" (")[0].replace(" version", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_newer"),
+    [
+        ("libjpeg-turbo 2.1.5", False),
+        ("libjpeg-turbo 3.1.99", False),
+        ("libjpeg-turbo 3.2.0", True),
+        ("libjpeg-turbo 3.10.0", True),
+        ("libjpeg-turbo 10.0.0", True),
+        pytest.param("libjpeg-turbo beta", True, id="without a version"),
+    ],
+)
+def test_the_private_structure_is_used_only_in_versions_that_are_known(name: str, is_newer: bool) -> None:
+    assert is_newer_than_known(name) == is_newer
+
+
+def test_a_newer_libjpeg_decodes_the_huffman_codes(
+    decoder: CropDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_NEWEST_LIBJPEG", (2, 0))
+    newer, reason = checked_decoder(Path(transform.__file__).parent / LIBRARY_NAME)
+    assert newer is not None
+    assert (newer.leaves_huffman, reason) == (True, "")
+    assert f"data.huffman_decoder is libjpeg-turbo, whatever the job says: {decoder.name} is newer" in caplog.text
+    monkeypatch.setattr(transform, "_own_decoder", lambda: (newer, ""))
+    assert transform.decoder_name() == f"crop decoder ({decoder.name}, which also decodes the Huffman codes)"
+
+
+class _HuffmanCodesAreWrong(CropDecoder):
+    """Returns wrong pixels unless libjpeg-turbo decodes the Huffman codes."""
+
+    def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
+        is_filled = super().fill(data, plan, out=out, leaves_huffman=leaves_huffman)
+        out[0, 0, 0] ^= not self.leaves_huffman
+        return is_filled
+
+
+def test_if_our_huffman_decoder_gives_other_pixels_libjpegs_is_used(
+    decoder: CropDecoder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transform, "CropDecoder", _HuffmanCodesAreWrong)
+    found, reason = checked_decoder(Path(transform.__file__).parent / LIBRARY_NAME)
+    assert found is not None
+    assert (found.leaves_huffman, reason) == (True, "")
+    assert f"{decoder.name} gives other pixels with Patchline's" in caplog.text
+
+
+def test_a_chunk_leaves_the_huffman_codes_too(decoder: CropDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, asked = view_settings(DataConfig(), size=16, resize_pixels=16), []
+    assert settings
+
+    class Library:
+        def sample_views_fill(self, _data: int, _count: int, given: Any, *_: int) -> None:
+            asked.append(given._obj.leaves_huffman)
+
+    monkeypatch.setattr(decoder, "_library", Library())
+    for leaves in (False, True):
+        monkeypatch.setattr(decoder, "leaves_huffman", leaves)
+        decoder.fill_all(np.zeros(1, dtype=SAMPLE), settings, out=np.zeros((1, 16, 16, 3), dtype=np.uint8))
+    assert (asked, settings.leaves_huffman) == ([0, 1], 0)
+
+
+def test_structures_are_as_large_as_in_c() -> None:
+    """The C files assert the same numbers when they are compiled."""
+    sizes = [ctypes.sizeof(module._Request), SAMPLE.itemsize, ctypes.sizeof(ViewSettings)]
+    assert [*sizes, ctypes.sizeof(module._Operation)] == [76, 56, 80, 32]
 
 
 @pytest.mark.parametrize("kind", ["420", "444", "Gray", "optimised", "restart blocks"])

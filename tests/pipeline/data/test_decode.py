@@ -349,7 +349,7 @@ def test_whatever_a_library_raises_is_a_fault_of_that_image(
                 sample, draws = Stored(data), draws_of(np.array([7]), np.array([0]), seed=0)[0]
                 draws[-1] = 0.0  # mirrored
                 try:
-                    train_view(sample, draws, config=config, out=np.zeros((16, 16, 3), np.uint8), use_library=False)
+                    train_view(sample, draws, config=config, out=np.zeros((16, 16, 3), np.uint8))
                 except DecodeError as fault:
                     faults.append(str(fault))
     assert faults or call[1].startswith("decode_jpeg"), "after simplejpeg, Pillow is asked"

@@ -14,7 +14,7 @@ import simplejpeg
 import hatch_build
 from pipeline.data import crop_decoder as module
 from pipeline.data.augment import Box, ViewPlan, Viewport
-from pipeline.data.crop_decoder import LIBRARY_NAME, SOURCES, CropDecoder
+from pipeline.data.crop_decoder import LIBRARY_NAME, CropDecoder, sources_in
 from pipeline.data.decode import DecodeError, Pixels, decode_stored, scaled_size, turn_of, turned
 from pipeline.data.transform import crop_decoder
 from pipeline.data.window_resize import show
@@ -66,8 +66,8 @@ def test_the_fuzzer_finds_nothing(tmp_path: Path) -> None:
 def library_in(folder: Path) -> Path:
     """Builds the library in `folder`. Its own decoder of Huffman codes takes JPEGs of any size."""
     folder.mkdir()
-    for name in SOURCES:
-        shutil.copy(Path(module.__file__).parent / name, folder)
+    for source in sources_in(Path(module.__file__).parent):
+        shutil.copy(source, folder)
     changed = folder / "crop_decoder.c"
     text = changed.read_text()
     assert text.count("LEAST_BYTES = 4096") == 1

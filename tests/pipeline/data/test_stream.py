@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data import AugmentConfig, Batch, BatchStream, DataConfig, train_batches
-from pipeline.data.config import Share
+from pipeline.data.batches import Batch
+from pipeline.data.config import AugmentConfig, DataConfig, Share
 from pipeline.data.image_dataset import open_dataset
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.stream import plan_stream
+from pipeline.data.stream import BatchStream, plan_stream, train_batches
 from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import World, leave
 from shards.errors import UserError, WillNotSucceedError
@@ -360,8 +360,10 @@ def test_a_planned_stream_reads_nothing_and_knows_what_it_needs(url: str) -> Non
     share = Share(global_batch=BATCH, rank=1, num_ranks=2)
     config = replace(CONFIG, url=url)
     alone, both = (
-        plan_stream(config, seed=3, image_size=SIZE, share=share, num_local_ranks=number) for number in (1, 2)
+        plan_stream(config, seed=3, image_size=SIZE, share=share, num_cores=3, num_local_ranks=number)
+        for number in (1, 2)
     )
+    assert both.config.num_threads == (CONFIG.num_threads or 3)
     assert both.most_read_ahead_bytes == 2 * alone.most_read_ahead_bytes > 0
     assert (both.start.next_step, both.start.seed, both.start.image_size) == (0, 3, SIZE)
     with train_batches(url, global_batch=BATCH, image_size=SIZE, seed=3, config=CONFIG) as batches:

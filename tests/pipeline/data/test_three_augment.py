@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from pipeline.data import train_batches
 from pipeline.data.augment import recoloured
 from pipeline.data.config import COLOUR_DRAWS, AugmentConfig, DataConfig
+from pipeline.data.stream import train_batches
 from shards.errors import UserError
 from tests.rigs.datasets import packed_folders
 

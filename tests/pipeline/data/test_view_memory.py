@@ -16,7 +16,7 @@ from PIL import Image
 from pipeline.data.augment import draws_of
 from pipeline.data.config import AugmentConfig
 from pipeline.data.decode import DecodeError, Pixels
-from pipeline.data.transform import crop_decoder, evaluation_view, train_view
+from pipeline.data.transform import crop_decoder, evaluation_view, train_view, training_plan
 from pipeline.shared_settings import EvaluationTransform
 
 BYTES_A_PIXEL, OTHER_BYTES = 24, 200_000_000
@@ -63,7 +63,10 @@ def viewed(sample: Stored, how: str, *, use_library: bool) -> Pixels | None:
             evaluation_view(sample, EVALUATIONS[how], out=out, use_library=use_library)
         else:
             draws = draws_of(np.array([5]), np.array([0]), seed=0)[0]
-            train_view(sample, draws, config=AUGMENTS[how], out=out, use_library=use_library)
+            plan = training_plan(sample, draws, config=AUGMENTS[how], size=SIZE)
+            decoder = crop_decoder() if use_library else None
+            if decoder is None or not decoder.fill(sample.data, plan, out=out):
+                train_view(sample, draws, config=AUGMENTS[how], out=out)
     except DecodeError:
         return None
     return out

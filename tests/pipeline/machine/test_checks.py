@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.machine import checks
-from pipeline.machine.checks import Check
 from pipeline.training.zero.loading import TESTED
+from shards.errors import Finding
 
 GB = 10**9
 
@@ -67,7 +67,7 @@ def test_bounds_of_versions(found: str, bounds: str, is_right: bool) -> None:
         pytest.param(checks.judge_disk("/x", GB, "Read-only"), "fault", "Read-only", "--folder", id="not writable"),
     ],
 )
-def test_judgements(check: Check, status: str, found: str, todo: str) -> None:
+def test_judgements(check: Finding, status: str, found: str, todo: str) -> None:
     assert check.status == status
     assert found in check.found
     assert todo in check.todo

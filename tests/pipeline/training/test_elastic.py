@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from pipeline.data import train_batches
 from pipeline.data.config import DataConfig
+from pipeline.data.stream import train_batches
 from tests.rigs.kills import run_and_kill
 from tests.rigs.training import FinishedRuns, losses, pretrain_words, resumed_steps, run
 

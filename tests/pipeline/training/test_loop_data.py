@@ -13,8 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import read_record
-from pipeline.data import DataConfig, MixupConfig, RandAugmentConfig, mix_weights, train_batches
 from pipeline.data.batches import COUNT_NAMES
+from pipeline.data.config import DataConfig, MixupConfig, RandAugmentConfig
+from pipeline.data.mixup import mix_weights
+from pipeline.data.stream import train_batches
 from pipeline.models import build_model
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.training.reporting.metrics import read_metrics

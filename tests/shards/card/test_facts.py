@@ -31,7 +31,7 @@ def test_facts_of_a_packed_dataset(tmp_path: Path) -> None:
     dataset = open_dataset(str(packed_folders(tmp_path)))
     facts = gather_facts(dataset, num_tiles=9)
     assert facts.tally.num_images == dataset.num_samples == 15
-    assert facts.num_shards == 4
+    assert len(facts.manifest.shards) == 4
     assert facts.num_blocks == 7
     assert facts.class_names == ("c0", "c1", "c2")
     assert facts.class_counts.tolist() == [5, 5, 5]
@@ -45,7 +45,7 @@ def test_tars_made_by_others(tmp_path: Path) -> None:
     shutil.copytree(packed_folders(tmp_path) / "shards", tmp_path / "tars")
     assert run(IndexJob(url=str(tmp_path / "tars"), index_url=str(tmp_path / "index"))) == 0
     facts = gather_facts(open_dataset(str(tmp_path / "index")), num_tiles=6)
-    assert facts.is_adopted
+    assert facts.manifest.adopted
     assert len(facts.tiles) == 6
     assert facts.plan.settings["samples_per_block"] == 64
 

@@ -8,18 +8,17 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from shards.errors import UserError
+from shards.errors import Finding, UserError
 from shards.storage.s3_client import probing_client
 from shards.verifying.s3_probe import probe_store, unreachable
-from shards.verifying.verdict import Verdict
 from tests.rigs.s3 import free_port
 
 
 def test_a_store_that_keeps_to_the_specification(any_bucket: str) -> None:
     """moto and Ceph; nothing is left in the bucket."""
-    verdicts = probe_store(f"s3://{any_bucket}/some/prefix")
+    findings = probe_store(f"s3://{any_bucket}/some/prefix")
     names = ("write", "ranges", "parts", "list", "delete")
-    assert [(one.name, one.status) for one in verdicts] == [(f"S3 {name}", "ok") for name in names], verdicts
+    assert [(one.name, one.status) for one in findings] == [(f"S3 {name}", "ok") for name in names], findings
     assert "Contents" not in boto3.session.Session().client("s3").list_objects_v2(Bucket=any_bucket)
 
 
@@ -39,19 +38,19 @@ def refused(**_: Any) -> None:
         pytest.param(
             "after-call.s3.GetObject",
             lambda parsed, **_: parsed.update(Body=io.BytesIO(b"other")),
-            {"S3 write": ("failed", "use another store"), "S3 ranges": ("failed", "a proxy that passes Range on")},
+            {"S3 write": ("fault", "use another store"), "S3 ranges": ("fault", "a proxy that passes Range on")},
             id="other bytes",
         ),
         pytest.param(
             "before-call.s3.UploadPart",
             refused,
-            {"S3 parts": ("failed", "uploads in parts of 5 MiB")},
+            {"S3 parts": ("fault", "uploads in parts of 5 MiB")},
             id="parts are refused",
         ),
         pytest.param(
             "after-call.s3.HeadObject",
             other_answer(ContentLength=3),
-            {"S3 parts": ("failed", "use another store")},
+            {"S3 parts": ("fault", "use another store")},
             id="a part is lost",
         ),
         pytest.param(
@@ -64,16 +63,16 @@ def refused(**_: Any) -> None:
             "before-call.s3.PutObject",
             refused,
             {
-                "S3 write": ("failed", "give credentials that may"),
-                "S3 ranges": ("failed", "give credentials that may"),
-                "S3 list": ("failed", "give credentials that may"),
+                "S3 write": ("fault", "give credentials that may"),
+                "S3 ranges": ("fault", "give credentials that may"),
+                "S3 list": ("fault", "give credentials that may"),
             },
             id="nothing may be written",
         ),
         pytest.param(
             "before-call.s3.DeleteObject",
             refused,
-            {"S3 list": ("failed", "give credentials that may"), "S3 delete": ("warning", "by hand")},
+            {"S3 list": ("fault", "give credentials that may"), "S3 delete": ("warning", "by hand")},
             id="nothing may be deleted",
         ),
     ],
@@ -91,27 +90,27 @@ def test_what_a_store_does_not_do_is_named(
         return client
 
     monkeypatch.setattr("shards.verifying.s3_probe.probing_client", changed)
-    verdicts = probe_store(f"s3://{s3_bucket}")
-    assert {one.name: one.status for one in verdicts if one.status != "ok"} == {
+    findings = probe_store(f"s3://{s3_bucket}")
+    assert {one.name: one.status for one in findings if one.status != "ok"} == {
         name: status for name, (status, _) in found.items()
-    }, verdicts
-    assert all(found[one.name][1] in one.todo for one in verdicts if one.status != "ok"), verdicts
+    }, findings
+    assert all(found[one.name][1] in one.todo for one in findings if one.status != "ok"), findings
 
 
 def test_what_cannot_be_reached_is_one_verdict(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (missing,) = probe_store("s3://no-such-bucket-here/x")
-    assert (missing.status, "create the bucket" in missing.todo) == ("failed", True), missing
+    assert (missing.status, "create the bucket" in missing.todo) == ("fault", True), missing
     (away,) = probe_store("s3://bucket/x", endpoint=f"http://127.0.0.1:{free_port()}")
-    assert "S3 is unreachable" in away.value
+    assert "S3 is unreachable" in away.found
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     nobody = unreachable("s3://bucket/x", endpoint=s3_endpoint)
     assert nobody is not None
-    assert "no usable S3 credentials" in nobody.value
+    assert "no usable S3 credentials" in nobody.found
     named = unreachable("s3://bucket/x", endpoint=s3_endpoint, profile="none-such")
     assert named is not None
-    assert "no profile 'none-such'" in named.value
+    assert "no profile 'none-such'" in named.found
 
 
 def test_a_url_of_something_else() -> None:
@@ -120,5 +119,5 @@ def test_a_url_of_something_else() -> None:
 
 
 def test_nothing_is_to_be_done_unless_a_verdict_says_so() -> None:
-    found = Verdict(name="partition", status="ok", value="gpu")
+    found = Finding(name="partition", status="ok", found="gpu")
     assert (found.allowed, found.todo) == ("", "")

@@ -25,7 +25,7 @@ from pipeline.checkpoints.rank_file_out import read_report
 from pipeline.checkpoints.saves import RankFile, lay_out
 from pipeline.checkpoints.writer import copies
 from pipeline.checkpoints.writer.client import Writer
-from pipeline.checkpoints.writer.copies import BackgroundWriter, HostBuffer, InlineWriter, Room, choose_writer
+from pipeline.checkpoints.writer.copies import BackgroundWriter, Copies, HostBuffer, InlineWriter, Room, choose_writer
 from pipeline.checkpoints.writer_messages import SaveResult
 from pipeline.ranks.world import World
 from shards.errors import UserError
@@ -90,10 +90,11 @@ def test_a_buffer_that_cannot_be_mapped_can_be_fitted_again(descriptor: int, mon
     assert (buffer.num_bytes, os.fstat(descriptor).st_size) == (100, 100)
 
 
-class LateCopies:
+class LateCopies(Copies):
     """Copies of a GPU that the test ends. `calls`: what was asked of them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_over = False
         self.calls: list[str] = []
 

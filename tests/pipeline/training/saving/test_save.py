@@ -23,12 +23,11 @@ import torch.distributed as dist
 
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.checkpoints.checkpoint import Fragment
-from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.config import CheckpointConfig, Retention
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.checkpoints.saves import Saves, lay_out
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
-from pipeline.checkpoints.writer_messages import Retention
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from jobs import exit_codes
-from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.checkpoints.config import CheckpointConfig, Retention
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.stored import Best, read_best, write_best
 from pipeline.checkpoints.writer.copies import choose_writer
-from pipeline.checkpoints.writer_messages import Retention
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data import DataConfig, train_batches
 from pipeline.data.batches import COUNT_NAMES, NUM_VALID_REQUESTS, Batch
+from pipeline.data.config import DataConfig
+from pipeline.data.stream import train_batches
 from pipeline.training.zero import device_batches
 from pipeline.training.zero.device_batches import (
     CudaStreams,

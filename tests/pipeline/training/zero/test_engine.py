@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pipeline.checkpoints.manifest import MASTER
-from pipeline.data import AugmentConfig, DataConfig, train_batches
+from pipeline.data.config import AugmentConfig, DataConfig
+from pipeline.data.stream import train_batches
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World

@@ -9,9 +9,10 @@ import torch.distributed as dist
 
 from pipeline.models import ModelConfig, build_model
 from pipeline.ranks.collectives import timeouts
+from pipeline.ranks.environment import TimeLimits
 from pipeline.ranks.world import World, joined
 from pipeline.training.settings.job import EngineConfig, HangConfig, OptimizerConfig
-from pipeline.training.watchdog.heartbeat import collective_timeout
+from pipeline.training.watchdog.heartbeat import time_limits
 from pipeline.training.watchdog.heartbeat_files import Phase, Place, limit_seconds
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
@@ -24,7 +25,7 @@ TIMEOUT = timedelta(minutes=77)  # no library's default
 
 
 def timeouts_of_an_engine(world: World, stage: int) -> list[set[timedelta]]:
-    with joined(world, timeout=TIMEOUT):
+    with joined(world, limits=TimeLimits(exchange_seconds=TIMEOUT.total_seconds())):
         for _ in range(2):  # as after a check of gradients, or a trial that ran out of memory
             Engine(
                 build_model(TINY),
@@ -65,5 +66,6 @@ def places() -> Iterator[Place]:
 )
 def test_the_heartbeat_comes_first(config: HangConfig) -> None:
     longest = max(limit_seconds(place, config, longest_seconds=0) for place in places())
-    assert collective_timeout(config) >= 2 * timedelta(seconds=longest)
-    assert collective_timeout(config) >= timedelta(minutes=30)
+    limits = time_limits(config)
+    assert limits.exchange_seconds >= max(2 * longest, 30 * 60)
+    assert limits.join_seconds == config.join_seconds

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from jobs import exit_codes
 from pipeline.checkpoints.manifest import manifest_from_json
-from pipeline.data import AugmentConfig, DataConfig, train_batches
+from pipeline.data.config import AugmentConfig, DataConfig
+from pipeline.data.stream import train_batches
 from pipeline.models.loss import classification_loss
 from pipeline.models.weights.folder import filled_model, open_weights
 from pipeline.training.reporting.metrics import read_metrics

@@ -1,0 +1,269 @@
+"""Decides what a job of Slurm does next: which nodes a try uses, what follows from its end, which nodes to avoid.
+
+Pure functions. jobs/cluster/questions.py collects the facts for slurm/stage.sbatch, which does what is decided here.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jobs.exit_codes import CONTINUE, CRASH, DONE, FAULTS_FOUND, USER_MISTAKE, WILL_NOT_SUCCEED
+
+MOST_IDLE = 3  # tries in a row that save nothing new
+MOST_CRASHES = 2  # of ranks on one node alone, before it is left out
+CLOCK_SECONDS = 60  # that a node may be off, beside the time that the check itself took
+_TERMINATED, _KILLED = 143, 137  # exit codes of ranks that srun ended
+# After these a rank did not crash by itself: it is done, it lost another rank or the storage, it was asked to stop.
+_OF_OTHERS = (DONE, CRASH, CONTINUE, _TERMINATED)
+_USABLE = ("idle", "allocated", "mixed", "completing", "planned")  # states of nodes
+_ONE_FEATURE = re.compile(r"\(null\)|[A-Za-z0-9_]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTry:
+    """What the batch script does: try again in this allocation, requeue the job, or exit with `code`.
+
+    `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
+    new; None leaves the count as it is. `forgets`: the next job counts from 0. `gives_up`: jobs of this run that were
+    submitted earlier end at once. `pauses`: the script first waits, to give the storage time.
+    """
+
+    then: Literal["again", "requeue", "exit"]
+    code: int = CONTINUE
+    end: str = ""
+    words: str = ""
+    idle: int | None = None
+    crashed_on: str = ""
+    forgets: bool = False
+    gives_up: bool = False
+    pauses: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TryFacts:
+    """A try that is not done.
+
+    `codes`: the exit code of each rank that left one, in the order in which they ended; None if the disk had no room
+    for the code. `nodes`: the ranks' nodes, in order. `has_marker`: whether the stage is done only with RUN/DONE.
+    `full`: a folder that took no file, so that the ranks were not started. `stop`: RUN/STOP, if it exists. `idle`: how
+    many tries in a row had saved nothing new before this one. `number`: the try's number in this allocation, from 0.
+    """
+
+    codes: Mapping[int, int | None] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    num_ranks: int = 1
+    ranks_per_node: int = 1
+    has_marker: bool = False
+    full: str = ""
+    stop: str = ""
+    is_asked: bool = False
+    has_saved: bool = False
+    idle: int = 0
+    number: int = 0
+    retries: int = 0
+
+    def any_said(self, code: int) -> bool:
+        """Whether a rank exited with this code."""
+        return code in self.codes.values()
+
+    def all_said(self, code: int) -> bool:
+        """Whether every rank exited with this code."""
+        return all(self.codes.get(rank) == code for rank in range(self.num_ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """What Slurm says of a job and of the nodes of its partition. `job`: squeue's `%P|%f|%n|%v|%x`. `own`: the job's
+    nodes. `excluded`: nodes that it avoids already. `nodes`: sinfo's `%N %T %f %c/%m/%G`, a line for each partition of
+    a node."""
+
+    job: str = ""
+    own: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckFacts:
+    """The check of a job's nodes.
+
+    `answers`: for each node that answered, its clock in seconds and what is wrong with it. `server_clock`: the file
+    server's clock. `seconds`: how long the check took. `crashes`: how often ranks on this node alone have crashed in
+    this job. `folder`: the folder that the nodes must share.
+    """
+
+    nodes: tuple[str, ...]
+    num_needed: int
+    answers: Mapping[str, tuple[int | None, tuple[str, ...]]]
+    server_clock: int = 0
+    seconds: int = 0
+    crashes: Mapping[str, int] = field(default_factory=dict)
+    folder: str = "this folder"
+    idle: int = 0
+    partition: Partition = field(default_factory=Partition)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The nodes that the ranks use, those that are left out, and lines for the log. `decision`: what to do if the try
+    cannot begin."""
+
+    nodes: tuple[str, ...]
+    left_out: tuple[str, ...]
+    says: tuple[str, ...]
+    decision: NextTry | None = None
+
+
+def judged(facts: TryFacts) -> NextTry:
+    """Decides what follows from the end of a try that is not done."""
+    idle = 0 if facts.has_saved else facts.idle + 1
+    if facts.full:
+        return _without_room(facts, idle)
+    if facts.stop and not facts.any_said(WILL_NOT_SUCCEED):  # a rank that starts beside STOP refuses to, with 2
+        words = f"stopped by {facts.stop}: delete it and submit again to continue"
+        return NextTry(then="exit", code=WILL_NOT_SUCCEED, end="told to stop", words=words)
+    for code in (USER_MISTAKE, WILL_NOT_SUCCEED, *(() if facts.has_marker else (FAULTS_FOUND,))):
+        if facts.any_said(code):
+            words = f"exit code {code}: not tried again, it would end the same way"
+            return NextTry(then="exit", code=code, end="at fault", words=words)
+    if facts.is_asked and not facts.any_said(CONTINUE):
+        if idle >= MOST_IDLE:
+            why = f"asked to stop before anything was saved, {idle} times in a row: it needs more time before its limit"
+            return _given_up(why, idle=idle, forgets=True)
+        words = "asked to stop before anything could be saved: to be continued"
+        return NextTry(then="requeue", end="asked to stop", words=words, idle=idle)
+    # If one rank was killed, srun may ask the others to stop, and they say so.
+    is_stopped = facts.all_said(CONTINUE) or (facts.is_asked and facts.any_said(CONTINUE))
+    how, node = ("stopped", "") if is_stopped else ("crashed", crashed_node(facts))
+    if idle >= MOST_IDLE:
+        why = f"{how}, the last of {idle} tries in a row that saved nothing new: not tried again; see the log above"
+        return _given_up(why, idle=idle, crashed_on=node, forgets=True)
+    is_outside = facts.any_said(CRASH) or None in facts.codes.values()
+    return NextTry(
+        then="again" if how == "crashed" and facts.number < facts.retries else "requeue",
+        end=how,
+        words=f"{how}, tries in a row that saved nothing new: {idle}",
+        idle=idle,
+        crashed_on=node,
+        pauses=how == "crashed" and idle == MOST_IDLE - 1 and is_outside,
+    )
+
+
+def _without_room(facts: TryFacts, idle: int) -> NextTry:
+    """Decides what follows if a try could not begin, because the exit codes of its ranks could not be recorded."""
+    if facts.is_asked:
+        return NextTry(
+            then="requeue", words=f"asked to stop while {facts.full} takes no file: to be continued", idle=idle
+        )
+    if idle < MOST_IDLE:
+        return NextTry(then="again", idle=idle)
+    todo = "make room, or have the disk looked at; then submit again"
+    return _given_up(f"{facts.full} takes no file, for the {idle}. time in a row: {todo}", idle=idle)
+
+
+def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "", forgets: bool = False) -> NextTry:
+    return NextTry(
+        then="exit",
+        code=WILL_NOT_SUCCEED,
+        end="gave up",
+        words=why,
+        idle=idle,
+        crashed_on=crashed_on,
+        forgets=forgets,
+        gives_up=True,
+    )
+
+
+def crashed_node(facts: TryFacts) -> str:
+    """Returns the one node whose ranks crashed by themselves in this try. Empty if no rank did, or if ranks on several
+    nodes did, as with a bug. A killed rank counts only if it was the first, since srun kills the others later."""
+    found: list[str] = []
+    for rank, code in facts.codes.items():
+        if code is None or code in _OF_OTHERS or (code == _KILLED and found):
+            continue
+        found += facts.nodes[rank // facts.ranks_per_node :][:1]
+    return found[0] if len(facts.nodes) > 1 and len(set(found)) == 1 else ""
+
+
+def chosen(facts: CheckFacts) -> Choice:
+    """Chooses the nodes for a try after their check. A node that crashes is used again only if nothing can replace it:
+    neither a spare node, nor another node after a requeue."""
+    odd, apart = odd_clocks(facts)
+    says = [apart] if apart else []
+    faults = {name: _fault_of(name, facts, is_odd=name in odd) for name in facts.nodes}
+    healthy, left_out, elsewhere = _parted(faults, facts, allowed=("",))
+    if len(healthy) < facts.num_needed and not elsewhere:
+        healthy, left_out, elsewhere = _parted(faults, facts, allowed=("", "crashes"))
+    says += [f"node {name} is left out: {faults[name]}" for name in left_out]
+    num_unshared = sum("unshared" in found for _, found in facts.answers.values())
+    if 1 <= len(facts.nodes) - 1 <= num_unshared:
+        why = f"the nodes do not share {facts.folder}: choose --run-dir on storage that all of them mount"
+        return Choice(nodes=healthy, left_out=left_out, says=tuple(says), decision=_given_up(why))
+    num, needed = len(healthy), facts.num_needed
+    says.append(f"checked {len(facts.nodes)} nodes in {facts.seconds} s, {num} are healthy, {needed} are needed")
+    decision = None
+    if len(healthy) < facts.num_needed:
+        # The tries of nodes that crash are over: other nodes have tries of their own.
+        is_counted = "crashes" not in faults.values() or not elsewhere
+        decision = _too_few(",".join(left_out), facts.idle + 1 if is_counted else None)
+    return Choice(nodes=healthy[: facts.num_needed], left_out=left_out, says=tuple(says), decision=decision)
+
+
+def _too_few(left_out: str, idle: int | None) -> NextTry:
+    if idle is not None and idle >= MOST_IDLE:
+        return _given_up(f"too few healthy nodes, for the {idle}. time in a row: {left_out}", idle=idle)
+    words = f"too few healthy nodes: to be continued. To avoid them, submit with --exclude={left_out}"
+    return NextTry(then="requeue", end="too few nodes", words=words, idle=idle)
+
+
+def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
+    _, found = facts.answers.get(name, (None, ("no-answer",)))
+    found = (*found, *(("clock",) if is_odd else ()))
+    if not found and facts.crashes.get(name, 0) >= MOST_CRASHES:
+        found = ("crashes",)
+    return ",".join(found)
+
+
+def _parted(
+    faults: Mapping[str, str], facts: CheckFacts, *, allowed: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Returns the nodes with an allowed fault or none, the other nodes, and the nodes to avoid after a requeue."""
+    healthy = tuple(name for name, fault in faults.items() if fault in allowed)
+    left_out = tuple(name for name in faults if name not in healthy)
+    return healthy, left_out, nodes_to_avoid(left_out, facts.partition)
+
+
+def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
+    """Returns the nodes whose clock is far from the median of all clocks, including the file server's. If half of the
+    clocks disagree with the other half, nobody knows which are right: then no node is returned, but a line for the
+    log."""
+    clocks = {name: clock for name, (clock, _) in facts.answers.items() if clock is not None}
+    ordered, most = sorted([*clocks.values(), facts.server_clock]), CLOCK_SECONDS + facts.seconds
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    if clocks and high - low > most:
+        return frozenset(), f"the clocks of the nodes and of the file server are {high - low} s apart: set them"
+    return frozenset(name for name, clock in clocks.items() if not low - most <= clock <= high + most), ""
+
+
+def nodes_to_avoid(left_out: Sequence[str], partition: Partition) -> tuple[str, ...]:
+    """Returns the nodes that the job should avoid after a requeue: those left out, and those that it avoids already.
+    Empty if too few other nodes are like the job's own, since it would wait for ever, or if it asked for certain
+    nodes."""
+    if not left_out or partition.job.count("|") != 4:
+        return ()
+    _, feature, required, reservation, _ = partition.job.split("|")
+    if required or reservation != "(null)" or not _ONE_FEATURE.fullmatch(feature):
+        return ()
+    avoided = dict.fromkeys((*left_out, *partition.excluded))
+    rows = [row for line in partition.nodes if len(row := line.split(maxsplit=3)) == 4]
+    alike = {hardware for name, _, _, hardware in rows if name in partition.own}
+    others = {
+        name
+        for name, state, features, hardware in rows
+        if name not in avoided
+        and hardware in alike
+        and state in _USABLE
+        and (feature == "(null)" or feature in features.split(","))
+    }
+    return tuple(avoided) if len(others) >= len(partition.own) else ()

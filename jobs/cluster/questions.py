@@ -1,0 +1,230 @@
+"""`patchline __judge`: answers what slurm/stage.sbatch asks before, between and after the tries of a job.
+
+The script sends facts to standard input, as lines of a key and a value. The answer on standard output has the same
+form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. Where Python cannot
+start, for example because the code was removed while the job ran, the script decides by itself, with less care.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from jobs.arguments import value_in
+from jobs.cluster.judge import CheckFacts, Choice, NextTry, Partition, TryFacts, chosen, judged, nodes_to_avoid
+from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
+from jobs.output import put
+from shards.config_values import shown_value
+from shards.errors import UserError
+
+_WITH_MARKER = ("pretrain", "finetune")  # stages that are done when RUN/DONE says so
+_LAUNCHERS = ("srun", "torchrun")
+_STAGE = re.compile(r"(__)?[a-z][a-z-]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+_CHECKED = re.compile(r"(\S+) ([0-9]*) ?(.*)")
+_PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
+Facts = Mapping[str, Sequence[str]]
+
+
+def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
+    """`patchline __judge start STAGE ...`, and `__judge nodes`, `try` or `avoid`. UserError for anything else."""
+    facts: dict[str, list[str]] = {}
+    for line in sys.stdin.read().splitlines():
+        key, _, value = line.partition(" ")
+        facts.setdefault(key, []).append(value)
+    match list(words):
+        case ["start", *rest]:
+            lines = _start(rest, facts, environ)
+        case ["nodes"]:
+            lines = _lines_of_choice(chosen(_check_facts(facts)))
+        case ["try"]:
+            lines = _lines_of(judged(_try_facts(facts)))
+        case ["avoid"]:
+            lines = [f"avoid {','.join(nodes_to_avoid(_names(facts, 'left-out'), _partition(facts)))}"]
+        case _:
+            raise UserError("__judge takes start, nodes, try or avoid")
+    put("".join(f"{line}\n" for line in (*lines, "over")))
+    return DONE
+
+
+def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> list[str]:
+    """Returns what the script has to know before the first try, or the code and the message with which it ends."""
+    try:
+        lines = start_of(words, facts)
+    except UserError as error:
+        return [f"say {error}", "then exit", f"code {USER_MISTAKE}"]
+    run_dir, state = value_in(words, "--run-dir"), Path(_text(facts, "state"))
+    if run_dir:
+        state = Path(run_dir) / "submit"
+    gave_up, submitted = state / "gave-up", _text(facts, "submitted")
+    if gave_up.exists():
+        if _text(facts, "restart") == "0" and int(submitted or 0) < int(gave_up.stat().st_mtime):
+            why = "a job of this run has given up since this one was submitted: submit again to try again"
+            return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
+        lines.append("tries-again yes")
+    done = Path(run_dir) / "DONE"
+    # An older DONE may be of a run that this job extends.
+    if words[0] in _WITH_MARKER and done.exists() and submitted and int(submitted) < int(done.stat().st_mtime):
+        lines.append("may-be-done yes")
+    return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
+
+
+def start_of(words: Sequence[str], facts: Facts) -> list[str]:
+    """Returns the stage's run directory and the script's settings. UserError for what cannot work."""
+    from jobs.cluster.settings import seconds_of  # noqa: PLC0415 - loads the reader of settings
+
+    if len(words) < 2 or not _STAGE.fullmatch(words[0]) or words[1].startswith("-"):
+        raise UserError("usage: sbatch [OPTIONS] slurm/stage.sbatch STAGE RECIPE [--field VALUE ...]")
+    run_dir, has_marker = value_in(words, "--run-dir"), words[0] in _WITH_MARKER
+    if not run_dir.isprintable() or (has_marker and (not run_dir or "://" in run_dir)):
+        raise UserError(f"--run-dir is {shown_value(run_dir)}; {words[0]} needs a folder that all nodes share")
+    retries = _number_of(facts, "retries", default=2, most=100)
+    margin = _number_of(facts, "margin", default=120, most=86_400)
+    spares = _number_of(facts, "spares", default=0, most=int(_text(facts, "nodes")) - 1)
+    launcher = _text(facts, "launcher") or "srun"
+    if launcher not in _LAUNCHERS:
+        raise UserError(f"PATCHLINE_LAUNCHER is {shown_value(launcher)}; allowed: {', '.join(_LAUNCHERS)}")
+    limit = seconds_of(_text(facts, "limit"))
+    if limit is not None and limit <= margin:
+        raise UserError(
+            f"the time limit is {limit} s, and the ranks are asked to save {margin} s before it: raise --time, or "
+            "lower --signal=B:USR1@SECONDS and PATCHLINE_MARGIN with it, to no less than a step and a save take"
+        )
+    marker = "yes" if has_marker else ""
+    return [
+        f"run-dir {run_dir}",
+        f"has-marker {marker}",
+        f"retries {retries}",
+        f"spares {spares}",
+        f"launcher {launcher}",
+    ]
+
+
+def _number_of(facts: Facts, name: str, *, default: int, most: int) -> int:
+    """Returns the value of PATCHLINE_NAME. UserError for anything but a number from 0 to `most`."""
+    text = _text(facts, name) or str(default)
+    if not _NUMBER.fullmatch(text) or int(text) > most:
+        raise UserError(f"PATCHLINE_{name.upper()} is {shown_value(text)}; allowed: 0 to {most}")
+    return int(text)
+
+
+def store_address(words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns HOST:PORT of the S3 store. Empty if no argument names one, if there is a proxy, or if AWS's configuration
+    may have another endpoint."""
+    if not any("s3://" in word for word in words) or any(environ.get(name) for name in _PROXIES):
+        return ""
+    url = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
+    if not url:
+        path = Path(environ.get("AWS_CONFIG_FILE") or Path(environ.get("HOME", "")) / ".aws" / "config")
+        with suppress(OSError):
+            if "endpoint_url" in path.read_text(errors="replace"):
+                return ""
+        url = f"https://s3.{environ.get('AWS_REGION') or 'us-east-1'}.amazonaws.com"
+    host = url.rpartition("://")[2].partition("/")[0]
+    if not re.search(r":[0-9]+$", host):
+        host += ":443" if url.startswith("https:") else ":80"
+    return host.replace("[", "").replace("]", "")  # of an IPv6 address; its port is behind the last colon
+
+
+def _try_facts(facts: Facts) -> TryFacts:
+    exits, run_dir, has_marker = Path(_text(facts, "exits")), Path(_text(facts, "run-dir")), _text(facts, "has-marker")
+    full, stop, state = _text(facts, "full"), run_dir / "STOP", Path(_text(facts, "state"))
+    return TryFacts(
+        codes={} if full else _codes(exits),
+        nodes=_names(facts, "nodes"),
+        num_ranks=int(_text(facts, "ranks")),
+        ranks_per_node=int(_text(facts, "ranks-per-node")),
+        has_marker=bool(has_marker),
+        full=full,
+        stop=str(stop) if has_marker and stop.exists() else "",
+        is_asked=bool(_text(facts, "asked")),
+        has_saved=bool(_text(facts, "run-dir")) and _has_saved(run_dir, exits / "started"),
+        idle=_idle(facts, state),
+        number=int(_text(facts, "try")),
+        retries=int(_text(facts, "retries")),
+    )
+
+
+def _codes(exits: Path) -> dict[int, int | None]:
+    """Reads the exit codes that ranks left, in the order in which they ended. OSError if their folder cannot be seen
+    from here, for example in a container."""
+    (exits / "started").stat()
+    codes: dict[int, int | None] = {}
+    for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
+        rank, text = path.name.removeprefix("rank-"), path.read_bytes()[:8].decode(errors="replace").strip()
+        if rank.isdecimal() and (not text or (_NUMBER.fullmatch(text) and len(text) < 4)):
+            codes[int(rank)] = int(text) if text else None  # the disk had no room for it
+    return codes
+
+
+def _has_saved(run_dir: Path, started: Path) -> bool:
+    """Whether something was saved since this file was touched. If checkpoints are kept elsewhere (--checkpoint.url),
+    the ledger has a line for each."""
+    if not started.exists():
+        return False
+    begin, checkpoints = started.stat().st_mtime_ns, run_dir / "checkpoints"
+    found = checkpoints.rglob("MANIFEST.json") if checkpoints.is_dir() else [run_dir / "ledger.jsonl"]
+    return any(path.stat().st_mtime_ns > begin for path in found if path.exists())
+
+
+def _idle(facts: Facts, state: Path) -> int:
+    """Returns how many tries in a row saved nothing new, in this job and the jobs before. If the disk did not take the
+    count, this job alone knows it and sends it. Anything but a digit counts as 0."""
+    text = _text(facts, "idle")
+    if not text:
+        with suppress(OSError):
+            text = (state / "idle").read_bytes()[:8].decode(errors="replace").strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) == 1 else 0
+
+
+def _check_facts(facts: Facts) -> CheckFacts:
+    found = [match for line in facts.get("checked", ()) if (match := _CHECKED.fullmatch(line))]
+    state = Path(_text(facts, "state"))
+    crashes = _crashes(state / "crashes", _text(facts, "job"))
+    return CheckFacts(
+        nodes=_names(facts, "nodes"),
+        num_needed=int(_text(facts, "needed")),
+        answers={one[1]: (int(one[2]) if one[2] else None, tuple(filter(None, one[3].split(",")))) for one in found},
+        server_clock=int((Path(_text(facts, "exits")) / "started").stat().st_mtime),
+        seconds=int(_text(facts, "seconds")),
+        crashes={name: crashes.count(name) for name in crashes},
+        folder=_text(facts, "run-dir") or "this folder",
+        idle=_idle(facts, state),
+        partition=_partition(facts),
+    )
+
+
+def _crashes(path: Path, job: str) -> list[str]:
+    """Returns the node of each of this job's crashes for which only ranks on that node were to blame."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
+
+
+def _partition(facts: Facts) -> Partition:
+    return Partition(
+        job=_text(facts, "queue"),
+        own=_names(facts, "own"),
+        excluded=_names(facts, "excluded"),
+        nodes=tuple(facts.get("slurm", ())),
+    )
+
+
+def _names(facts: Facts, key: str) -> tuple[str, ...]:
+    return tuple(name for value in facts.get(key, ()) for name in re.split("[ ,]", value) if name)
+
+
+def _text(facts: Facts, key: str) -> str:
+    return facts[key][-1] if key in facts else ""
+
+
+def _lines_of_choice(choice: Choice) -> list[str]:
+    lines = [f"say {line}" for line in choice.says]
+    lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}"]
+    return [*lines, *(_lines_of(choice.decision) if choice.decision else ())]
+
+
+def _lines_of(decision: NextTry) -> list[str]:
+    values = {name.replace("_", "-"): value for name, value in asdict(decision).items()}
+    return [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]

@@ -1,0 +1,234 @@
+"""What a job of Slurm decides, as tables: how a try ended and what follows, which nodes are used, which are avoided."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from jobs.cluster.judge import CheckFacts, NextTry, Partition, TryFacts, chosen, crashed_node, judged, nodes_to_avoid
+
+ALIKE = ("n1 mixed h100,ib 64/1000/gpu:8", "n2 mixed h100,ib 64/1000/gpu:8", "n3 idle h100,ib 64/1000/gpu:8")
+Answer = tuple[int | None, tuple[str, ...]]
+ANY = "gpu|(null)||(null)|"
+TWO: dict[str, Any] = {"nodes": ("n1", "n2"), "num_ranks": 2, "retries": 2}
+
+
+def after(**facts: Any) -> NextTry:
+    return judged(TryFacts(**(TWO | {"has_marker": True} | facts)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "then", "code", "end"),
+    [
+        pytest.param({"codes": {0: 2, 1: 143}}, "exit", 2, "at fault", id="a user's mistake"),
+        pytest.param({"codes": {0: 78, 1: 78}}, "exit", 78, "at fault", id="it would not succeed"),
+        pytest.param({"codes": {0: 74, 1: 2}}, "exit", 2, "at fault", id="a mistake beside a fault outside"),
+        pytest.param({"codes": {0: 1}}, "again", 75, "crashed", id="training finds no faults: 1 is a crash"),
+        pytest.param({"codes": {0: 1}, "has_marker": False}, "exit", 1, "at fault", id="a check that found faults"),
+        pytest.param({"codes": {0: 75, 1: 75}}, "requeue", 75, "stopped", id="stopped with its work saved"),
+        pytest.param({"codes": {0: 75, 1: 137}}, "again", 75, "crashed", id="srun asked the other rank to stop"),
+        pytest.param(
+            {"codes": {0: 75, 1: 137}, "is_asked": True}, "requeue", 75, "stopped", id="asked, and one rank was late"
+        ),
+        pytest.param({"codes": {0: 0, 1: 0}}, "again", 75, "crashed", id="0 without a DONE that vouches"),
+        pytest.param({"codes": {}}, "again", 75, "crashed", id="srun lost a node, or was killed"),
+        pytest.param({"codes": {}, "number": 2}, "requeue", 75, "crashed", id="the last try in this allocation"),
+        pytest.param({"codes": {}, "is_asked": True}, "requeue", 75, "asked to stop", id="asked before the ranks ran"),
+        pytest.param({"codes": {0: 9}, "is_asked": True}, "requeue", 75, "asked to stop", id="no time for another try"),
+        pytest.param({"codes": {0: 75, 1: 75}, "stop": "R/STOP"}, "exit", 78, "told to stop", id="a file STOP"),
+        pytest.param(
+            {"codes": {0: 2}, "stop": "R/STOP"}, "exit", 78, "told to stop", id="ranks that start refuse STOP"
+        ),
+        pytest.param({"codes": {0: 78}, "stop": "R/STOP"}, "exit", 78, "at fault", id="hopeless even with STOP"),
+        pytest.param({"full": "/state"}, "again", 75, "", id="no room: the next try waits for it"),
+        pytest.param({"full": "/state", "is_asked": True}, "requeue", 75, "", id="no room, and no time to wait"),
+        pytest.param({"full": "/state", "idle": 2}, "exit", 78, "gave up", id="no room for three tries"),
+        pytest.param({"codes": {0: 9}, "idle": 2}, "exit", 78, "gave up", id="three crashes in a row"),
+        pytest.param({"codes": {0: 75, 1: 75}, "idle": 2}, "exit", 78, "gave up", id="three stops that saved nothing"),
+        pytest.param({"is_asked": True, "idle": 2}, "exit", 78, "gave up", id="three limits before anything was saved"),
+        pytest.param({"codes": {0: 9}, "idle": 2, "has_saved": True}, "again", 75, "crashed", id="it saves each time"),
+    ],
+)
+def test_what_follows_from_the_end_of_a_try(facts: dict[str, Any], then: str, code: int, end: str) -> None:
+    found = after(**facts)
+    assert (found.then, found.code, found.end, found.gives_up) == (then, code, end, end == "gave up")
+
+
+@pytest.mark.parametrize(
+    ("facts", "idle"),
+    [
+        pytest.param({"codes": {0: 9}, "idle": 1}, 2, id="it saved nothing"),
+        pytest.param({"codes": {0: 9}, "idle": 1, "has_saved": True}, 0, id="it saved something"),
+        pytest.param({"codes": {0: 2}, "idle": 1}, None, id="a mistake is not counted"),
+        pytest.param({"stop": "R/STOP", "idle": 1}, None, id="nor a stop"),
+    ],
+)
+def test_tries_that_save_nothing_are_counted(facts: dict[str, Any], idle: int | None) -> None:
+    assert after(**facts).idle == idle
+
+
+@pytest.mark.parametrize(
+    ("codes", "idle", "pauses"),
+    [
+        pytest.param({0: 74}, 1, True, id="storage failed, and the next try is the last"),
+        pytest.param({0: None}, 1, True, id="the disk had no room for a rank's exit code"),
+        pytest.param({0: 74}, 0, False, id="there are more tries"),
+        pytest.param({0: 9}, 1, False, id="a crash needs no time"),
+        pytest.param({0: 75, 1: 75}, 1, False, id="it stopped well"),
+    ],
+)
+def test_storage_gets_time_before_the_last_try(codes: dict[int, int | None], idle: int, pauses: bool) -> None:
+    assert after(codes=codes, idle=idle).pauses == pauses
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"codes": {0: 2}}, "exit code 2: not tried again, it would end the same way"),
+        ({"codes": {0: 9}}, "crashed, tries in a row that saved nothing new: 1"),
+        ({"stop": "R/STOP"}, "stopped by R/STOP: delete it and submit again to continue"),
+        ({"is_asked": True}, "asked to stop before anything could be saved: to be continued"),
+        ({"full": "S", "is_asked": True}, "asked to stop while S takes no file: to be continued"),
+        (
+            {"codes": {0: 9}, "idle": 2},
+            "crashed, the last of 3 tries in a row that saved nothing new: not tried again; see the log above",
+        ),
+        (
+            {"is_asked": True, "idle": 2},
+            "asked to stop before anything was saved, 3 times in a row: it needs more time before its limit",
+        ),
+        (
+            {"full": "S", "idle": 2},
+            "S takes no file, for the 3. time in a row: make room, or have the disk looked at; then submit again",
+        ),
+    ],
+)
+def test_the_words_of_each_end(facts: dict[str, Any], words: str) -> None:
+    assert after(**facts).words == words
+
+
+@pytest.mark.parametrize(
+    ("codes", "node"),
+    [
+        pytest.param({0: 139, 1: 74, 2: 74, 3: 74}, "n1", id="others have lost it"),
+        pytest.param({2: 70, 3: 70, 0: 74}, "n2", id="both ranks of a node, and one was killed"),
+        pytest.param({2: 137, 0: 137, 1: 143}, "n2", id="out of memory; srun kills the others later"),
+        pytest.param({0: 70, 1: 70, 2: 70, 3: 70}, "", id="a bug"),
+        pytest.param({0: 74, 1: 74, 2: 75, 3: 0}, "", id="a fault outside"),
+        pytest.param({0: None}, "", id="no room for the code"),
+        pytest.param({9: 139}, "", id="no rank of this try"),
+        pytest.param({}, "", id="a node was lost"),
+    ],
+)
+def test_the_node_whose_ranks_crash_by_themselves(codes: dict[int, int | None], node: str) -> None:
+    """Of two nodes with two ranks each; the codes are in the order in which the ranks ended."""
+    assert crashed_node(TryFacts(codes=codes, nodes=("n1", "n2"), num_ranks=4, ranks_per_node=2)) == node
+    assert crashed_node(TryFacts(codes=codes, nodes=("n1",), num_ranks=2, ranks_per_node=2)) == ""
+
+
+def check(answers: Mapping[str, Answer], **facts: Any) -> CheckFacts:
+    nodes = facts.pop("nodes", tuple(answers))
+    return CheckFacts(nodes=nodes, answers=answers, **({"num_needed": 2, "server_clock": 1000} | facts))
+
+
+WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes", "left_out", "end"),
+    [
+        pytest.param(check(WELL), ("n1", "n2"), (), "", id="the third is a spare one"),
+        pytest.param(
+            check(WELL | {"n2": (1000, ("gpu", "s3"))}), ("n1", "n3"), ("n2",), "", id="a spare takes its place"
+        ),
+        pytest.param(check({"n1": (1000, ())}, nodes=("n1", "n2")), ("n1",), ("n2",), "too few nodes", id="no answer"),
+        pytest.param(
+            check({"n1": (1000, ())}, nodes=("n1", "n2"), idle=2), ("n1",), ("n2",), "gave up", id="for the third time"
+        ),
+        pytest.param(check(WELL, crashes={"n1": 2}), ("n2", "n3"), ("n1",), "", id="a node that crashes is left out"),
+        pytest.param(check(WELL, crashes={"n1": 1}), ("n1", "n2"), (), "", id="but not after the first time"),
+        pytest.param(
+            check(WELL, num_needed=3, crashes={"n1": 2}),
+            ("n1", "n2", "n3"),
+            (),
+            "",
+            id="it is used if there is no other",
+        ),
+        pytest.param(
+            check(
+                {name: WELL[name] for name in ("n1", "n2")},
+                crashes={"n2": 2},
+                idle=2,
+                partition=Partition(job=ANY, own=("n1", "n2"), nodes=ALIKE),
+            ),
+            *(("n1",), ("n2",), "too few nodes"),
+            id="the job is requeued to another, which has tries of its own",
+        ),
+        pytest.param(
+            check(WELL | dict.fromkeys(("n2", "n3"), (1000, ("unshared",))), num_needed=1),
+            *(("n1",), ("n2", "n3"), "gave up"),
+            id="only the first node sees the folder",
+        ),
+        pytest.param(check({"n1": (1000, ())}, num_needed=1), ("n1",), (), "", id="one node shares with nobody"),
+    ],
+)
+def test_the_nodes_of_a_try(facts: CheckFacts, nodes: tuple[str, ...], left_out: tuple[str, ...], end: str) -> None:
+    found = chosen(facts)
+    assert (found.nodes, found.left_out, found.decision.end if found.decision else "") == (nodes, left_out, end)
+
+
+def test_what_is_said_of_nodes() -> None:
+    found = chosen(check(WELL | {"n3": (1000, ("gpu", "s3"))}, num_needed=3, seconds=4))
+    assert found.says == (
+        "node n3 is left out: gpu,s3",
+        "checked 3 nodes in 4 s, 2 are healthy, 3 are needed",
+    )
+    words = "too few healthy nodes: to be continued. To avoid them, submit with --exclude=n3"
+    assert found.decision == NextTry(then="requeue", end="too few nodes", words=words, idle=1)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "server", "odd", "says"),
+    [
+        pytest.param((1000, 1001, 1040), 1000, (), False, id="alike"),
+        pytest.param((5000, 1001, 1000), 1000, ("n1",), False, id="that of the first node, where the script runs"),
+        pytest.param((0, 1001, 1000), 1000, ("n1",), False, id="behind"),
+        pytest.param((1000, 1001, 1000), 9000, (), False, id="that of the file server"),
+        pytest.param((5000, 1000), 1000, ("n1",), False, id="the file server decides between two"),
+        pytest.param((5000,), 1000, (), True, id="one against the file server"),
+        pytest.param((5000, 5000, 1000), 1000, (), True, id="two against two"),
+        pytest.param((5000, 1000, 1000, 9000), 1001, ("n1", "n4"), False, id="two different ones"),
+    ],
+)
+def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: tuple[str, ...], says: bool) -> None:
+    """A wrong clock on the first node condemned all others."""
+    answers = {f"n{number}": (clock, ()) for number, clock in enumerate(clocks, 1)}
+    found = chosen(check(answers, num_needed=1, server_clock=server))
+    assert (found.left_out, any("set them" in line for line in found.says)) == (odd, says)
+
+
+@pytest.mark.parametrize(
+    ("job", "nodes", "excluded", "avoided"),
+    [
+        pytest.param(ANY, ALIKE, (), {"n2"}, id="n1 and n3 are alike"),
+        pytest.param("gpu|h100||(null)|", ALIKE, (), {"n2"}, id="they have the feature"),
+        pytest.param(ANY, ALIKE + ALIKE, (), {"n2"}, id="a node in two partitions counts once"),
+        pytest.param("gpu|(null)||(null)|n9", ALIKE, ("n9",), {"n2", "n9"}, id="one is avoided already"),
+        pytest.param("gpu|a100||(null)|", ALIKE, (), set(), id="no node has the feature"),
+        pytest.param("gpu|h100&ib||(null)|", ALIKE, (), set(), id="features that are not understood"),
+        pytest.param("gpu|(null)|n2|(null)|", ALIKE, (), set(), id="the job asked for certain nodes"),
+        pytest.param("gpu|(null)||vit|", ALIKE, (), set(), id="or for a reservation"),
+        pytest.param("gpu|(null)||(null)|n3", ALIKE, ("n3",), set(), id="too few are left"),
+        pytest.param(ANY, (*ALIKE[:2], "n3 drained h100,ib 64/1000/gpu:8"), (), set(), id="the other is drained"),
+        pytest.param(ANY, (*ALIKE[:2], "n3 idle h100,ib 32/1000/gpu:8"), (), set(), id="the other is smaller"),
+        pytest.param(ANY, (), (), set(), id="Slurm says nothing of nodes"),
+        pytest.param("", ALIKE, (), set(), id="nor of the job"),
+    ],
+)
+def test_nodes_are_avoided_only_if_others_can_take_their_place(
+    job: str, nodes: tuple[str, ...], excluded: tuple[str, ...], avoided: set[str]
+) -> None:
+    """A job of two nodes, of which the second was sick. With too few others like its own it would wait for ever."""
+    partition = Partition(job=job, own=("n1", "n2"), excluded=excluded, nodes=nodes)
+    assert set(nodes_to_avoid(("n2",), partition)) == avoided
+    assert nodes_to_avoid((), partition) == ()
