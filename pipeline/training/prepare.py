@@ -28,8 +28,8 @@ from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.config import FewshotInTraining
 from pipeline.evaluation.fewshot import FewshotData, chosen_data, open_splits
 from pipeline.models.build import initial_of, shapes_of
-from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.fit import fit_weights, has_other_patches
+from pipeline.models.weights.folder import Weights
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.ranks.collectives import gather_json
@@ -54,9 +54,7 @@ _ROOMS = ("shards", "pipeline", "jobs", "patchline")
 _CODE = "code "
 _MISSING = "missing"
 
-
 _MOST_LINES, _MOST_FILES = 20, 3
-
 
 Facts = Mapping[str, str]
 
@@ -66,7 +64,7 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
     data's, in number or by name. A head without names (imported ones may have none) is taken as it is."""
     if job.initial.new_head or job.model.masked_patches:
         return
-    labels, num_classes = open_for_use(job.initial.weights).labels, job.model.num_classes
+    labels, num_classes = _initial_weights(job).labels, job.model.num_classes
     others = [
         (number, was, now)
         for number, (was, now) in enumerate(zip(labels, data.label_names, strict=False))
@@ -174,7 +172,7 @@ def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
 
     if not job.initial.weights:
         return scratch
-    weights, initial = open_for_use(job.initial.weights, say=say), job.initial
+    weights, initial = _initial_weights(job, say=say), job.initial
     resizes = initial.patch == "resize"
     if say and resizes and has_other_patches(weights.config, job.model):
         source, model = weights.config, job.model
@@ -185,6 +183,13 @@ def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
     return fit_weights(
         weights, job.model, initial=scratch, new_head=initial.new_head, mode=initial.resample, resize_patches=resizes
     )
+
+
+def _initial_weights(job: TrainingJob, *, say: bool = False) -> Weights:
+    """Opens the weights that the job starts from. Only such a job loads the readers of other libraries' formats."""
+    from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415
+
+    return open_for_use(job.initial.weights, say=say)
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
