@@ -315,7 +315,6 @@ STAGES = {
     ),
 }
 
-
 TOOLS = {
     "show": Tool(
         summary="print a recipe or file with every field, as YAML",
@@ -411,7 +410,6 @@ TOOLS = {
         examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),
 }
-
 
 COMMANDS: Mapping[str, Stage | Tool] = {**STAGES, **TOOLS}
 

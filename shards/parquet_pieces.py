@@ -295,7 +295,6 @@ def _group(fields: Fields) -> Group:
 
 _COLUMN = {1: Want(), 3: Want({number: Want() for number in (3, 5, 6, 7, 9, 11)}), 8: Want()}
 
-
 _FOOTER = {3: Want(), 4: Want({1: Want(_COLUMN, _chunk), 3: Want()}, _group)}
 
 

@@ -23,7 +23,6 @@ _LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", 
 _NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # the reason and the exit code; the first may be empty
 _LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
 
-
 # Reasons of waiting jobs. {job}: the job's number; {start}: when it may start; {on}: the jobs that it waits for.
 _WAITING = {
     "Priority": Finding(found="waits for its turn: jobs of a higher priority come first"),
@@ -62,7 +61,6 @@ _WAITING = {
     "InvalidQOS": Finding(found="has a QOS that is not allowed here", todo="scancel {job}, and correct `qos:`"),
 }
 
-
 _ENDED = {
     "TIMEOUT": Finding(
         found="was ended at its time limit before it had stopped by itself",
@@ -77,7 +75,6 @@ _ENDED = {
     "DEADLINE": Finding(found="was ended at its deadline", todo="submit again to continue"),
     "BOOT_FAIL": Finding(found="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"),
 }
-
 
 _CODES = {
     2: Finding(found="was refused for a mistake in its words or settings", todo=_LOG),

@@ -30,7 +30,6 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 
-
 _PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # of cancel: between two looks at the queue, and in all
 
 

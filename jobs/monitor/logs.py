@@ -39,7 +39,6 @@ _MOST_FOLDERS = 64
 _MOST_ASKED, _ANSWER_SECONDS = 4, 10.0
 Wanted = Callable[[bytes], bool]
 
-
 AGAIN = "the same command, or `patchline submit`, continues it"
 _LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # of srun; of stage.sbatch under torchrun, and of torch itself
 OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?error: (.+)")

@@ -156,7 +156,6 @@ class _Format:
 
 _MANIFEST = TypeAdapter(CheckpointManifest)
 
-
 _FORMAT = TypeAdapter(_Format)
 
 

@@ -18,9 +18,7 @@ from shards.files.typed_json import parse_json, record_from
 
 MOST_LINE_BYTES = 64 << 20
 
-
 What = Literal["written", "failed", "overtaken", "committed", "retired", "progress", "said"]
-
 
 _KIND = "kind"
 
@@ -78,7 +76,6 @@ class SaveResult:
 
 
 Command = BufferFit | Write | Hurry | CommitOrder
-
 
 _KINDS: tuple[type[Command | SaveResult], ...] = (BufferFit, Write, Hurry, CommitOrder, SaveResult)
 

@@ -30,7 +30,6 @@ _AHEAD = 2  # batches read and decoded while one is used
 _READS = 16  # of samples that lie apart, at a time
 _FEW_SLICES = 2
 
-
 BeforeBatch = Callable[[Exception | None], None]
 """Called on every rank before each batch, with the error of reading that batch, if there is one, so that ranks can
 agree to leave an evaluation together. It leaves by raising; if it returns, the error of the batch is raised."""

@@ -12,7 +12,6 @@ from shards.reading.samples import RawSample
 
 log = logging.getLogger(__name__)
 
-
 _FOLDER = "quarantine"
 
 

@@ -210,7 +210,6 @@ def _arange(length: int) -> NDArray[np.float32]:
 
 Operation = Callable[[Pixels, Strength], Pixels]
 
-
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "AutoContrast": _autocontrast,

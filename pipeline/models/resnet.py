@@ -41,12 +41,10 @@ class Epsilons:
 
 _TIMM = Epsilons(group_norm=1e-5, in_variance=1e-8)
 
-
 HYBRID_EPSILONS: dict[ResNetEpsilons, Epsilons] = {
     "paper": Epsilons(group_norm=1e-6, beside_deviation=1e-5),  # vit_jax/models_resnet.py
     "timm": _TIMM,
 }
-
 
 BIT_EPSILONS: dict[ResNetEpsilons, Epsilons] = {
     "paper": Epsilons(group_norm=1e-5, in_variance=1e-10),  # bit_pytorch/models.py

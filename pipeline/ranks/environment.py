@@ -110,7 +110,6 @@ class _Launcher:
 
 _TORCHRUN = _Launcher(rank="RANK", num_ranks="WORLD_SIZE", local_rank="LOCAL_RANK", num_local_ranks="LOCAL_WORLD_SIZE")
 
-
 _OPEN_MPI = _Launcher(
     rank="OMPI_COMM_WORLD_RANK",
     num_ranks="OMPI_COMM_WORLD_SIZE",
@@ -118,11 +117,9 @@ _OPEN_MPI = _Launcher(
     num_local_ranks="OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 
-
 _MPICH = _Launcher(
     rank="PMI_RANK", num_ranks="PMI_SIZE", local_rank="MPI_LOCALRANKID", num_local_ranks="MPI_LOCALNRANKS"
 )
-
 
 _SRUN = _Launcher(
     rank="SLURM_PROCID",

@@ -166,9 +166,7 @@ _NAMES: dict[Architecture, str] = {
     """,
 }
 
-
 ARCHITECTURES: Mapping[str, Architecture] = {name: each for each, names in _NAMES.items() for name in names.split()}
-
 
 # facebookresearch/moco-v3's vits.py, whose ViT-S is not timm's. Its files name the model and have no other arguments.
 _MOCO_V3: Mapping[str, Architecture] = {
