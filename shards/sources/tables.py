@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, streamed from disk or a bucket, and the labels and weights in their cells."""
+"""Streams the rows of CSV and Parquet files from disk or a bucket, and reads the labels and weights in their cells."""
 
 import codecs
 import math
@@ -27,20 +27,22 @@ _CELLS = {
 }
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
-# The text in a .gz may have so many times the file's bytes (lists shrink to a tenth), and so many bytes in any case.
+# The text in a .gz may have _MOST_SHRUNK times the file's bytes (lists shrink to a tenth), and _SMALL bytes in any
+# case.
 _MOST_SHRUNK, _SMALL = 200, 64 << 20
-# The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
+# The values of a row (bytes in a CSV, Python types in a Parquet file), or the reason why they cannot be read.
 RowValues = tuple[Any, ...] | ImageRefusedError
-# Labels, and their weights: none, or one per label.
+# Labels, and their weights: either none, or one per label.
 Weighted = tuple[tuple[str, ...], tuple[float, ...]]
 
 
 def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Iterator[tuple[int, RowValues]]:
-    """Yields (number, values of `columns`) for each row; the keys of `columns` are the options that name them. `beside`
-    names a column that the table may lack; its value, or else None, comes last.
+    """Yields (number, values of `columns`) for each row. The keys of `columns` are the options that name the columns.
+    `beside` names an optional column; its value, or None, comes last.
 
-    A CSV row is numbered by its line, Parquet's rows from 0. A CSV row with too many or too few columns is refused.
-    Raises UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
+    A CSV row has the number of its line; Parquet rows are counted from 0. A CSV row with too many or too few columns is
+    refused. Raises UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in
+    pairs.
     """
     if not path.lower().endswith(TABLE_SUFFIXES):
         raise UserError(f"{printable(path)!r} is not a table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -59,7 +61,7 @@ def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Ite
 def path_in(cell: Any) -> str:
     """Returns the path or URL in a cell. Raises ImageRefusedError if there is none, or if it has a line break.
 
-    A backslash in a path is taken for a slash, as on Windows; `~/` is the home folder.
+    A backslash in a path counts as a slash, as on Windows. `~/` is the home folder.
     """
     path = cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else "" if cell is None else str(cell)
     if not path:
@@ -101,8 +103,8 @@ def _parquet_rows(
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: str) -> Iterator[tuple[int, RowValues]]:
-    """Yields the rows of a CSV. A row is a line: a value with a line break could as well be a quote that is not closed,
-    which swallows rows."""
+    """Yields the rows of a CSV. Each line is a row: values with line breaks are refused, because an unclosed quote
+    looks the same and would swallow rows."""
     lines = enumerate(_lines(path, buckets), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
@@ -116,7 +118,7 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
         is_plain = b'"' not in line and b" " not in line
         cells = line.split(delimiter) if is_plain else _cells(path, number, line, delimiter)
         while len(cells) > len(header) and not cells[-1]:
-            cells.pop()  # of a separator at the end of the line
+            cells.pop()  # left by a separator at the end of the line
         if len(cells) == len(header):
             yield number, (*[cells[place] for place in places], *absent)
         elif cells != [b""]:
@@ -125,8 +127,8 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """Returns the separator and the names of the columns: the usual separator, or another one that gives more of the
-    wanted columns."""
+    """Returns the separator and the names of the columns. Another separator than the usual one is taken if it yields
+    more of the wanted columns."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
     readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}
@@ -264,7 +266,7 @@ def _cut(value: bytes, separator: str) -> list[str]:
 
 
 def _written(value: Any, *, in_list: bool) -> str:
-    """Returns one label; empty: none."""
+    """Returns the label in a value, or "" if there is none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) and in_list:
@@ -277,7 +279,7 @@ def _written(value: Any, *, in_list: bool) -> str:
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
         return class_name(printable(value))
-    from decimal import Decimal  # a column of Parquet may have this type, which no other answer needs
+    from decimal import Decimal  # imported here because only rare Parquet columns have this type
 
     if isinstance(value, Decimal):
         return str(value)
@@ -308,7 +310,7 @@ def _numbers(value: Any, separator: str) -> tuple[float, ...]:
 
 def _number(item: Any) -> float:
     try:
-        # As it is stored, with 32 bits; OverflowError if that is not finite.
+        # Rounds to 32 bits, as the index stores it. Raises OverflowError if the result is not finite.
         (number,) = struct.unpack("f", struct.pack("f", float(item)))
     except (TypeError, ValueError, OverflowError):
         number = math.nan

@@ -144,9 +144,11 @@ def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Dige
 
 
 class Pieces:
-    """Bytes first..end-1 from `read_range(first, end)`, taken from front to back. Skipped bytes are not read if that
-    saves a piece; with a `digest`, all bytes are read and fed to it in order. Threads read `ahead` pieces before they
-    are taken; with 0, nothing is read before it is needed. `take` and `skip` raise the errors of `read_range`.
+    """Bytes first..end-1 from `read_range(first, end)`, taken from front to back.
+
+    Skipped bytes are not read if that saves a piece; with a `digest`, all bytes are read and fed to it in order.
+    Threads read `ahead` pieces before they are taken; with 0, nothing is read before it is needed. `take` and `skip`
+    raise the errors of `read_range`.
     """
 
     def __init__(
@@ -162,7 +164,8 @@ class Pieces:
         self._read_range, self._ahead, self._digest = read_range, ahead, digest
         self._piece_bytes = piece_bytes
         self.end = end
-        self._held, self._next, self._held_end = b"", 0, first  # a piece, how many of its bytes are taken, its end in the object
+        # A piece, how many of its bytes have been taken, and its end in the object.
+        self._held, self._next, self._held_end = b"", 0, first
         self._coming = self._read_from(first)
 
     @property
