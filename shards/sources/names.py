@@ -108,7 +108,7 @@ def refuse_several(found: Mapping[str, str], *, what: str, todo: str) -> None:
 
 
 def refusing_mixed_folders(entries: Iterable[Entry], root: str, *, option: str = "--source.root") -> Iterator[Entry]:
-    """Hands on the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
+    """Yields the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
     would become one dataset."""
     found: dict[str, str] = {}
     last = ""
@@ -132,7 +132,7 @@ class Splits:
         self._seen: dict[str, str] = {}
 
     def has(self, cell: Any, path: str, number: int) -> bool:
-        """Says whether a row is packed. Raises UserError if it is of a second split, and none is wanted."""
+        """Says whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second one."""
         if cell is None and not self._wanted:
             return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
@@ -145,14 +145,14 @@ class Splits:
         return not self._wanted or name == self._wanted
 
     def refuse_none(self, column: str) -> None:
-        """Raises UserError if no row was of the split that is packed."""
+        """Raises UserError if no row belonged to the wanted split."""
         if not self._is_found and self._wanted:
             found = ", ".join(map(shown_value, self._seen)) or "no rows"
             raise UserError(f"column {column!r} has no row of the split {self._wanted!r}, but {found}; set --split")
 
 
 def _split_named(value: object) -> str:
-    """Returns train, validation or test for any of their names, and another name as it is."""
+    """Returns train, validation or test for any name of these splits, and any other name unchanged."""
     name = str(value).strip()
     return split_of(name) or name
 

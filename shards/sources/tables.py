@@ -154,7 +154,7 @@ def _num_wanted(names: Sequence[str], columns: Mapping[str, str]) -> int:
 
 
 def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:
-    """Returns the names of the columns that this separator gives, or the reason why it does not divide the line."""
+    """Returns the names of the columns if the header is divided at this separator, or the error if it cannot be."""
     if line.count(delimiter) >= _MOST_COLUMNS:
         what = f"{1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
         return InvalidDataError(f"{printable(path)} has {what}")
@@ -168,8 +168,8 @@ def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] |
 
 
 def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]:
-    """Returns the values of a line, without spaces around them. Raises InvalidDataError if its quotes do not come in
-    pairs."""
+    """Returns the values of a line, without the spaces around them. Raises InvalidDataError if the line's quotes do not
+    come in pairs."""
     if b'"' not in line:
         return [cell.strip(b" ") for cell in line.split(delimiter)]
     cells, place = list[bytes](), 0
@@ -188,8 +188,8 @@ def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]
 
 
 def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """Yields the lines of a text without their ends (LF, CR LF or CR). Raises UserError for a line or a text of absurd
-    length."""
+    """Yields the lines of a text without their ends (LF, CR LF or CR). Raises InvalidDataError if a line or the text is
+    too long."""
     rest, number = b"", 0
     for block in _blocks(path, buckets):
         text = rest + block
@@ -205,7 +205,7 @@ def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """Yields the text of a file in UTF-8, without the mark of its encoding."""
+    """Yields the text of a file in UTF-8, without the byte order mark."""
     import pyarrow as pa
 
     file, num_bytes = open_found(path, buckets), 0
@@ -233,12 +233,12 @@ def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
-    """Returns the labels in a cell as they are written: text, a number, or a list of these. Raises ImageRefusedError
-    for anything else.
+    """Returns the labels in a cell, which may be text, a number, or a list of these. Raises ImageRefusedError for
+    anything else.
 
-    Bytes come from a CSV and are split at `separator` if it is given. A whole number is its digits, even if pandas has
-    made it a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1. What the
-    labels mean is decided by `shards.class_labels`.
+    Bytes come from a CSV and are split at `separator` if it is given. A whole number becomes its digits, even if pandas
+    has stored it as a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1.
+    `shards.class_labels` decides what the labels mean.
     """
     values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
     if len(values) > MOST_LABELS:
