@@ -199,6 +199,6 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
 def _end_of_mistake(error: UserError) -> End:
     """Returns the end for a UserError. It is a fault outside if the error was made from a disk's answer."""
     if fault := disk_fault(error):
-        what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
-        return End(code=CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
+        todo = _TO_DO[fault.errno or 0]  # not what a mistake needs
+        return End(code=CRASH, message=f"error: {error.what}; {todo}")
     return End(code=USER_MISTAKE, message=f"error: {error}")
