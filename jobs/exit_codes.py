@@ -200,6 +200,6 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
 def _end_of_mistake(error: UserError) -> End:
     """Returns the end for a UserError. If an error of the disk caused it, the exit code is CRASH."""
     if fault := disk_fault(error):
-        what = str(error).rpartition("; ")[0] or str(error)  # the UserError's own advice does not fit a disk fault
-        return End(code=CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
+        todo = _TO_DO[fault.errno or 0]  # the UserError's own advice does not fit a disk fault
+        return End(code=CRASH, message=f"error: {error.what}; {todo}")
     return End(code=USER_MISTAKE, message=f"error: {error}")

@@ -258,7 +258,9 @@ def refuse_lost_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
+        raise UserError(
+            f"the current folder is unusable ({error.strerror})", todo="change to another one with cd"
+        ) from error
 
 
 def refuse_secrets(flags: Sequence[Flag]) -> None:

@@ -200,7 +200,7 @@ def write_out(path: Path, data: bytes, *, todo: str) -> None:
     except OSError as error:
         if error.errno not in _NOT_HERE:
             raise
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; {todo}") from error
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}", todo=todo) from error
 
 
 def write_page(path: Path, page: bytes) -> None:

@@ -266,8 +266,8 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
         make_folder(run)
         (run / "logs").mkdir(exist_ok=True)
     except OSError as error:
-        message = f"cannot make {run}: {error.strerror}; give --run-dir a folder that this user may write to"
-        raise UserError(message) from error
+        what = f"cannot make {run}: {error.strerror}"
+        raise UserError(what, todo="give --run-dir a folder that this user may write to") from error
     yield run / "logs"
 
 
