@@ -14,11 +14,16 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 class PrintableError(Exception):
     """The message may quote names from data. As text it holds no control character, so that it can be printed by a
-    loop of the user's own, whose output nobody else escapes. `todo`, what to do about it, ends the message."""
+    loop of the user's own, whose output nobody else escapes.
 
-    def __init__(self, what: object = "", *, todo: str = "") -> None:
-        super().__init__(f"{what}; {todo}" if todo else what)
-        self.what, self.todo = what, todo
+    The message is made of three fields, which are printable too: `what` is wrong, with the value; what would be
+    `allowed`; and `todo`, what to do about it. A field that says nothing is empty.
+    """
+
+    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "") -> None:
+        ends = [text for text in (f"allowed: {allowed}" if allowed else "", todo) if text]
+        super().__init__("; ".join([str(what), *ends]) if ends else what)
+        self.what, self.allowed, self.todo = printable(str(what)), printable(allowed), printable(todo)
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -46,8 +51,7 @@ class Finding:
 
     def error(self) -> UserError:
         """The error for a command that this fault ends."""
-        allowed = f"allowed: {self.allowed}" if self.allowed else ""
-        return UserError("; ".join(filter(None, (self.found, allowed))), todo=self.todo)
+        return UserError(self.found, allowed=self.allowed, todo=self.todo)
 
 
 def judged(
