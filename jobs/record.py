@@ -93,7 +93,7 @@ def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") 
     try:
         content = read_local_file(path, most_bytes=MOST_BYTES)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; {todo}") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}", todo=todo) from error
     except InvalidDataError as error:
         raise InvalidDataError(f"{error}; a job is a YAML file of about 4 KiB") from error
     try:
@@ -417,7 +417,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
             error.filename = str(path)
             raise
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
-        raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error
+        raise UserError(what, todo="give --run-dir a folder that this user may write to") from error
 
 
 def open_job(path: Path) -> JobFile:

@@ -88,7 +88,7 @@ def read_label_names(path: str) -> tuple[str, ...]:
         text = read_local_text(path, most_bytes=_MOST_FILE_BYTES)
     except (OSError, InvalidDataError) as error:
         message = f"--labels-file {path!r} cannot be read: {error}"
-        raise UserError(f"{message}; give a text file with one class name per line") from error
+        raise UserError(message, todo="give a text file with one class name per line") from error
     if text.lstrip()[:1] in ("[", "{") and not _is_a_name(text):
         raise UserError(f"--labels-file {path!r} is JSON; give a text file with one class name per line")
     # str.splitlines would also divide a name at a form feed or a Unicode separator.

@@ -14,11 +14,16 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 class PrintableError(Exception):
     """An error whose message may quote names from data. Its text has no control characters, so that a user's own script
-    can print it: nothing else escapes the output of such a script. `todo`: what to do about it; it ends the message."""
+    can print it: nothing else escapes the output of such a script.
 
-    def __init__(self, what: object = "", *, todo: str = "") -> None:
-        super().__init__(f"{what}; {todo}" if todo else what)
-        self.what, self.todo = what, todo
+    The message is made of three fields, which are printable too. `what`: what is wrong, with the value. `allowed`: what
+    would be right. `todo`: what to do about it. Fields that do not apply are empty.
+    """
+
+    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "") -> None:
+        ends = [text for text in (f"allowed: {allowed}" if allowed else "", todo) if text]
+        super().__init__("; ".join([str(what), *ends]) if ends else what)
+        self.what, self.allowed, self.todo = printable(str(what)), printable(allowed), printable(todo)
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -46,8 +51,7 @@ class Finding:
 
     def error(self) -> UserError:
         """Returns this fault as an error that ends a command."""
-        allowed = f"allowed: {self.allowed}" if self.allowed else ""
-        return UserError("; ".join(filter(None, (self.found, allowed))), todo=self.todo)
+        return UserError(self.found, allowed=self.allowed, todo=self.todo)
 
 
 def judged(

@@ -34,15 +34,15 @@ def open_store(url: str, *, was_let_in: bool = False) -> Store:
     scheme, separator, rest = url.partition("://")
     if not separator:
         if not url:
-            raise UserError("a dataset URL is empty; give a folder or s3://bucket/prefix")
+            raise UserError("a dataset URL is empty", todo="give a folder or s3://bucket/prefix")
         return LocalStore(str(Path(at_home(url))))
     shown = without_secrets(url)
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
-        raise UserError(f"cannot open {shown!r}; give a folder or s3://bucket/prefix")
+        raise UserError(f"cannot open {shown!r}", todo="give a folder or s3://bucket/prefix")
     if has_user(url):
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and give s3://bucket/prefix"
-        raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL; {todo}")
+        raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL", todo=todo)
     from shards.storage.s3 import S3Store  # noqa: PLC0415 - boto3 takes a tenth of a second to load
     from shards.storage.s3_client import ClientOfProcess  # noqa: PLC0415 - as above
 

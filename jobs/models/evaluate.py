@@ -130,7 +130,7 @@ def _remove_scores(run_dir: Path) -> None:
         except NotADirectoryError:
             return  # write_record says so
         except OSError as error:
-            raise UserError(f"cannot write {str(run_dir / name)!r}: {error.strerror}; {_OTHER_RUN_DIR}") from error
+            raise UserError(f"cannot write {str(run_dir / name)!r}: {error.strerror}", todo=_OTHER_RUN_DIR) from error
 
 
 def _write(run_dir: Path, name: str, content: object) -> None:

@@ -58,7 +58,7 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a zero byte
         reason = getattr(error, "strerror", None) or shown_value(str(error))
         what = f"the path {shown_value(path)} or --out {shown_value(out)} cannot be followed ({reason})"
-        raise UserError(f"{what}; give others") from error
+        raise UserError(what, todo="give others") from error
     if target == source or is_of_run:
         raise UserError(f"--out is {out!r}, where the weights are read from; give another")
     if is_file and target in (source.parent, link):
@@ -83,7 +83,7 @@ def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
     try:
         labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:
-        raise UserError(f"--labels-file {path!r} cannot be read ({error}); give one name per line") from error
+        raise UserError(f"--labels-file {path!r} cannot be read ({error})", todo="give one name per line") from error
     if len(labels) != num_classes or len(set(labels)) != len(labels):
         raise UserError(
             f"--labels-file {path!r} has {len(labels)} names, {len(set(labels))} different ones; "

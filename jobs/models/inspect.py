@@ -76,7 +76,7 @@ def image_files(job: InspectJob) -> list[Path]:
     try:
         found = list(islice(images_below(job.images), job.max_images))
     except OSError as error:
-        raise UserError(f"--images is {job.images!r}: {error.strerror}; give a folder of images") from error
+        raise UserError(f"--images is {job.images!r}: {error.strerror}", todo="give a folder of images") from error
     if not found:
         raise UserError(
             f"--images is {job.images!r}, which has no image; allowed: a folder of {', '.join(KINDS)} files, also in "
@@ -92,5 +92,7 @@ def _folder(job: InspectJob) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out is {str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
+        raise UserError(
+            f"--out is {str(folder)!r}: {error.strerror}", todo="give a folder that can be written to"
+        ) from error
     return folder

@@ -120,6 +120,8 @@ def image_names(given: Sequence[str]) -> Iterator[str]:
                 is_empty = False
                 yield str(path)
         except OSError as error:
-            raise UserError(f"{error.filename or name}: {error.strerror}; give a folder that can be read") from error
+            raise UserError(
+                f"{error.filename or name}: {error.strerror}", todo="give a folder that can be read"
+            ) from error
         if is_empty:
             raise UserError(f"{name} has no image; allowed: a folder of {', '.join(KINDS)} files")

@@ -55,7 +55,7 @@ def _training_job(run_dir: Path) -> TrainingJob:
     try:
         is_there = path.is_file()
     except OSError as error:  # a name that is too long, a folder that may not be searched
-        raise UserError(f"no run at {str(run_dir)!r}: {error.strerror}; give a run directory") from error
+        raise UserError(f"no run at {str(run_dir)!r}: {error.strerror}", todo="give a run directory") from error
     if not is_there:
         raise UserError(
             f"no run at {str(run_dir)!r}: a run directory has a job.yaml; give the --run-dir of a pretrain or finetune"

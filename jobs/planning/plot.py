@@ -55,7 +55,8 @@ def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] 
         path.write_bytes(data)
     except OSError as error:
         raise UserError(
-            f"--out is {job.out!r}, which cannot be written: {error.strerror}; give a file in a folder that exists"
+            f"--out is {job.out!r}, which cannot be written: {error.strerror}",
+            todo="give a file in a folder that exists",
         ) from error
 
 

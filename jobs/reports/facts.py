@@ -235,7 +235,7 @@ def _record(run_dir: Path) -> Leaves:
         what = f"no run in {str(run_dir)!r}: it has no {_RECORD}" if is_there else f"no folder {str(run_dir)!r}"
         raise UserError(f"there is {what}; {advice}") from None
     except OSError as error:
-        raise UserError(f"cannot read {str(run_dir / _RECORD)!r}: {error.strerror}; {advice}") from error
+        raise UserError(f"cannot read {str(run_dir / _RECORD)!r}: {error.strerror}", todo=advice) from error
     except InvalidDataError as error:
         what = printable_name(str(error))  # which may name the folder, whatever is in its name
         raise UserError(f"{str(run_dir / _RECORD)!r} is not the record of a run: {what}; {advice}") from error

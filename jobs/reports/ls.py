@@ -195,7 +195,9 @@ def folders_below(root: Path) -> list[Path]:
         if _may_be_run({entry.name for entry in os.scandir(root)}):
             return [root]
     except OSError as error:
-        raise UserError(f"cannot list {str(root)!r}: {error.strerror}; give a folder of runs, or a run") from error
+        raise UserError(
+            f"cannot list {str(root)!r}: {error.strerror}", todo="give a folder of runs, or a run"
+        ) from error
     found: list[Path] = []
     level, num_folders = [root], 0
     for _ in range(_MOST_DEPTH):

@@ -250,7 +250,7 @@ class _Walk:
                         yield below + name
         except OSError as error:
             what = f"--source.root: {_shown(folder)!r} cannot be listed: {error.strerror}"
-            raise UserError(f"{what}; give a folder that this user may read") from error
+            raise UserError(what, todo="give a folder that this user may read") from error
 
     def _names(self, folder: bytes) -> Iterator[Row]:
         """Yields the images in a folder, and its folders with a slash appended."""

@@ -77,7 +77,7 @@ class FolderWalk:
         """
         if len(self._inside) > MOST_DEPTH:
             what = f"{_shown(folder)} is nested more than {MOST_DEPTH} folders deep"
-            raise UserError(f"{what}; allowed: {MOST_DEPTH}; move it up, or remove the link that leads there")
+            raise UserError(what, allowed=str(MOST_DEPTH), todo="move it up, or remove the link that leads there")
         status = os.lstat(folder.rstrip(b"/") or b"/")
         if is_link := stat.S_ISLNK(status.st_mode):
             status = os.stat(folder)  # noqa: PTH116 - names are bytes, since they need not be UTF-8
@@ -172,12 +172,12 @@ def open_regular(name: str, flags: int) -> int:
 
     Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, and a device may have no end.
     """
-    what = f"{name} is not a regular file; give a file, not a pipe or a device"
+    what, todo = f"{name} is not a regular file", "give a file, not a pipe or a device"
     try:
         descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
-            raise InvalidDataError(what) from None
+            raise InvalidDataError(what, todo=todo) from None
         raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -185,7 +185,7 @@ def open_regular(name: str, flags: int) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    raise InvalidDataError(what)
+    raise InvalidDataError(what, todo=todo)
 
 
 class CountedFile(io.FileIO):
@@ -389,8 +389,8 @@ def _open_new(temporary: Path, target: Path) -> BinaryIO:
                 continue
             if error.errno not in _MISTAKES:
                 raise
-            message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
-            raise UserError(message) from error
+            what = f"cannot write {target}: {error.strerror}"
+            raise UserError(what, todo="use a folder that this user may write to") from error
     raise AssertionError("unreachable: the last try returns or raises")
 
 
@@ -399,7 +399,7 @@ def _rename(temporary: Path, target: Path) -> None:
         temporary.replace(target)
     except FileNotFoundError as error:
         what = f"{target} was not written: its temporary file or its folder was removed meanwhile"
-        raise StorageError(f"{what}; let only one command write there at a time") from error
+        raise StorageError(what, todo="let only one command write there at a time") from error
 
 
 def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:

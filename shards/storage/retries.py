@@ -142,11 +142,11 @@ class RequestRetries:
         waited = self._clock() - self._since
         said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
         if waited + pause > config.deadline_seconds:
-            todo = f"the deadline is {config.deadline_seconds:.0f} s; try again once the storage is well"
-            raise StorageError(f"{said}; {todo}")
+            what = f"{said}; the deadline is {config.deadline_seconds:.0f} s"
+            raise StorageError(what, todo="try again once the storage is well")
         if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
-            todo = "are spent; try again once the storage is well, or with fewer connections"
-            raise StorageError(f"{said}; this process's {budget} {todo}")
+            what = f"{said}; this process's {budget} are spent"
+            raise StorageError(what, todo="try again once the storage is well, or with fewer connections")
         self._pause(pause)
         return True

@@ -402,7 +402,7 @@ class ObjectRead:
             return f"another range was answered ({content_range})" if content_range else "the range asked was ignored"
         size = _size(total, last, answer)
         if size is None:
-            raise BadAnswerError(f"{self._name}: the storage does not say how long it is; use another storage")
+            raise BadAnswerError(f"{self._name}: the storage does not say how long it is", todo="use another storage")
         self._end = size if self._end is None else self._end
         if self._end > size:
             asked = f"bytes {self._first}..{self._end - 1} asked"

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 from shards.errors import Finding, TransientError, UserError
 from shards.output.quantities import size
-from shards.output.terminal import printable
 from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
 
 _LEAST_PART = 5 << 20  # bytes that S3 allows of a part that is not the last
@@ -63,9 +62,7 @@ def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Finding |
         with storage_errors("", bucket=bucket, url=url, clients=GivenClient(client)):
             client.head_bucket(Bucket=bucket)
     except (UserError, TransientError) as error:
-        return Finding(
-            name="S3", status="fault", found=printable(str(error.what)), allowed="an answer", todo=error.todo
-        )
+        return Finding(name="S3", status="fault", found=error.what, allowed="an answer", todo=error.todo)
     return None
 
 
