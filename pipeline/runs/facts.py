@@ -181,7 +181,7 @@ def _saved(signs: Signs) -> str:
 class RunFacts:
     """What is known about a run; None means unknown. `step`: the last one that was reported or saved. `last_seen`:
     seconds since 1970. `reasons`: why it is in this state, and what in its folder cannot be used. `damaged`: the
-    files among these. `has_vanished`: nothing tells how it ended. `origin`: where its job is from, if a start tells.
+    notes about files. `has_vanished`: nothing tells how it ended. `origin`: where its job is from, if a start tells.
     `ranks`: which of several ranks take the longest, and how much of a step is communication."""
 
     state: State
