@@ -1,8 +1,9 @@
-"""The stages of the command line: what each is for, what its second word is, and what its help shows first.
+"""The table of stages: what each is for, what its second word is, and which flags its help shows.
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
 and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
-own flags (`jobs/arguments.py`). The tables name modules instead of importing them: a command loads only its own.
+own flags (`jobs/arguments.py`). The tables name modules instead of importing them, so that a command loads only its
+own.
 """
 
 import importlib
@@ -20,7 +21,7 @@ _TRAINING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A command that runs a job. Its second word is a recipe, or sets one field of the job, or there is none."""
+    """A command that runs a job. Its second word is a recipe or sets one field of the job. Some stages have none."""
 
     summary: str
     module: str
@@ -48,7 +49,7 @@ class Stage:
 
     @property
     def usage(self) -> str:
-        """What follows the command, as its usage shows it."""
+        """The words after the command in its usage line."""
         if self.recipes:
             return "RECIPE|FILE.yaml"
         if not self.field or self.is_optional:
@@ -417,17 +418,17 @@ COMMANDS: Mapping[str, Stage | Tool] = {**STAGES, **TOOLS}
 
 
 def usage_of(name: str) -> str:
-    """How a command is called."""
+    """Returns the usage line of a command."""
     return f"patchline {name} {COMMANDS[name].usage}"
 
 
 def job_class(stage: str) -> Any:
-    """The dataclass of a stage's jobs."""
+    """Returns the dataclass of a stage's jobs."""
     module, name = STAGES[stage].job
     return getattr(importlib.import_module(module), name)
 
 
 def recipes_of(stage: str) -> Mapping[str, Callable[[], Any]]:
-    """The recipes of a stage that takes recipes, by name."""
+    """Returns the recipes of a stage by name. The stage must take recipes."""
     recipes: Mapping[str, Callable[[], Any]] = importlib.import_module(STAGES[stage].recipes).RECIPES
     return recipes

@@ -1,4 +1,4 @@
-"""Says what lies at a path where a packed dataset was expected, and which command makes one of it."""
+"""Says what is at a path where a packed dataset was expected, and which command turns it into a dataset."""
 
 import os
 import shlex
@@ -10,11 +10,11 @@ from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.names import names_for, splits_among
 
-_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # how many are looked at, so that a folder of millions of images costs no time
+_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # entries and folders to look at: quick for any folder
 
 
 def advice(url: str) -> str:
-    """Says what is at `url`, and what to do. For a bucket, it says only what a dataset needs."""
+    """Returns what is at `url`, and what to do. For a bucket, it says only that there is no complete dataset."""
     if "://" in url:
         return _incomplete(url)
     path = Path(at_home(url))

@@ -117,7 +117,7 @@ def read_plan_of(state: Path) -> ChainPlan:
     try:
         return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
     except OSError as error:
-        raise UserError(f"{state} has no chain ({error.strerror}); give the folder of one") from error
+        raise UserError(f"{state} has no chain ({error.strerror})", todo="give the folder of one") from error
     except ValueError as error:
         raise InvalidDataError(f"{state / PLAN} is damaged: {error}; submit the chain in a new folder") from error
 

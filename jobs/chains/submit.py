@@ -237,7 +237,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         make_folder(request.folder)
     except OSError as error:
         raise UserError(
-            f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
+            f"cannot make {request.folder}: {error.strerror}", todo="give a folder that you may write to"
         ) from error
     with alone(request.folder):
         if waiting := settled_with(request.comment, environ, recorded=_recorded(request)):

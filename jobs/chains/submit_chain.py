@@ -139,7 +139,9 @@ def _make_folder(state: Path) -> None:
         make_folder(state)
         (state / "lock").touch()
     except OSError as error:
-        raise UserError(f"cannot write to {state}: {error.strerror}; give a folder that you may write to") from error
+        raise UserError(
+            f"cannot write to {state}: {error.strerror}", todo="give a folder that you may write to"
+        ) from error
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:

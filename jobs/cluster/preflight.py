@@ -61,7 +61,7 @@ def _tell(job: PreflightJob, findings: Sequence[Finding]) -> None:
         try:
             Path(job.out).write_text(text)
         except OSError as error:
-            raise UserError(f"cannot write --out {job.out}: {error.strerror}; give another file") from error
+            raise UserError(f"cannot write --out {job.out}: {error.strerror}", todo="give another file") from error
     put(text if job.json else table_of_checks(findings, columns=columns_of(sys.stdout)))
 
 
@@ -114,7 +114,7 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
     try:
         done = ran([*cluster.command, "--version"], environ, seconds=_COMMAND_SECONDS)
     except UserError as error:
-        return Finding(name="command here", status="fault", found=str(error).partition(";")[0], todo=todo)
+        return Finding(name="command here", status="fault", found=error.what, todo=todo)
     if done.returncode == 0:
         return Finding(name="command here", status="ok", found=printable_name(done.stdout.strip()[:80]))
     said = printable_name(" ".join(done.stderr.split())[-200:])
@@ -128,8 +128,7 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
         config = fields_of(_answer(["scontrol", "show", "config"], environ))
         named = _partition(cluster.partition, environ)
     except UserError as error:
-        what, _, todo = str(error).partition("; ")
-        return [Finding(name="Slurm", status="fault", found=what or str(error), allowed="an answer", todo=todo)]
+        return [Finding(name="Slurm", status="fault", found=error.what, allowed="an answer", todo=error.todo)]
     partition = {} if named is None else named
     found = [
         Finding(name="Slurm", status="ok", found=config.get("SLURM_VERSION", "version not known")),
@@ -266,8 +265,8 @@ def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -
             [*options_of(cluster, nodes=nodes), *memory, *limit, "--exclusive", "--wrap=true"], environ
         )
     except UserError as error:
-        what, _, todo = str(error).partition("; ")
-        return Finding(name="admission", status="fault", found=what, allowed="Slurm accepts such a job", todo=todo)
+        allowed = "Slurm accepts such a job"
+        return Finding(name="admission", status="fault", found=error.what, allowed=allowed, todo=error.todo)
     return Finding(name="admission", status="ok", found=said)
 
 
@@ -282,7 +281,7 @@ def _answer(words: list[str], environ: Mapping[str, str]) -> str:
     done = ran(words, environ)
     if done.returncode != 0:
         said = printable_name(" ".join(done.stderr.split())[:200])
-        raise UserError(f"{words[0]} fails: {said}; run this on a login node, once Slurm's controller answers")
+        raise UserError(f"{words[0]} fails: {said}", todo="run this on a login node, once Slurm's controller answers")
     return done.stdout
 
 

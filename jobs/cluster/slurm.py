@@ -141,9 +141,11 @@ def ran(
             check=False,
         )
     except OSError as error:
-        raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
+        raise UserError(
+            f"cannot run {words[0]}: {error.strerror}", todo="it comes with Slurm, as sbatch does"
+        ) from error
     except subprocess.TimeoutExpired:
-        raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
+        raise UserError(f"{words[0]} has not answered for {limit:g} s", todo="try again when Slurm does") from None
 
 
 def slurms_answer(
@@ -163,8 +165,8 @@ def slurms_answer(
     reason = said.removeprefix("error: ")[:400]
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
-        raise UserError(f"Slurm does not answer: {reason}; {todo}")
-    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said, names)}")
+        raise UserError(f"Slurm does not answer: {reason}", todo=todo)
+    raise UserError(f"Slurm would refuse {what}: {reason}", todo=_remedy(said, names))
 
 
 def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collection[str] = ()) -> int:
@@ -175,7 +177,7 @@ def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collec
         raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
     job = done.stdout.strip().partition(";")[0]
     if not job.isascii() or not job.isdecimal():
-        raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number; see squeue")
+        raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number", todo="see squeue")
     return int(job)
 
 
@@ -188,7 +190,7 @@ def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[Queu
 
 def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     if answer.returncode != 0:
-        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
+        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}", todo="try again when Slurm does")
     found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
     return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
 
@@ -219,7 +221,7 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[st
         if not ending or len(ending) < len(found):
             return found
         if time.monotonic() > deadline:
-            raise UserError(f"job {ending[0]} is still ending; try again once `squeue --me` does not show it")
+            raise UserError(f"job {ending[0]} is still ending", todo="try again once `squeue --me` does not show it")
         if not has_said:
             log.info("job %s is ending: waiting for it", ending[0])
             has_said = True
@@ -245,7 +247,7 @@ def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
     """Cancels pending or running jobs. UserError if Slurm does not."""
     done = ran(["scancel", *jobs], environ)
     if done.returncode != 0:
-        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}; try again when Slurm answers")
+        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}", todo="try again when Slurm answers")
 
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
@@ -379,7 +381,7 @@ def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> l
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
     if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
         said = " ".join(done.stderr.split())[:200]
-        raise UserError(f"scontrol does not answer: {printable_name(said)}; try again when Slurm does")
+        raise UserError(f"scontrol does not answer: {printable_name(said)}", todo="try again when Slurm does")
     lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []
     return [one for line in lines if (one := parsed(line))]
 

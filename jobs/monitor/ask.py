@@ -92,7 +92,7 @@ def _write(path: Path) -> None:
         os.utime(path)
     except OSError as error:
         raise UserError(
-            f"cannot write {str(path)!r}: {error.strerror}; do it as the user who started the run"
+            f"cannot write {str(path)!r}: {error.strerror}", todo="do it as the user who started the run"
         ) from error
 
 

@@ -88,7 +88,7 @@ def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may have come
         return dict(parts) if before == now else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{out} is no file of `doctor --gpu` ({error}); give another --out") from error
+        raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error
 
 
 def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:

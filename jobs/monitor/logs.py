@@ -117,7 +117,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
     except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}; ask its owner for access") from error
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", todo="ask its owner for access") from error
     except InvalidDataError as error:
         raise UserError(f"cannot read {str(path)!r}: {error}") from error
     data = tail.data if tail else b""

@@ -365,8 +365,8 @@ def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
         folder = Path(tempfile.mkdtemp(prefix="verify-resume-", dir=job.run_dir or None)).resolve()
     except OSError as error:
         raise UserError(
-            f"cannot make a folder in {job.run_dir or tempfile.gettempdir()!r}: {error.strerror}; give --run-dir a "
-            "folder that this user may write to"
+            f"cannot make a folder in {job.run_dir or tempfile.gettempdir()!r}: {error.strerror}",
+            todo="give --run-dir a folder that this user may write to",
         ) from error
     kept: list[Path] = []
     try:

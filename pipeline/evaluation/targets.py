@@ -147,7 +147,7 @@ def _read(path: str, flag: str) -> object:
     try:
         return parse_json(read_local_file(Path(path), most_bytes=_MOST_BYTES))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {flag} {path}: {error}; give a JSON file") from error
+        raise UserError(f"cannot read {flag} {path}: {error}", todo="give a JSON file") from error
 
 
 def answers(logits_BK: torch.Tensor, targets_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

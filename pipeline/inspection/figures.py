@@ -121,7 +121,7 @@ def save(figure: "Figure", folder: Path, name: str) -> list[str]:
                 figure.savefig(folder / one, dpi=1.5 * _INCH, metadata=metadata)
             except OSError as error:
                 raise UserError(
-                    f"cannot write {one} in {str(folder)!r}: {error.strerror}; give another --out"
+                    f"cannot write {one} in {str(folder)!r}: {error.strerror}", todo="give another --out"
                 ) from error
     return names
 

@@ -136,7 +136,7 @@ def torch_checks() -> Iterator[Finding]:
     try:
         world = current_world("auto")
     except UserError as error:
-        yield Finding(name="GPU", status="fault", found=str(error).partition(";")[0], todo=_SETUP)
+        yield Finding(name="GPU", status="fault", found=error.what, todo=_SETUP)
         yield Finding(name="driver", status="warning", found=f"{driver_words(_driver_text())}; {build}", todo=_SETUP)
         return
     if world.device.type == "cpu":
@@ -239,9 +239,11 @@ def s3_check(url: str) -> Finding:
         found = list(islice(store.list_sizes(), 1))
         for path, num_bytes in found:
             store.read_range(path, 0, min(num_bytes, 1))
-    except (UserError, TransientError, MissingObjectError, EOFError) as error:
-        what, _, todo = str(error).rpartition("; ")
-        return Finding(name="S3", status="fault", found=what or str(error), todo=todo if what else "see the message")
+    except (UserError, TransientError, MissingObjectError) as error:
+        todo = error.todo or "see the message"
+        return Finding(name="S3", status="fault", found=error.what, allowed=error.allowed, todo=todo)
+    except EOFError as error:
+        return Finding(name="S3", status="fault", found=str(error), todo="see the message")
     if not found:
         todo = "check the prefix, if something should be there"
         return Finding(name="S3", status="warning", found=f"{shown_value(url)} answers; it has no objects", todo=todo)

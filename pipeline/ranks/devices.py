@@ -45,8 +45,9 @@ def use_deterministic_kernels(environ: MutableMapping[str, str]) -> None:
     found = environ.setdefault(WORKSPACE, WORKSPACES[0])
     if found not in WORKSPACES:
         raise UserError(
-            f"{WORKSPACE} is {shown_value(found)} with engine.deterministic; allowed: {' or '.join(WORKSPACES)}; unset "
-            "it, or give --engine.no-deterministic"
+            f"{WORKSPACE} is {shown_value(found)} with engine.deterministic",
+            allowed=" or ".join(WORKSPACES),
+            todo="unset it, or give --engine.no-deterministic",
         )
     torch.use_deterministic_algorithms(True)  # flash and memory-efficient attention follow it in their backward passes
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time; not needed
@@ -196,8 +197,8 @@ def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
     if wish == "auto" and not gpus.num_visible:
         if gpus.announced:
             raise UserError(
-                f"torch sees no GPU, although {gpus.announced}: {_cause(gpus)}; repair that or leave this host out, or "
-                "give --device cpu to compute on the CPU"
+                f"torch sees no GPU, although {gpus.announced}: {_cause(gpus)}",
+                todo="repair that or leave this host out, or give --device cpu to compute on the CPU",
             )
         return DeviceChoice(device=torch.device("cpu"), reason="torch sees no GPU there, and nothing announces one")
     if local_rank < gpus.num_visible:
@@ -206,8 +207,8 @@ def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
         return DeviceChoice(device=torch.device("cuda", 0), reason="CUDA_VISIBLE_DEVICES names one GPU")
     cause = f" ({_cause(gpus)})" if not gpus.num_visible else ""
     raise UserError(
-        f"local rank {local_rank} has no GPU: this node has {gpus.num_visible}{cause}; start one rank per GPU, or "
-        "--device cpu"
+        f"local rank {local_rank} has no GPU: this node has {gpus.num_visible}{cause}",
+        todo="start one rank per GPU, or --device cpu",
     )
 
 

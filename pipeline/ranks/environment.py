@@ -83,7 +83,7 @@ def numbers_from(environ: Mapping[str, str]) -> tuple[int, int]:
     _refuse_half(environ)
     if environ.get("RANK", "") not in ("", "0"):  # another process takes itself for rank 0
         shown = shown_value(environ["RANK"])
-        raise UserError(f"the environment variable RANK is {shown}, and WORLD_SIZE is not set; {_ADVICE}")
+        raise UserError(f"the environment variable RANK is {shown}, and WORLD_SIZE is not set", todo=_ADVICE)
     return 0, 1
 
 
@@ -144,7 +144,7 @@ def _launcher(environ: Mapping[str, str]) -> _Launcher | None:
 def _refuse_half(environ: Mapping[str, str]) -> None:
     if environ.get("WORLD_SIZE", "") not in ("", "1"):  # each of them would train alone, in one run directory
         shown = shown_value(environ["WORLD_SIZE"])
-        raise UserError(f"the environment variable WORLD_SIZE is {shown}, and RANK is not set; {_ADVICE}")
+        raise UserError(f"the environment variable WORLD_SIZE is {shown}, and RANK is not set", todo=_ADVICE)
 
 
 def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]:
@@ -193,14 +193,15 @@ def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -
         "(slurm/stage.sbatch does)"
     )
     if not environ.get("MASTER_ADDR"):
-        raise UserError(f"MASTER_ADDR is not set for {num_ranks} ranks; {todo}")
+        raise UserError(f"MASTER_ADDR is not set for {num_ranks} ranks", todo=todo)
     if not environ.get("MASTER_PORT"):
-        raise UserError(f"MASTER_PORT is not set for {num_ranks} ranks; {todo}")
+        raise UserError(f"MASTER_PORT is not set for {num_ranks} ranks", todo=todo)
     address = environ["MASTER_ADDR"]
     if not re.fullmatch(r"[\w.:%-]{1,253}", address, re.ASCII):
         raise UserError(
-            f"the environment variable MASTER_ADDR is {shown_value(address)}; allowed: a host name or an IP address, "
-            "without a port; set it to the address of rank 0's host"
+            f"the environment variable MASTER_ADDR is {shown_value(address)}",
+            allowed="a host name or an IP address, without a port",
+            todo="set it to the address of rank 0's host",
         )
     return LOOPBACK if is_one_host else address
 
@@ -216,8 +217,9 @@ def _tasks_on_this_node(environ: Mapping[str, str], num_ranks: int) -> int:
         repeats = int(found[2] or 1) if found else 0
         if not found or not 1 <= int(found[1]) <= num_ranks or not 1 <= repeats <= num_ranks - len(counts):
             raise UserError(
-                f"the environment variable {name} is {shown_value(text)}; allowed: numbers of tasks such as 4(x2),3, "
-                f"of {num_ranks} tasks in all; {_ADVICE}"
+                f"the environment variable {name} is {shown_value(text)}",
+                allowed=f"numbers of tasks such as 4(x2),3, of {num_ranks} tasks in all",
+                todo=_ADVICE,
             )
         counts += [int(found[1])] * repeats
     node = _number(environ, "SLURM_NODEID", 0, least=0, most=MOST_RANKS)
@@ -230,7 +232,8 @@ def _number(environ: Mapping[str, str], name: str, default: int, *, least: int, 
         return default
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
         raise UserError(
-            f"the environment variable {name} is {shown_value(text)}; allowed: a whole number from {least} to {most}; "
-            f"{todo}"
+            f"the environment variable {name} is {shown_value(text)}",
+            allowed=f"a whole number from {least} to {most}",
+            todo=todo,
         )
     return int(text)

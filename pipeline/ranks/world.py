@@ -54,7 +54,7 @@ class World(RankPlace):
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_ranks:
-            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks; allowed: 0 to {self.num_ranks - 1}")
+            raise UserError(f"rank {self.rank} of {self.num_ranks} ranks", allowed=f"0 to {self.num_ranks - 1}")
 
     @property
     def is_first(self) -> bool:

@@ -113,5 +113,5 @@ def _lines(tars_file: str) -> list[str]:
         lines = read_local_text(tars_file, most_bytes=_MOST_LIST_BYTES).splitlines()
     except (OSError, InvalidDataError) as error:
         message = f"--tars-file {tars_file!r} cannot be read: {error}"
-        raise UserError(f"{message}; give a text file with the path of one tar per line") from error
+        raise UserError(message, todo="give a text file with the path of one tar per line") from error
     return [line.strip() for line in lines if line.strip()]

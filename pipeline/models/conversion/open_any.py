@@ -64,7 +64,7 @@ def open_any(path: str, hints: Hints) -> Weights:
     try:
         is_folder = source.is_dir()
     except OSError as error:
-        raise UserError(f"no weights at {path!r}: {error.strerror}; give a file or folder of weights") from error
+        raise UserError(f"no weights at {path!r}: {error.strerror}", todo="give a file or folder of weights") from error
     if is_folder:
         return _open_folder(source, hints)
     if source.suffix == ".npz" and source.is_file():

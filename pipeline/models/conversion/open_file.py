@@ -136,7 +136,8 @@ def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
         with torch.serialization.safe_globals(_HARMLESS):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler refuses other objects with several kinds of errors
-        raise UserError(_refusal(path, error)) from error
+        what, todo = _refusal(path, error)
+        raise UserError(what, todo=todo) from error
     if not isinstance(loaded, dict):
         raise UserError(f"{where!r} holds a {type(loaded).__name__}; allowed: a state dict of tensors by name")
     arguments, loaded = _arguments(loaded), _chosen(loaded, where, take=take)
@@ -246,21 +247,22 @@ def _refuse_inflated(path: Path) -> None:
             open_zip(path, is_stored=True).close()
         except UserError as error:
             if isinstance(error.__cause__, Exception):
-                raise InvalidDataError(_refusal(path, error.__cause__)) from error
+                what, todo = _refusal(path, error.__cause__)
+                raise InvalidDataError(what, todo=todo) from error
             raise
 
 
-def _refusal(path: Path, error: Exception) -> str:
-    """Says why torch.load refused: the file holds other objects than tensors, or is incomplete."""
+def _refusal(path: Path, error: Exception) -> tuple[str, str]:
+    """Says why torch.load refused, and what to do: the file holds other objects than tensors, or is incomplete."""
     if isinstance(error, OSError):
-        return f"{str(path)!r} cannot be read ({error.strerror}); give a file that this user may read"
+        return f"{str(path)!r} cannot be read ({error.strerror})", "give a file that this user may read"
     if "nsupported" not in str(error):
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        return f"{str(path)!r} is cut off, or no file of PyTorch's ({reason}); fetch it again"
+        return f"{str(path)!r} is cut off, or no file of PyTorch's ({reason})", "fetch it again"
     found = re.search(r"GLOBAL ([\w.]+)", str(error))
     holds = f"it also holds a {found[1]}" if found else type(error).__name__
-    refusal = f"{str(path)!r} cannot be read as tensors alone ({holds}); "
-    return f"{refusal}reading more would run code from the file; save its state dict, better as safetensors"
+    refusal = f"{str(path)!r} cannot be read as tensors alone ({holds})"
+    return f"{refusal}; reading more would run code from the file", "save its state dict, better as safetensors"
 
 
 def _refuse_not_dense(name: str, tensor: torch.Tensor, where: str) -> None:

@@ -58,7 +58,7 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
         raise UserError(f"{what} {size} cannot be read: there is not enough memory; take a larger machine") from error
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
-        raise UserError(f"{what} cannot be read ({reason}); give a file that this user may read") from error
+        raise UserError(f"{what} cannot be read ({reason})", todo="give a file that this user may read") from error
     except FILE_ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise InvalidDataError(f"{what} cannot be read ({reason}); is it cut off? Fetch the file again") from error

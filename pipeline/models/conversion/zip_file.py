@@ -150,7 +150,8 @@ def write_npz(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
             archive = zipfile.ZipFile(waiting, "w")
         except OSError as error:
             raise UserError(
-                f"{str(path)!r} cannot be written: {error.strerror}; give another --out, one this user may write to"
+                f"{str(path)!r} cannot be written: {error.strerror}",
+                todo="give another --out, one this user may write to",
             ) from error
         with archive:
             for name, tensor in tensors:

@@ -87,8 +87,8 @@ def _make_folder(folder: Path) -> None:
         taken = [name for name in _NAMES if (folder / name).is_dir()]
     except OSError as error:
         raise UserError(
-            f"no folder can be made at {str(folder)!r}: {error.strerror}; give another one, "
-            "which this user may write to"
+            f"no folder can be made at {str(folder)!r}: {error.strerror}",
+            todo="give another one, which this user may write to",
         ) from error
     if taken:
         raise UserError(f"{taken[0]} in {str(folder)!r} is a folder, not a file; move it away, or give another folder")
@@ -171,7 +171,9 @@ def open_weights(path: str) -> Weights:
     try:
         folder = _folder_at(path)
     except OSError as error:
-        raise UserError(f"no weights at {path!r}: {error.strerror}; give a folder that this user may read") from error
+        raise UserError(
+            f"no weights at {path!r}: {error.strerror}", todo="give a folder that this user may read"
+        ) from error
     with _readable(f"the weights at {path!r}"):
         content = read_local_file(folder / CONFIG_FILE, most_bytes=MOST_DESCRIPTION_BYTES)
         description = parse_json(content)
@@ -207,7 +209,7 @@ def _readable(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, ValueError, UserError) as error:
-        raise InvalidDataError(f"{what} cannot be read ({error}); export them again") from error
+        raise InvalidDataError(f"{what} cannot be read ({error})", todo="export them again") from error
 
 
 def _folder_at(path: str) -> Path:
