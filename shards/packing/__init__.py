@@ -1,1 +1,1 @@
-"""Makes a dataset of a source: listing, scan, plan, shards, merge."""
+"""Makes a dataset from a source of images, in five phases: listing, scan, plan, shards, merge."""
