@@ -152,8 +152,7 @@ def _of_writers(found: Evidence) -> Ranked:
     """Yields checkpoint writers in trouble. A rank whose writer is stopped cannot save, although the rank is alive."""
     for beat, _ in found.beats:
         if beat.trouble and beat.phase != Phase.ENDED:
-            words, _, todo = beat.trouble.partition("; ")
-            yield 5, _fault(f"rank {beat.rank}: {words}", _file_of(beat), todo)
+            yield 5, _fault(f"rank {beat.rank}: {beat.trouble}", _file_of(beat), beat.todo)
 
 
 def _file_of(beat: Beat) -> str:
@@ -210,7 +209,7 @@ def _of_guard(found: Evidence) -> Ranked:
 def _of_silence(found: Evidence) -> Ranked:
     """Yields what is known of a run that ended without a message: its state when it was last seen."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
-    is_gone = "gone" in why or "no heartbeat" in why
+    is_gone = found.facts.run.has_vanished
     guess = "; so ends what is killed by SIGKILL, or whose node is lost" if is_gone else ""
     todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {_AGAIN}" if is_gone else _AGAIN
     yield 60, _fault(why + guess, "heartbeats/rank-00000.json", todo)
@@ -244,9 +243,7 @@ def _of_unstarted(found: Evidence) -> Finding:
 
 
 def _of_notes(found: Evidence) -> Ranked:
-    for note in found.facts.notes:
-        if "damaged" in note or "cannot be" in note:
-            yield 85, _note(note, note.partition(" ")[0].rstrip(":"))
+    yield from ((85, one) for one in found.facts.damaged)
     for one in found.facts.time.restarts[-3:]:
         words = f"earlier: {one.cause}, {duration(one.seconds)} lost"
         yield 95, _note(words, f"starts.jsonl: start {one.attempt.partition('-')[0]}")

@@ -87,10 +87,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
     put("".join(f"{line}\n" for line in output_lines(outputs)))
     if shown:
-        told = [
-            replace(found, reasons=(*found.reasons, *_lines(status)), state=state_of(found, status))
-            for found, status in shown
-        ]
+        told = [replace(found, findings=status.findings, state=state_of(found, status)) for found, status in shown]
         put(run_table(told, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
@@ -189,13 +186,6 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
         said = [(pattern.search(text), words, todo) for pattern, _, words, todo in FULL]
         found += [Finding(found=f"its log says: {it[0]}; {words}", todo=todo) for it, words, todo in said if it]
     return found
-
-
-def _lines(status: Status) -> Sequence[str]:
-    lines = []
-    for finding in status.findings:
-        lines += [finding.found] + ([f"> {finding.todo}"] if finding.todo else [])
-    return lines
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
