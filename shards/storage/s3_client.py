@@ -250,7 +250,7 @@ class _Clients:
 class ClientOfProcess:
     """The boto3 clients of a process, created at first use, because a client must not be used after a fork.
 
-    `was_let_in`: whether the server has accepted the credentials of the process that made this one's copy.
+    `was_let_in`: whether the server had accepted the credentials in the process where this object was pickled.
     """
 
     def __init__(self, *, was_let_in: bool = False) -> None:
