@@ -26,7 +26,7 @@ from pipeline.planning.step_time import StepTime
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
 
-_ROUNDING = 1e-6  # relative
+_ROUNDING = 1e-6  # relative, so that rounding errors do not add a job
 # Published failures per node and day, by the name of the cluster or the run.
 PUBLISHED_RATES = {
     "RSC-2": 0.00234,  # Meta, arXiv 2410.21680, as a public validation report quotes it; RSC-1 likewise
@@ -229,7 +229,7 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
 
 def regime_of(found: Forecast, cluster: Cluster, *, num_nodes: int, failures_per_node_day: float) -> Regime:
     """Returns what interrupts training on these nodes, with saves at the interval of `--checkpoint.auto-interval`.
-    Raises UserError for times that cannot be."""
+    Raises UserError for times that contradict each other or leave none for training."""
     node_bytes = found.checkpoint_bytes / num_nodes
     commit = found.stall_seconds + node_bytes / cluster.writer_bytes_per_second
     mean = mean_seconds_to_failure(num_nodes=num_nodes, failures_per_node_day=failures_per_node_day)

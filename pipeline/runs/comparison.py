@@ -81,8 +81,8 @@ class StoredRun:
         return {each.step: each for each in sorted(standing, key=lambda each: each.step)}
 
     def engine(self) -> tuple[int, str]:
-        """Returns the micro-batch and the precision that the newest checkpoint records. Raises InvalidDataError if
-        there is no such checkpoint."""
+        """Returns the micro-batch and the precision that the newest checkpoint records. Raises InvalidDataError if no
+        checkpoint records them."""
         try:
             newest = list(self.checkpoints().values())[-1]
             record = manifest_from_json(self.store.read(f"{newest.folder}/{MANIFEST_NAME}")).record

@@ -83,7 +83,7 @@ class _Growing:
 class Curves:
     """The curves in the order in which they are shown, and what was left out. `num_unusable`: lines that are not
     metrics. `num_repeated`: lines of steps that an earlier line has reached, which a resumed run removes.
-    `has_half_line`: the file ends within a line, because it is being written or the run was killed."""
+    `has_half_line`: whether the file ends within a line, because it is being written or the run was killed."""
 
     curves: tuple[Curve, ...]
     num_unusable: int
