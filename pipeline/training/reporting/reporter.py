@@ -305,7 +305,7 @@ class Reporter:
         return self._step == self.job.steps
 
     def facts(self) -> list[Fact]:
-        """The facts that the live line shows."""
+        """Returns the facts that the live line shows."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (
