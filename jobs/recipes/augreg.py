@@ -14,8 +14,11 @@ paper_images.py.
 
 NAME_released are the recipes of the released checkpoints, with a class token and no hidden layer (vision_transformer's
 configs/models.py). The checkpoints' file names give the augmentation, weight decay (as a multiple of the learning
-rate), dropout and stochastic depth. The recipes on ImageNet-21k are of the checkpoints that vision_transformer's README and vit_jax_augreg.ipynb name as best; those on ImageNet-1k are of the checkpoints that timm lists. Values "on ImageNet" are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that trained them
-is not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of position embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the last.
+rate), dropout and stochastic depth. The recipes on ImageNet-21k are of the checkpoints that vision_transformer's README
+and vit_jax_augreg.ipynb name as best; those on ImageNet-1k are of the checkpoints that timm lists. Values "on ImageNet"
+are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that trained them is
+not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of position
+embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the last.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

@@ -6,9 +6,9 @@ side of 448; evaluation takes the central 384 out of a short side of 448 (paper_
 best on held-out images. There is no dropout (vision_transformer's configs/augreg.py). Expected values are means of 5
 runs on the test split, from the weights `howto-i21k-B/32`:
 gs://vit_models/augreg/B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz. big_vision trains on 98 % of CIFAR,
-99 % of ImageNet and 90 % of Pets and Flowers, and keeps SGD's momentum in bf16 (momentum_hp). Command of the
-evaluation: patchline evaluate DIR --data.url URL-test Command of each: patchline finetune RECIPE --initial.weights
-WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
+99 % of ImageNet and 90 % of Pets and Flowers, and keeps SGD's momentum in bf16 (momentum_hp).
+Command of the evaluation: patchline evaluate DIR --data.url URL-test
+Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
 from jobs.recipes import recipes_in

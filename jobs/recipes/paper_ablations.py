@@ -1,8 +1,8 @@
 """Pre-training on JFT-300M: the ablations of "An Image is Worth 16x16 Words", appendix D, and Figure 4's ViT-b.
 
 The paper gives only those training values of these runs that are named below. All others are from Table 3's row of the
-same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fewshot.shots 5` measures them. Command of
-each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
+same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fewshot.shots 5` measures them.
+Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from dataclasses import replace

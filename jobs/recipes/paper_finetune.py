@@ -7,25 +7,28 @@ training set, so there are up to three recipes for each dataset:
 
 - NAME: as in the code, vision_transformer: inception crop, direct resize to evaluate. Expected values are those of
   its README, which repeats the paper's runs with the published weights from ImageNet-21k.
-- NAME_paper: as in section 4.1: a random 384 x 384 out of 448 x 448. Expected values are the paper's, of Table 5
-  (384 px, no averaging). Its authors write that they always ran the inception crop (vision_transformer, issues 46 and
-  53), so the difference should be small.
+- NAME_paper: as in section 4.1: a random 384 x 384 out of 448 x 448. Expected values are the paper's, of Table 5 (384
+  px, no averaging). Its authors write that they always ran the inception crop (vision_transformer, issues 46 and 53),
+  so the difference should be small.
 - NAME_code: as NAME, with the training split of the code (vit_jax/configs/common.py): 98 % of CIFAR, 99 % of ImageNet.
   The README's values come from these splits. The rest is held out, and the run is scored on it; --evaluation.url is
-  scored as well. The code holds out the last 2 or 1 % in TFDS's order; we hold out whole blocks by a hash. Its evaluation
-  has batches of 512 and leaves out the last, incomplete one (vit_jax/input_pipeline.py, drop_remainder), so its
-  accuracies are over 9,728 of CIFAR's 10,000 test images and 49,664 of ImageNet's 50,000. Ours are over all images.
+  scored as well. The code holds out the last 2 or 1 % in TFDS's order; we hold out whole blocks by a hash. Its
+  evaluation has batches of 512 and leaves out the last, incomplete one (vit_jax/input_pipeline.py, drop_remainder),
+  so its accuracies are over 9,728 of CIFAR's 10,000 test images and 49,664 of ImageNet's 50,000. Ours are over all
+  images.
 
 The model is B/16; --model.name takes another, which must be that of the weights. With L/16, H/14, R50+B/16 or R50+L/32,
 also give --model.dropout 0.1: these are the published rates (vit_jax/configs/models.py; 0 for B/16, B/32 and L/32). The
 README shows what dropout changes: on ImageNet +1.36 points for R50+B/16, +0.58 for L/16, -0.41 for B/16; on CIFAR-100
 +1.42 for R50+B/16. An older version of the README (2021) says that the paper's own runs had 0.1 with every model; the
 paper names no rate for fine-tuning. To follow that version, give NAME_paper --model.dropout 0.1 with B/16, B/32 and
-L/32, too. AugReg's weights are fine-tuned without dropout: augreg_finetune.py. The paper sweeps the learning rate on a
-held-out share of the training set, then trains on all of it. Its best rates are not published; each recipe takes one
-rate of the sweep and names the others. Precision differs as in paper_jft.py, and the code keeps SGD's momentum in bf16
-between steps (optax.sgd with accumulator_dtype, vit_jax/train.py); here it is fp32. Command of each: patchline finetune
-RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
+L/32, too.
+AugReg's weights are fine-tuned without dropout: augreg_finetune.py.
+The paper sweeps the learning rate on a held-out share of the training set, then trains on all of it. Its best rates are
+not published; each recipe takes one rate of the sweep and names the others.
+Precision differs as in paper_jft.py, and the code keeps SGD's momentum in bf16 between steps (optax.sgd with
+accumulator_dtype, vit_jax/train.py); here it is fp32.
+Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
 from dataclasses import replace

@@ -4,14 +4,15 @@ All recipes have batch 4096, 10,000 steps of warm-up, linear decay, Adam with we
 (Table 3's caption mentions it for ImageNet-1k alone), 224 px, sigmoid loss summed over classes, head bias -10, and a
 hidden tanh layer before the head. Images may have several labels. The number of steps is computed for 303 million
 images; a dataset of another size needs its own --steps. "Cost" is from the paper's Table 6. `patchline plan RECIPE`
-computes it, for ResNets 3.5 to 5 % more, because it also counts the taps of convolutions on padding. [unverified], not
-published: whether these runs left any tensor out of weight decay (we leave out biases, norms and tokens), and where the
-decay of the rate ended (here at 1e-5, as the authors say for ImageNet-21k). ResNets have neither hidden layer nor
-dropout; that their heads also begin at -10 is our choice. Precision differs: the paper's code keeps activations in
-fp32, which TPUs multiply in bf16; here activations are bf16, with fp32 master weights, head and loss
-(--engine.precision fp32 is closer, and slower). Expected values are accuracies on ImageNet after imagenet_384_paper
-(the paper's Table 6), or those of Table 2. Images are prepared as in paper_images.py. Command of each: patchline
-pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
+computes it, for ResNets 3.5 to 5 % more, because it also counts the taps of convolutions on padding.
+[unverified], not published: whether these runs left any tensor out of weight decay (we leave out biases, norms and
+tokens), and where the decay of the rate ended (here at 1e-5, as the authors say for ImageNet-21k). ResNets have neither
+hidden layer nor dropout; that their heads also begin at -10 is our choice.
+Precision differs: the paper's code keeps activations in fp32, which TPUs multiply in bf16; here activations are bf16,
+with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
+Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. Images
+are prepared as in paper_images.py.
+Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from dataclasses import replace

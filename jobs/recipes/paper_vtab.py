@@ -9,8 +9,8 @@ for VTAB (scenic/projects/baselines/plainvit/configs/vtab_plainvit_config.py) ha
 The warm-up is BiT's for datasets below 20,000 images, 100 steps; the ViT paper does not name one, and Scenic has 200.
 The model is B/16; for L/16 and H/14, give --model.dropout 0.1 (paper_finetune.py). Expected values are Table 9's; their
 means over the 19 tasks are Table 2's: 77.63 % with H/14 and 76.28 % with L/16 from JFT, 72.72 % with L/16 from
-ImageNet-21k. Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR
-(RECIPE_smoke: tiny)
+ImageNet-21k.
+Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
 from collections.abc import Callable

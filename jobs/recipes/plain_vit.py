@@ -6,11 +6,11 @@ Images get an inception crop, a flip, RandAugment of 2 operations at 10, and mix
 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, and weight decay 1e-4 that follows the schedule (0.1
 in PyTorch's terms). The run trains on 99 % of the training set and is scored on the rest and on --evaluation.url every
 2,500 steps. The number of steps is computed for 1,268,355 images; for a copy of another size, give the --steps that
-`patchline plan RECIPE --num-images N` names. What differs: big_vision holds out the last 1 % in TFDS's order; we hold
-out whole blocks by a hash. Its model computes in fp32, which TPUs multiply in bf16, and keeps Adam's first moment in
-bf16 (here: --optimizer.first-moment bf16). Here activations are bf16, and moments, master weights, head and loss fp32.
-Images are prepared as in paper_images.py. Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR
-(RECIPE_smoke: the same, tiny, on a CPU)
+`patchline plan RECIPE --num-images N` names.
+What differs: big_vision holds out the last 1 % in TFDS's order; we hold out whole blocks by a hash. Its model computes
+in fp32, which TPUs multiply in bf16, and keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Here
+activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in paper_images.py.
+Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from dataclasses import replace
