@@ -28,6 +28,7 @@ from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
 from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
+from shards.what_is_there import NoDatasetError
 
 log = logging.getLogger(__name__)
 USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
@@ -190,8 +191,10 @@ def _lacks(root: str, task: VtabTask) -> str:
         train, _ = (open_dataset(f"{root}/{task.name}{ending}") for ending in ("", "-test"))
     except UnreachableError:
         raise
+    except NoDatasetError as error:
+        return error.brief
     except UserError as error:
-        return str(error).partition(";")[0].partition(",")[0]
+        return error.what
     if train.num_samples != _NUM_IMAGES:
         log.warning("%s has %s images; VTAB-1k has %s", task.name, f"{train.num_samples:,}", f"{_NUM_IMAGES:,}")
     return ""
