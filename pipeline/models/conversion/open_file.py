@@ -254,7 +254,7 @@ def _refuse_inflated(path: Path) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> tuple[str, str]:
-    """Says why torch.load refused, and what to do: the file holds other objects than tensors, or is incomplete."""
+    """Returns why torch.load failed, and what to do: the file holds other objects than tensors, or is incomplete."""
     if isinstance(error, OSError):
         return f"{str(path)!r} cannot be read ({error.strerror})", "give a file that this user may read"
     if "nsupported" not in str(error):
