@@ -1,6 +1,5 @@
 """`patchline completion bash|zsh|fish`: prints a script for the shell, and answers the script's requests."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +37,6 @@ function __patchline
 end
 complete --command patchline --arguments '(__patchline)'
 """
-_FLAG = re.compile(r"--[a-z-]+")
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
@@ -68,7 +66,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return [*COMMANDS, "--help", "--version"]
     stage = before[0]
     if stage in TOOLS and begun.startswith("-"):
-        return [*_FLAG.findall(TOOLS[stage].usage), "--help"]
+        return [*TOOLS[stage].flags, "--help"]
     if stage in TOOLS:
         return _shown_words(before[1:]) if TOOLS[stage].is_about_jobs else ()
     if stage not in STAGES:

@@ -43,7 +43,7 @@ from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import numbers
-from shards.what_is_there import advice
+from shards.what_is_there import no_dataset
 
 Value = TypeVar("Value")
 HELD_ROWS_BYTES = 128 << 20  # at 37 bytes per sample, the rows of 3 million samples fit
@@ -269,14 +269,14 @@ class Dataset:
                 data = self._files.read_range(ROWS_PATH, int(edges[0]), int(edges[-1]))
             except MissingObjectError as error:
                 self._check_manifest()
-                raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
+                raise UserError(f"{error}, but the manifest lists it", todo=self._advice()) from None
             except EOFError:
                 continue
             each = [data[first - edges[0] : last - edges[0]] for first, last in pairwise(edges.tolist())]
             if [crc32(one) for one in each] == expected[begin:end].tolist():
                 return data
         what = f"bytes {edges[0]} to {edges[-1]} are not those that {BLOCKS_PATH} has the checksums of"
-        raise InvalidDataError(f"{self.url}/{ROWS_PATH} is damaged: {what}; {self._advice()}")
+        raise InvalidDataError(f"{self.url}/{ROWS_PATH} is damaged: {what}", todo=self._advice())
 
     def _read_rows(self, shard: int) -> SampleRows:
         with self.naming(index_path(shard)):
@@ -335,10 +335,10 @@ class Dataset:
                 data = self._files.read(path)
             except MissingObjectError as error:
                 self._check_manifest()
-                raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
+                raise UserError(f"{error}, but the manifest lists it", todo=self._advice()) from None
             if sha256_hex(data) == self.manifest.files.get(path):
                 return data
-        raise InvalidDataError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
+        raise InvalidDataError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's", todo=self._advice())
 
     @contextmanager
     def naming(self, path: str) -> Iterator[None]:
@@ -346,14 +346,14 @@ class Dataset:
         try:
             yield
         except ValueError as error:
-            raise InvalidDataError(f"{self.url}/{path} cannot be right: {error}; {self._advice()}") from error
+            raise InvalidDataError(f"{self.url}/{path} cannot be right: {error}", todo=self._advice()) from error
 
     def _check_manifest(self) -> None:
         try:
             self._files.read(MANIFEST_PATH)
         except MissingObjectError as error:
             todo = "is the storage mounted? Try again once it is"
-            raise StorageError(f"{error} any more, which was there when the dataset was opened; {todo}") from None
+            raise StorageError(f"{error} any more, which was there when the dataset was opened", todo=todo) from None
 
     def _advice(self) -> str:
         return f"see what else is wrong with: patchline verify {self.url}"
@@ -387,8 +387,8 @@ def _read_manifest(store: Store, url: str) -> tuple[Manifest, str]:
         return read_manifest(store)
     except MissingObjectError as error:
         if error.path == MANIFEST_PATH:
-            raise UserError(advice(url)) from None
+            raise no_dataset(url) from None
         what = f"{error}, but {store.url}/{MANIFEST_PATH} names it"
-        raise InvalidDataError(f"{what}; restore it, or pack it again") from None
+        raise InvalidDataError(what, todo="restore it, or pack it again") from None
     except ValueError as error:
-        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error
+        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}", todo="pack it again") from error

@@ -18,7 +18,7 @@ from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.forecast import Cost, Forecast, forecast
-from pipeline.planning.step_time import Network, slow_stage_3
+from pipeline.planning.step_time import Network, gpu_named, slow_stage_3
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -38,11 +38,11 @@ def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:
     cluster = _cluster(job)
     rows = []
     for num_nodes in sorted(job.nodes):
+        gpu_named(job.gpu)  # an unknown one is refused without a number of nodes, which has no part in it
         try:
             found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
         except UserError as error:
-            message = str(error)
-            raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
+            raise UserError(f"--nodes {num_nodes}: {error}") from None
         rows.append(plan_nodes(found, cluster, num_nodes=num_nodes))
     return rows
 

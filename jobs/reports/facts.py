@@ -23,12 +23,12 @@ from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
 from pipeline.runs.curves import NO_CURVES, Curves, read_curves
-from pipeline.runs.facts import LEDGER, METRICS, RunFacts, read_facts
+from pipeline.runs.facts import LEDGER, METRICS, Notes, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
 from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
 from shards.config_values import whole_number
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import (
     Line,
     is_finite,
@@ -147,7 +147,7 @@ class ReportFacts:
     not say it. `num_images`: how many images the run has trained on, including repeats. `scored_on`: what the run's
     accuracy is measured on. `changes`: settings that differ from the recipe, as field, the recipe's value and the run's
     value. `places`: paths and other fields that are not settings, in the same form. `environment`: names and values.
-    `notes`: what is missing or cannot be read."""
+    `notes`: what is missing or cannot be read. `damaged`: the notes about files that cannot be used."""
 
     name: str
     run: RunFacts
@@ -166,13 +166,11 @@ class ReportFacts:
     data: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    damaged: tuple[Finding, ...] = ()
 
 
-class _Notes:
+class _Notes(Notes):
     """Collects notes on files that cannot be read."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
@@ -180,9 +178,9 @@ class _Notes:
         try:
             yield
         except OSError as error:
-            self.all.append(f"{name} cannot be read: {error.strerror or error}")
+            self.fault(name, f"{name} cannot be read: {error.strerror or error}")
         except (ValueError, InvalidDataError) as error:
-            self.all.append(f"{name} is damaged: {error}")
+            self.fault(name, f"{name} is damaged: {error}")
 
 
 def gather(run_dir: Path) -> ReportFacts:
@@ -191,7 +189,7 @@ def gather(run_dir: Path) -> ReportFacts:
     stage, notes = leaves["stage"], _Notes()
     num_steps = whole_number(leaves.get("job.steps", ""))
     run = read_facts(run_dir, num_steps=num_steps, is_scored=is_scored(leaves))
-    notes.all += run.reasons
+    notes.all, notes.damaged = list(run.reasons), list(run.damaged)
     is_running = run.state == "running"
     curves = _curves(run_dir, notes, is_running=is_running)
     ledger, starts, findings = _ledger(run_dir, notes, is_running=is_running), [], []
@@ -221,6 +219,7 @@ def gather(run_dir: Path) -> ReportFacts:
         data=_data(leaves, manifest),
         environment=_environment(manifest, topology_of(starts[-1]) if starts else ""),
         notes=tuple(notes.all),
+        damaged=tuple(notes.damaged),
     )
 
 
@@ -260,7 +259,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
         found = read_curves(run_dir / METRICS)
         num_unusable = found.num_unusable + (found.has_half_line and not is_running)
         if num_unusable:
-            notes.all.append(f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
+            notes.fault(METRICS, f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
         if not found.curves:
             notes.all.append(f"{METRICS} has no line yet: no curves are drawn")
     if not any(run_dir.glob("events.out.tfevents.*")):
@@ -274,7 +273,7 @@ def _ledger(run_dir: Path, notes: _Notes, *, is_running: bool) -> list[Line]:
         found = read_lines(run_dir / LEDGER, is_usable=_is_of_ledger)
         num_unusable = found.num_unusable - (is_running and found.has_half_line)
         if num_unusable:
-            notes.all.append(f"{LEDGER}: {plural(num_unusable, 'line')} cannot be used; the time is from the others")
+            notes.fault(LEDGER, f"{LEDGER}: {plural(num_unusable, 'line')} cannot be used; the time is from the others")
         elif not found.objects:
             notes.all.append(f"{LEDGER} has no line: nothing has been saved yet")
         return found.objects

@@ -22,7 +22,7 @@ from jobs.settings.models import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.config_values import whole_number
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 
@@ -46,7 +46,8 @@ Cells = list[str]
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A run's folder. What its record does not say is empty (`stage`, `model`) or None (`num_steps`, `recipe`). If
-    `state` is not empty, it is shown instead of the state in `facts`."""
+    `state` is not empty, it is shown instead of the state in `facts`. `findings`: about the run's jobs, if Slurm was
+    asked."""
 
     path: str
     stage: str
@@ -55,6 +56,7 @@ class Run:
     num_steps: int | None
     facts: RunFacts
     reasons: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
     state: str = ""
 
 
@@ -92,11 +94,12 @@ def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
     for one, own in zip(runs, cells, strict=True):
         shown = [fitted(own[at], width) if at < 2 else own[at] for at, width in zip(kept, widths, strict=True)]
         lines.append(_line(shown, kept, widths))
-        for reason in one.reasons:
-            width = max(columns - len(_INDENT), _LEAST_NAME)
-            is_advice = reason.startswith("> ")
-            parts = advice(reason[2:], width) if is_advice else wrapped(reason, width, most_lines=3)
-            lines += [f"{_INDENT}{part}" for part in parts]
+        width = max(columns - len(_INDENT), _LEAST_NAME)
+        parts = [part for reason in one.reasons for part in wrapped(reason, width, most_lines=3)]
+        for finding in one.findings:
+            parts += wrapped(finding.found, width, most_lines=3)
+            parts += advice(finding.todo, width) if finding.todo else []
+        lines += [f"{_INDENT}{part}" for part in parts]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
 from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
 from shards.config_values import whole_number
-from shards.errors import InvalidDataError
+from shards.errors import Finding, InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
 from shards.files.typed_json import parse_json, read_record, unsealed
 from shards.output.quantities import duration, short_time
@@ -51,8 +51,8 @@ _COPIED_SECONDS = 60.0  # between the time in a heartbeat and its file's: more, 
 @dataclass(frozen=True, kw_only=True)
 class LastBeat:
     """What the file of rank 0 says, and its age in seconds. `is_gone`: its host is this one, which has no process of
-    this number. `is_hanging`: a rank of its attempt told that one hangs. `asked_by`, `error`, `trouble`: as in the
-    file."""
+    this number. `is_hanging`: a rank of its attempt told that one hangs. `asked_by`, `error`: as in the file.
+    `trouble`: as in the file, with what to do about it."""
 
     place: Place
     age_seconds: float
@@ -92,23 +92,33 @@ class Signs:
     has_attempts: bool = False
 
 
-def state_of(signs: Signs) -> tuple[State, str]:
-    """Returns the state and its explanation, which is empty if the state explains itself."""
+class Standing(NamedTuple):
+    """A run's state and its explanation, which is empty if the state explains itself. `has_vanished`: nothing tells how
+    the run ended, only that its process is gone or silent."""
+
+    state: State
+    why: str = ""
+    has_vanished: bool = False
+
+
+def state_of(signs: Signs) -> Standing:
+    """Returns where a run stands by what is in its folder."""
     if signs.done_step is not None and (signs.num_steps is None or signs.done_step >= signs.num_steps):
-        return "done", ""
+        return Standing("done")
     if signs.start and signs.start.is_there is not None:
         return _by_process(signs, is_there=signs.start.is_there)
     if signs.beat and not _began_again(signs, signs.beat):
         return _by_beat(signs, signs.beat)
     has_steps = (signs.told_step, signs.saved_step, signs.done_step) != (None, None, None)
     if not (has_steps or signs.beat or signs.start):
-        return ("failed", "ended before its first step was reported") if signs.has_attempts else ("never started", "")
+        is_begun = signs.has_attempts
+        return Standing("failed", "ended before its first step was reported") if is_begun else Standing("never started")
     if signs.quiet_seconds is not None and signs.quiet_seconds < QUIET_SECONDS:
-        return "running", _without_a_beat(signs)
+        return Standing("running", _without_a_beat(signs))
     return _ended(signs, signs.told_step)
 
 
-def _by_process(signs: Signs, *, is_there: bool) -> tuple[State, str]:
+def _by_process(signs: Signs, *, is_there: bool) -> Standing:
     """The state by rank 0's process, on its host. Its heartbeat, if there is one, says how it ended."""
     beat = signs.beat
     if beat and beat.is_hanging:
@@ -116,13 +126,14 @@ def _by_process(signs: Signs, *, is_there: bool) -> tuple[State, str]:
     if beat and beat.place.phase is Phase.ENDED:
         return _ended(signs, beat.place.step)
     if not is_there:
-        if not beat and _ended(signs, signs.told_step)[0] == "stopped":
-            return "stopped", ""  # a run without heartbeats
+        if not beat and _ended(signs, signs.told_step).state == "stopped":
+            return Standing("stopped")  # a run without heartbeats
         where = f"last in {beat.place.words()}" if beat else "before its first heartbeat"
-        return "failed", f"its process is gone, {where}; {_standing(signs)}"
+        return Standing("failed", f"its process is gone, {where}; {_saved(signs)}", has_vanished=True)
     if beat and beat.age_seconds > SILENT_SECONDS:
-        return "running", f"no heartbeat for {duration(beat.age_seconds)}: its process is there, perhaps suspended"
-    return "running", ""
+        why = f"no heartbeat for {duration(beat.age_seconds)}: its process is there, perhaps suspended"
+        return Standing("running", why)
+    return Standing("running")
 
 
 def _without_a_beat(signs: Signs) -> str:
@@ -142,36 +153,36 @@ def _began_again(signs: Signs, beat: LastBeat) -> bool:
     )
 
 
-def _by_beat(signs: Signs, beat: LastBeat) -> tuple[State, str]:
+def _by_beat(signs: Signs, beat: LastBeat) -> Standing:
     if beat.place.phase is Phase.ENDED:
         return _ended(signs, beat.place.step)
     if beat.is_hanging:
-        return "failed", f"hung in {beat.place.words()}; the stacks are in stacks/"
+        return Standing("failed", f"hung in {beat.place.words()}; the stacks are in stacks/")
     if beat.age_seconds > (GONE_SECONDS if beat.is_gone else SILENT_SECONDS):
         why = "its process is gone" if beat.is_gone else f"no heartbeat for {duration(beat.age_seconds)}"
-        return "failed", f"{why}, last in {beat.place.words()}; {_standing(signs)}"
-    return "running", ""
+        return Standing("failed", f"{why}, last in {beat.place.words()}; {_saved(signs)}", has_vanished=True)
+    return Standing("running")
 
 
-def _ended(signs: Signs, last_step: int | None) -> tuple[State, str]:
+def _ended(signs: Signs, last_step: int | None) -> Standing:
     """The state of a run that ended by itself. A stop saves the step that it ends with."""
     if signs.saved_step is not None and last_step is not None and signs.saved_step >= last_step > 0:
-        return "stopped", ""
+        return Standing("stopped")
     where = f"in step {last_step:,}" if last_step else "before its first step"
     error = f": {signs.beat.error}" if signs.beat and signs.beat.error else ""
-    return "failed", f"ended {where}; {_standing(signs)}{error}"
+    return Standing("failed", f"ended {where}; {_saved(signs)}{error}")
 
 
-def _standing(signs: Signs) -> str:
+def _saved(signs: Signs) -> str:
     return "nothing is saved" if signs.saved_step is None else f"step {signs.saved_step:,} is saved"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """What is known about a run; None means unknown. `step`: the last one that was reported or saved. `last_seen`:
-    seconds since 1970. `reasons`: why it is in this state, and what in its folder cannot be used. `origin`: where its
-    job is from, if a start tells. `ranks`: which of several ranks take the longest, and how much of a step is
-    communication."""
+    seconds since 1970. `reasons`: why it is in this state, and what in its folder cannot be used. `damaged`: the
+    notes about files. `has_vanished`: nothing tells how it ended. `origin`: where its job is from, if a start tells.
+    `ranks`: which of several ranks take the longest, and how much of a step is communication."""
 
     state: State
     step: int | None
@@ -181,6 +192,8 @@ class RunFacts:
     goodput: float | None
     last_seen: float | None
     reasons: tuple[str, ...]
+    damaged: tuple[Finding, ...] = ()
+    has_vanished: bool = False
     origin: Origin = NO_ORIGIN
     ranks: str = ""
 
@@ -195,12 +208,25 @@ class RunFacts:
         return [word for word in words if word]
 
 
-class _Reader:
+class Notes:
+    """Collects what is missing in a run's folder, and what is wrong with its files."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self.damaged: list[Finding] = []
+
+    def fault(self, name: str, words: str) -> None:
+        """Notes that the file `name` cannot be used as a whole."""
+        self.all.append(words)
+        self.damaged.append(Finding(found=words, seen=name))
+
+
+class _Reader(Notes):
     """Reads the files of one folder, and keeps what was wrong with them."""
 
     def __init__(self, run_dir: Path) -> None:
+        super().__init__()
         self.run_dir = run_dir
-        self.reasons: list[str] = []
         self.times: list[float] = []
         self.copied_from: float | None = None  # of a copy: when the run itself was last seen
 
@@ -212,9 +238,9 @@ class _Reader:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self.reasons.append(f"{name} cannot be read: {error.strerror or error}")
+            self.fault(name, f"{name} cannot be read: {error.strerror or error}")
         except (ValueError, InvalidDataError) as error:
-            self.reasons.append(f"{name} is damaged: {str(error).removeprefix(f'{self.run_dir / name} ')}")
+            self.fault(name, f"{name} is damaged: {str(error).removeprefix(f'{self.run_dir / name} ')}")
 
     def tail(self, name: str, *, most_bytes: int = _TAIL_BYTES) -> Tail | None:
         """The end of a file of lines."""
@@ -229,7 +255,7 @@ class _Reader:
         self.times.append(tail.modified)
         found = tail.last(is_usable)
         if found is None and tail.num_bytes:
-            self.reasons.append(f"{name} has no usable line at its end")
+            self.all.append(f"{name} has no usable line at its end")
         return found or {}
 
     def small(self, name: str, *, most_bytes: int) -> bytes | None:
@@ -287,7 +313,7 @@ def read_facts(
         start=start,
         has_attempts=reader.has_attempts(),
     )
-    state, why = state_of(signs)
+    state, why, has_vanished = state_of(signs)
     trouble = beat.trouble if beat and state == "running" else ""
     steps = [step for step in (signs.told_step, signs.saved_step, done_step) if step is not None]
     rate = told.get("images_per_second")
@@ -299,7 +325,9 @@ def read_facts(
         images_per_second=_number(rate) if is_finite(rate) else None,
         goodput=_goodput(saved),
         last_seen=reader.last_seen(state),
-        reasons=(*filter(None, (why, trouble)), *reader.reasons),
+        reasons=(*filter(None, (why, trouble)), *reader.all),
+        damaged=tuple(reader.damaged),
+        has_vanished=has_vanished,
         origin=origin_in(starts) if starts else NO_ORIGIN,
         ranks=_ranks(run_dir, tail.last(_has_ranks, containing=b'"ranks/own_step"') or {} if tail else {}),
     )
@@ -374,7 +402,7 @@ def _done_step(reader: _Reader) -> int | None:
         if "digest" in found:
             unsealed(data)
         if not (reader.run_dir / "weights" / "model.safetensors").is_file():
-            reader.reasons.append("DONE is there, weights/model.safetensors is not; the same command writes it again")
+            reader.all.append("DONE is there, weights/model.safetensors is not; the same command writes it again")
             return None
         return int(found["step"])
     return None
@@ -418,7 +446,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
             is_hanging=is_hanging,
             asked_by=beat.asked_by,
             error=beat.error,
-            trouble=beat.trouble,
+            trouble="; ".join(filter(None, (beat.trouble, beat.todo))),
         )
     return None
 
