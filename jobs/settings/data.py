@@ -106,7 +106,7 @@ class PackJob:
         return number, num_parts
 
     def about(self) -> About:
-        """The texts that the manifest has for people."""
+        """Returns the texts for people in the manifest."""
         return About(description=self.description, licence=self.licence)
 
 
@@ -152,7 +152,7 @@ class IndexJob:
         self.about()
 
     def about(self) -> About:
-        """The texts that the manifest has for people."""
+        """Returns the texts for people in the manifest."""
         return About(description=self.description, licence=self.licence)
 
 

@@ -27,10 +27,11 @@ def mean_seconds_to_failure(*, num_nodes: int, failures_per_node_day: float) -> 
 
 
 def best_interval(*, stall_seconds: float, commit_seconds: float, mean_seconds: float) -> float:
-    """Returns the interval between two checkpoints, in seconds of training, that loses the least time. It lies between
-    LEAST_SECONDS and MOST_SECONDS, but is never below the commit time plus a margin. `stall_seconds`: how long training
-    waits for a save. `commit_seconds`: the time from the begin of a save to its commit. `mean_seconds`: the mean time
-    between failures.
+    """Returns the interval between two checkpoints, in seconds of training, that loses the least time.
+
+    It lies between LEAST_SECONDS and MOST_SECONDS, but is never below the commit time plus a margin. `stall_seconds`:
+    how long training waits for a save. `commit_seconds`: the time from the begin of a save to its commit.
+    `mean_seconds`: the mean time between failures.
     """
     best = daly_interval(stall_seconds=stall_seconds, mean_seconds=mean_seconds)
     return max(min(max(best, LEAST_SECONDS), MOST_SECONDS), commit_seconds * (1 + _MARGIN))

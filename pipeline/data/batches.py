@@ -1,8 +1,9 @@
-"""Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead. One thread plans:
-it takes the samples of a step from the reader and hands them to the decoding threads in small chunks. Each chunk is one
-call of the library of crop_decoder.py. It writes directly into the batch's buffer, without the interpreter lock.
-Samples that it leaves out are decoded in Python, one by one. There are no worker processes, shared memory or lock
-files, so a killed run leaves nothing behind.
+"""Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
+
+One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small chunks.
+Each chunk is one call of the library of crop_decoder.py. It writes directly into the batch's buffer, without the
+interpreter lock. Samples that it leaves out are decoded in Python, one by one. There are no worker processes, shared
+memory or lock files, so a killed run leaves nothing behind.
 """
 
 import logging
@@ -192,8 +193,9 @@ class _Pace:
 
 
 class TrainBatches:
-    """An endless source of a rank's batches, from any step on. Close it when done. While a batch is used, the next
-    `steps_ahead` are read and decoded.
+    """An endless source of a rank's batches, from any step on. Close it when done.
+
+    While a batch is used, the next `steps_ahead` are read and decoded.
     """
 
     def __init__(

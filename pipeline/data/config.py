@@ -1,5 +1,6 @@
-"""Where training samples come from, and how they are shuffled, read, decoded and augmented. This module has only
-configurations, so the command line can read them without loading torch, OpenCV or a decoder.
+"""Where training samples come from, and how they are shuffled, read, decoded and augmented.
+
+This module has only configurations, so the command line can read them without loading torch, OpenCV or a decoder.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """The optional library of crop_decoder.c and sample_views.c, which turns JPEG bytes directly into the augmented view.
-`fill_all` makes the views of a chunk of a batch in one call, without the interpreter lock. It checks the bytes, draws
+`fill_all` makes the views of a chunk of a batch in one call, without the interpreter lock; it checks the bytes, draws
 the crops, decodes, resizes, mirrors and applies RandAugment. `fill` makes one view that was planned in Python.
 
 The library decodes only the rows and columns that the crop needs, with libjpeg-turbo and a faster decoder of Huffman

@@ -1,7 +1,8 @@
-"""Decodes image bytes to uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock). Pillow
-decides what is an image, as in `verify --deep` and nearly every other loader. What Pillow refuses, mostly truncated
-files, raises DecodeError. The fast JPEG decoder refuses even slightly damaged files; Pillow decodes what is left of
-them.
+"""Decodes image bytes to uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
+
+Pillow decides what is an image, as in `verify --deep` and nearly every other loader. What Pillow refuses, mostly
+truncated files, raises DecodeError. The fast JPEG decoder refuses even slightly damaged files; Pillow decodes what is
+left of them.
 
 Pillow alone decodes all other formats, here as in packing and in predictions, so that transparency, 16 bits and the
 default image of an APNG mean the same everywhere (shards/images/resize.py). OpenCV is a little faster, but it decodes
@@ -41,10 +42,11 @@ class DecodeError(PrintableError):
 
 @contextmanager
 def image_faults() -> Iterator[None]:
-    """Turns any exception raised in its `with` block by a decoding or resizing library into DecodeError. Every call of
-    simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged images, and for
-    sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError is turned, too: the
-    memory that a view takes is bounded (SECURITY.md), so the image is too large for this machine.
+    """Turns any exception raised in its `with` block by a decoding or resizing library into DecodeError.
+
+    Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged
+    images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError is
+    turned, too: the memory that a view takes is bounded (SECURITY.md), so the image is too large for this machine.
     """
     try:
         yield
@@ -80,10 +82,11 @@ def decode_stored(
     limits: ImageLimits = DEFAULT_LIMITS,
 ) -> Pixels:
     """Returns the image as stored, uint8[height, width, 3]. Greyscale and CMYK become RGB, and transparent pixels are
-    blended with white. `height` and `width` are those in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4
-    or 1/8 of its size, with its sides rounded up; other formats allow only 1. Raises DecodeError if the image is
-    damaged, has another size, or would cost more to decode than `limits` allow (a dataset's limits are in its
-    manifest).
+    blended with white.
+
+    `height` and `width` are those in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size,
+    with its sides rounded up; other formats allow only 1. Raises DecodeError if the image is damaged, has another size,
+    or would cost more to decode than `limits` allow (a dataset's limits are in its manifest).
     """
     try:
         refuse_costly(data, limits)

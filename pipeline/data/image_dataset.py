@@ -136,12 +136,14 @@ class ImageDataset(Sequence[LabelledImage]):
         rank: int | None = None,
         num_ranks: int | None = None,
     ) -> "TorchImages":
-        """Returns a map-style dataset of (image, label) for `torch.utils.data.DataLoader`. The label is the id of the
-        first class, or -1 if the image has none. With `transform`, the image is what it returns for a Pillow image.
-        With `image_size`, it is uint8[3, image_size, image_size], resized as in `patchline evaluate`. With neither, it
-        is uint8[3, height, width]. Raises UserError if both are given. `rank` and `num_ranks` select every
-        `num_ranks`-th image, from number `rank` on. If there are several ranks, both must be given, or UserError is
-        raised: a plain DataLoader needs a share of the images, but one whose sampler divides them needs all.
+        """Returns a map-style dataset of (image, label) for `torch.utils.data.DataLoader`.
+
+        The label is the id of the first class, or -1 if the image has none. With `transform`, the image is what it
+        returns for a Pillow image. With `image_size`, it is uint8[3, image_size, image_size], resized as in `patchline
+        evaluate`. With neither, it is uint8[3, height, width]. Raises UserError if both are given. `rank` and
+        `num_ranks` select every `num_ranks`-th image, from number `rank` on. If there are several ranks, both must be
+        given, or UserError is raised: a plain DataLoader needs a share of the images, but one whose sampler divides
+        them needs all.
         """
         from pipeline.ranks.world import known_numbers, rank_and_size  # noqa: PLC0415 - looking at images needs no torch
 
@@ -168,7 +170,7 @@ class ImageDataset(Sequence[LabelledImage]):
     ) -> "Generator[tuple[Batch, torch.Tensor], None, None]":
         """Returns an iterator over pairs (batch, mask) that hold every image once over all ranks, resized as in
         `patchline evaluate`. Each rank gets equally many batches of `batch_size` images. `rank` and `num_ranks` are as
-        in `train_batches`: by default, several ranks share the images, so sum your counts over the ranks. With rank=0,
+        in `train_batches`: by default, several ranks share the images, so sum your counts over the ranks; with rank=0,
         num_ranks=1, this rank gets all images. `mask`, bool[batch_size], is False for the entries of the last batches
         that hold no image. A damaged image ends the evaluation with an error. Raises UserError if a size is not
         allowed.

@@ -88,13 +88,15 @@ def joined(before: Skipped, others: Sequence[StepRange], *, since: int) -> Skipp
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPosition:
-    """The position of a stream. Streams at equal positions yield equal batches. `next_step` is the step of the next
-    batch, and `data_step` is the data step whose samples that batch has. They differ once data steps were `skipped`
-    (some of these may lie ahead). `augment`, `randaugment` and `mixup` hold the settings and the version of the code
-    that applies them; RandAugment and mixup are None if they are off. `decoder` holds the versions of the decoding
-    libraries, the libjpeg of the crop decoder and what decodes Huffman codes ("" without the crop decoder). `dataset`
-    is the dataset's fingerprint or, for a mix, the fingerprints of all its datasets, whose quotas are in `mix`.
-    `subset` and `held_out` say which part is trained on.
+    """The position of a stream.
+
+    Streams at equal positions yield equal batches. `next_step` is the step of the next batch, and `data_step` is the
+    data step whose samples that batch has. They differ once data steps were `skipped` (some of these may lie ahead).
+    `augment`, `randaugment` and `mixup` hold the settings and the version of the code that applies them; RandAugment
+    and mixup are None if they are off. `decoder` holds the versions of the decoding libraries, the libjpeg of the crop
+    decoder and what decodes Huffman codes ("" without the crop decoder). `dataset` is the dataset's fingerprint or, for
+    a mix, the fingerprints of all its datasets, whose quotas are in `mix`. `subset` and `held_out` say which part is
+    trained on.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")

@@ -46,8 +46,10 @@ class Quarantine:
             self.num_read += num_samples
 
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
-        """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`. `is_first`:
-        `sample` is from the order, not itself a substitute. An unusable substitute is listed but not counted.
+        """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`.
+
+        `is_first`: `sample` is from the order, not itself a substitute. An unusable substitute is listed but not
+        counted.
         """
         line = {
             "url": url,

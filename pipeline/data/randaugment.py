@@ -1,6 +1,7 @@
-"""RandAugment (Cubuk et al., arXiv 1909.13719) as in big_vision's AugReg recipes. They use pp/autoaugment.py, which is
-TensorFlow's EfficientNet code; Pillow's and timm's operations differ. Each of `num_ops` operations is chosen uniformly
-from the 16 and always applied. All have the same magnitude m:
+"""RandAugment (Cubuk et al., arXiv 1909.13719) as in big_vision's AugReg recipes.
+
+They use pp/autoaugment.py, which is TensorFlow's EfficientNet code; Pillow's and timm's operations differ. Each of
+`num_ops` operations is chosen uniformly from the 16 and always applied. All have the same magnitude m:
 
     operation                                argument at m                    at 10     at 15     identity at
     AutoContrast, Equalize, Invert           none

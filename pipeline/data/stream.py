@@ -29,8 +29,10 @@ _NEXT_STEP = "next_step"
 @dataclass(frozen=True, kw_only=True)
 class PlannedStream:
     """A checked stream: its datasets are open, its orders are computed, and its memory is within the limit. Nothing has
-    been read ahead yet. `start`: the position before the first batch. `most_read_ahead_bytes`: the most bytes that all
-    ranks on this host read ahead.
+    been read ahead yet.
+
+    `start`: the position before the first batch. `most_read_ahead_bytes`: the most bytes that all ranks on this host
+    read ahead.
     """
 
     config: DataConfig

@@ -126,8 +126,10 @@ def area_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: 
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """Outputs `start` to `stop - 1` of an axis that is resized. Places are counted in units that make every border a
-    whole number: an input is `num_outputs` units long, and an output `num_inputs` units.
+    """Outputs `start` to `stop - 1` of an axis that is resized.
+
+    Places are counted in units that make every border a whole number: an input is `num_outputs` units long, and an
+    output `num_inputs` units.
     """
 
     num_inputs: int
