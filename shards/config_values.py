@@ -28,7 +28,7 @@ from shards.output.terminal import printable_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_MOST_CHARACTERS = 200  # of a wrong value that a message shows
+_MOST_CHARACTERS = 200  # that a message shows of a wrong value
 _MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
 _MOST_DIGITS = 19  # the most digits of such a number
 _DIGEST = re.compile(r"[0-9a-f]{64}")

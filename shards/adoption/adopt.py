@@ -324,7 +324,7 @@ def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, .
 
 
 def _refused(adopted: pa.Table, position: int) -> pa.Table:
-    """Returns the refused samples of a tar as rows of the quarantine list. `position`: that of the tar's first
+    """Returns the refused samples of a tar as rows of the quarantine list. `position`: the position of the tar's first
     sample."""
     rows = enumerate(adopted.select(["source", "reason"]).to_pylist(), start=position)
     refused = [

@@ -73,7 +73,7 @@ class SampleRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One sample, or the reason why it is refused. `suffix` and `labels` are as they are written in the tar."""
+    """One sample, or the reason why it is refused. `suffix` and `labels` are as written in the tar."""
 
     key: str
     name: str

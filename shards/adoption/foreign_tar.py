@@ -41,7 +41,7 @@ ADOPTED_SCHEMA = pa.schema(
         ("labels", pa.list_(pa.string())),  # as written in the tar
         *(INDEX_SCHEMA.field(name) for name in ("crc32", "source")),
         ("reason", pa.string()),  # null: the sample is not refused
-        ("cause", pa.string()),  # the cause of the reason, if an option may fix it
+        ("cause", pa.string()),  # a RefusalCause, if an option may fix it
     ]
 )
 _RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
@@ -106,7 +106,7 @@ class TarFacts:
     num_vectors: dict[str, int]
 
     def written(self) -> WrittenLabels:
-        """Returns the labels of the fit samples."""
+        """Returns the labels of the samples that are not refused."""
         num_vectors = {int(length): count for length, count in self.num_vectors.items()}
         return WrittenLabels(labels=frozenset(self.labels), num_labelled=self.num_labelled, num_vectors=num_vectors)
 
@@ -221,7 +221,7 @@ def _read_adopted(store: Store, number: int) -> pa.Table:
 
 
 def is_integer(label: str) -> bool:
-    """Whether a label is the number of a class."""
+    """Whether a label is an integer, and so may be the number of a class."""
     return label.isascii() and label.isdecimal()
 
 

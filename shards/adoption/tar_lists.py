@@ -1,4 +1,5 @@
-"""Finds the tars that a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
+"""Finds the tars that a URL stands for: all below a folder, those that match a pattern with braces, or those in a
+list."""
 
 import re
 from collections.abc import Iterator

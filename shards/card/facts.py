@@ -92,7 +92,7 @@ class Mosaic:
     """Chooses `num_tiles` samples, spread over the shards and the classes. The same dataset always gives the same
     samples.
 
-    `shard_samples` is int64[num_shards].
+    `shard_samples`: the number of samples of each shard, int64[num_shards].
     """
 
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
@@ -133,7 +133,7 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
     def read(pick: Pick) -> bytes:
         return dataset.shard_store.read_range(dataset.shard_path(pick.shard), pick.offset, pick.offset + pick.size)
 
-    picks = [pick for pick in picks if pick.size <= MAX_IMAGE_BYTES]  # larger images are left out
+    picks = [pick for pick in picks if pick.size <= MAX_IMAGE_BYTES]  # no loader reads larger images
     images = in_order(read, picks, threads=READS_AHEAD, window=READS_AHEAD)
     for pick, image in zip(picks, images, strict=True):
         if isinstance(image, (MissingObjectError, EOFError)):

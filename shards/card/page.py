@@ -45,7 +45,7 @@ _TURNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What can be done with a dataset next: a title, a sentence and the command."""
+    """What to do next with a dataset: a title, a sentence and the command."""
 
     title: str
     about: str

@@ -263,7 +263,7 @@ class Tail:
 
     def last(self, is_usable: Callable[[Line], bool], *, containing: bytes = b"") -> Line | None:
         """Returns the last usable line that contains `containing`; None if there is none. A line that begins before
-        these bytes does not count."""
+        `data` does not count."""
         end = len(self.data)
         while end > 0:
             if containing:

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 from shards.config_values import allowed_instead, shown_value, without_none, without_range
 
 Record = TypeVar("Record")
-MOST_DEPTH = 64  # of lists and objects inside each other
+MOST_DEPTH = 64  # levels of lists and objects inside each other
 _CONTAINERS = frozenset({dict, list})
 _TOO_DEEP = f"lists and objects are nested more than {MOST_DEPTH} deep"
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -20,7 +20,7 @@ HASH_BITS = 256
 DEFAULT_MAX_DISTANCE = 64  # measured in docs/benchmarks.md
 
 _MOST_BYTES = (1 << 31) - 1
-_MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
+_MOST_PIXELS = 178_956_970  # Pillow opens no larger image
 _MOST_SCANS, _MOST_SCAN_PIXELS, _MOST_MEMORY_BYTES, _MOST_CHUNKS = 10_000, 1 << 34, 1 << 32, 1 << 20
 
 

@@ -35,9 +35,9 @@ def refuse_costly(data: Data, limits: ImageLimits) -> None:
     """Raises ImageRefusedError, which names the flag that raises the limit, if decoding costs more than `limits` allow.
 
     Damaged images and unknown formats pass, since the decoder refuses them. Lossless and hierarchical JPEGs are
-    refused: libjpeg-turbo 3 writes beyond its memory when it decodes a lossless one at a reduced scale. A baseline JPEG
-    takes 5 microseconds; others take as long as a search for the byte 0xFF in all of the data, and no more than a
-    microsecond per chunk.
+    refused: libjpeg-turbo 3 writes beyond its memory when it decodes a lossless one at a reduced scale. The check of a
+    baseline JPEG takes 5 microseconds. For others, it takes as long as a search for the byte 0xFF in all of the data,
+    and at most a microsecond per chunk.
     """
     try:
         match bytes(data[:3]):

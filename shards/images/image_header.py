@@ -83,9 +83,9 @@ class ImageHeader:
     """The properties of an image that the index records. For an animation, they are those of its first frame or its
     canvas.
 
-    Height and width are as stored, before the image is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png,
-    webp, gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK (also
-    for YCCK).
+    `height`, `width`: the size as stored, before the image is turned. `orientation`: that of EXIF (1: upright). `ext`:
+    jpg, png, webp, gif, tif or bmp. `mode`: Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK
+    (also for YCCK).
     """
 
     ext: str
@@ -139,7 +139,7 @@ def read_image_file(path: Path) -> ImageFile:
         raise ImageRefusedError("it is a folder; give the images in it") from None
     except OSError as error:
         raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
-    except InvalidDataError as error:  # a pipe, a device, or a zero byte in the name
+    except InvalidDataError as error:  # the path is a pipe or a device, or has a null byte
         raise ImageRefusedError(str(error)) from error
     header = read_header(data, _LIMITS)
     if header.ext not in PACKED_FORMATS:
@@ -200,11 +200,11 @@ def _misread_tiff(image: Image.Image) -> str:
     tags = getattr(image, "tag_v2", {})
     bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
     if image.mode.startswith("I;16") and bits[0] != 16:
-        return f"grey pixels of {bits[0]} bits"  # not scaled: white is 4,095 of 65,535
+        return f"grey pixels of {bits[0]} bits"  # Pillow does not scale them: white is 4,095 of 65,535
     if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        return "grey pixels of 16 bits in which 0 is white"  # not inverted
+        return "grey pixels of 16 bits in which 0 is white"  # Pillow does not invert them
     if bits[0] == 8 and formats[0] == _SIGNED:
-        return "pixels of 8 bits with a sign"  # taken for 0 to 255
+        return "pixels of 8 bits with a sign"  # Pillow takes them for 0 to 255
     return ""
 
 

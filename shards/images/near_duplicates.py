@@ -86,7 +86,7 @@ class _SortedWord:
 
     def near(self, asked: NDArray[np.uint64], coarse_distance: int) -> Iterator[tuple[Rows, Rows]]:
         """Yields pairs of query and evaluation rows whose coarse bits differ in at most `coarse_distance` places, and
-        whose word differs in at most a fourth of that."""
+        whose word differs in at most a quarter of that."""
         flips = _flips(coarse_distance // _NUM_WORDS)
         values = self._values(asked)
         order = np.argsort(values, kind="stable")
@@ -141,8 +141,8 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     """Returns the hashes that a copy of an evaluation image may have: straight, mirrored, and both without their outer
     2.5 %.
 
-    With the last two, crops of up to 5 % on any sides are within 2.5 % of one of the four. Returns None and raises
-    errors like `perceptual_hash`.
+    Thanks to the last two, an image from which up to 5 % was cropped on any side is within 2.5 % of one of the four.
+    Returns None and raises errors like `perceptual_hash`.
     """
     grey = _upright_grey(data)
     small = _small(grey)

@@ -41,8 +41,8 @@ THUMBNAIL_SIDE = 176
 PICTURE_SIDE = 512
 MOST_PIXELS = 1 << 26  # when decoded; JPEGs are decoded small, so only huge images of other formats are skipped
 JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
-MOST_BYTES = 11_000  # of a thumbnail
-MOST_PICTURE_BYTES = 32_000  # of a picture: 72 of them stay below 3.2 MB, even in base64
+MOST_BYTES = 11_000  # the largest thumbnail
+MOST_PICTURE_BYTES = 32_000  # the largest picture: 72 of them stay below 3.2 MB, even in base64
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
 _EXTREME = 2.5  # longer images are cropped to this ratio of their sides
 
@@ -54,7 +54,7 @@ def flattened(image: Image.Image) -> Image.Image:
     that large images are not in memory four times. For damaged images, raises what Pillow's decoders raise, which is
     nearly any exception of Python.
     """
-    if isinstance(image.info.get("transparency"), str):  # a text of this name in a PNG, not its transparent value
+    if isinstance(image.info.get("transparency"), str):  # a text chunk of this name in a PNG
         del image.info["transparency"]
     _scale_transparent_value(image)
     image.load()
@@ -118,7 +118,7 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
     """Returns the bytes to store and their header: those given, or those of an upright JPEG copy.
 
     A copy is RGB, or L if the image is grey. Transparent pixels become white, and 16 bits are scaled to 8. Raises
-    ImageRefusedError if `refusal` has a reason or the image does not decode. An image of 2**27 pixels takes 50 MB of
+    ImageRefusedError if `refusal` has a reason or the image cannot be decoded. An image of 2**27 pixels takes 50 MB of
     memory as a baseline JPEG, and at most 1.2 GB in any format (1.35 GB if the copy is nearly as large), unless
     --limits.max-memory-bytes was raised.
     """

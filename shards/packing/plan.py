@@ -23,7 +23,7 @@ Count = Annotated[int, Range(0, MOST_SAMPLES)]
 
 
 class AdoptedError(ValueError):
-    """The file is not a plan, but the record of an index of existing tars."""
+    """The file is not a plan, but the record of tars that `patchline index` has indexed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from shards.store import MissingObjectError, Store, open_store
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # about a million images
 NO_LABEL = "no label"
-EXAMPLES = 20  # of images that cannot be packed, in messages
+EXAMPLES = 20  # images that cannot be packed, in messages
 
 
 @dataclass(frozen=True, kw_only=True)
