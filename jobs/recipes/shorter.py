@@ -32,12 +32,12 @@ def smoke(job: TrainingJob) -> TrainingJob:
             job.data,
             lanes=_LANES,
             window_blocks=2,
-            augment=replace(job.data.augment, resize_pixels=0),  # in proportion to the image
+            augment=replace(job.data.augment, resize_pixels=0),  # 0: in proportion to the image
             subset=SubsetConfig(),  # a subset suits a large dataset only
         ),
         evaluation=replace(
             job.evaluation, transform=replace(job.evaluation.transform, short_side=0)
-        ),  # in proportion to the image
+        ),  # 0: in proportion to the image
         steps=_STEPS,
         global_batch=_BATCH,
         schedule=replace(

@@ -16,7 +16,7 @@ from shards.packing.config import MOST_SEED, About, DatasetSettings, Dedup, Pack
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource
 
-_MOST_PICTURES = 96  # all are embedded in the card
+_MOST_PICTURES = 96  # every picture is embedded in the card
 Phase = Literal["all", "scan", "plan", "shards", "merge"]
 
 
