@@ -288,7 +288,7 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
             return
         plan = Plan.from_bytes(data)
     except (MissingObjectError, InvalidDataError):
-        return  # reported with the files
+        return  # `_files` has reported it
     except ValueError as error:
         yield DatasetFault(where=PLAN_PATH, what=str(error))
         return
@@ -307,7 +307,7 @@ def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
         plan = store.read(PLAN_PATH)
         faults = _faults(MANIFEST_PATH, {"settings": plan_checks.check_manifest(manifest, plan)})
     except (MissingObjectError, InvalidDataError):
-        return []  # reported with the files
+        return []  # `_files` has reported it
     if any(found.label_counts is None for found in shards):
         return faults
     faults += _faults(LABELS_PATH, {"classes": _label_table(dataset, plan, shards)})
